@@ -21,7 +21,7 @@ from app.bootstrap import build
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.models.access import DEFAULT_PROJECT_ID
-from app.lists.listing import Asked
+from app.lists.listing import PageRequest
 from app.run.http import HttpServer, address_of, listen
 from app.services.hosts.costs import Span, priced
 from app.services.hosts.listed import Show
@@ -115,7 +115,7 @@ def plain(tx: Reads) -> None:
 
 def listed(tx: Reads) -> None:
     """Read the first page of the list."""
-    list_hosts(tx, Span(), Asked(), show=Show.BLAMED, alike_from=1.1)
+    list_hosts(tx, Span(), PageRequest(), show=Show.BLAMED, alike_from=1.1)
 
 
 def rewrite(container: Container) -> None:

@@ -44,17 +44,19 @@ from app.db.states import SessionState
 from app.door.guard import GuardedRoute
 from app.door.here import Here
 from app.errors import NotFoundError
+from app.lists.listing import PageRequest
 from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
 from app.services.fixes.read import calibrations, realized_fixes
+from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
 from app.services.sessions.fleet import fleet
-from app.services.sessions.history import NEWEST, around, job_history
+from app.services.sessions.history import PAGE, around, job_history
 from app.services.sessions.read import get_session
 from app.services.sessions.reports import heatmap, report_document
 from app.services.tensor.read import count_groups
@@ -123,8 +125,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 tx,
                 moment_of(tx, about),
                 asked.filtered,
-                sort=asked.sort,
-                page=asked.number,
+                page=PageRequest(asked.sort, asked.number, FLEET_PAGE),
                 silent_page=asked.silent_number,
             )
             brought = realized_fixes(tx, most=NEWEST_FIXES)
@@ -164,8 +165,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     job,
                     since=about.since(found.now),
                     until=about.end,
-                    sort=sort or NEWEST,
-                    page=page_number(page),
+                    asked=PageRequest(sort, page_number(page), PAGE),
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """What a page of a list is asked for by: its order, its number and its size."""
 
     sort: str = ""
@@ -42,11 +42,19 @@ class Listing(Generic[R]):
     # by, and of a list that is sorted by none of its columns
     ties: Sequence[ColumnElement[Any]] = ()
     default_sort: str = ""  # the order where none is asked for, or one that there is not
+    # Columns that say no expression are this model's attributes of their names.
+    model: type[object] | None = None
+    # What rows are sorted by and do not have themselves.
+    others: Mapping[str, Column] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
         """Return the columns by name."""
-        return columns_of(self.row)
+        found = dict(columns_of(self.row))
+        for name, column in found.items():
+            if column.expression is None and hasattr(self.model, name):
+                found[name] = replace(column, expression=getattr(self.model, name))
+        return {**found, **self.others}
 
     @cached_property
     def sorts(self) -> Mapping[str, str]:
@@ -87,13 +95,16 @@ class Listing(Generic[R]):
         by = column.expression if column.by is None else column.by
         if by is None:
             raise ValueError(f"{self.row.__name__}.{name} says nothing to sort by")
-        return [(by.desc() if sort.startswith("-") else by.asc()).nulls_last(), *self.ties]
+        first = by.desc() if sort.startswith("-") else by.asc()
+        # An index serves no order that moves nulls, also where there are none.
+        may_be_null = getattr(by.expression, "nullable", True)
+        return [first.nulls_last() if may_be_null else first, *self.ties]
 
     def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
         """Return rows of what the database returned, by name; JSON becomes what fields say."""
         return self._adapter.validate_python([dict(one) for one in found])
 
-    def page(self, rows: Sequence[R], asked: Asked) -> Page[R]:
+    def page(self, rows: Sequence[R], asked: PageRequest) -> Page[R]:
         """Return a page of rows that are here already, in the order of `ties`."""
         sort = self.sort(asked.sort)
         by = attrgetter(self.sorts[sort.removeprefix("-")])
@@ -129,7 +140,7 @@ def read(
 
 
 def read_page(
-    tx: Reads, listing: Listing[R], asked: Asked, *where: ColumnElement[bool], total: int
+    tx: Reads, listing: Listing[R], asked: PageRequest, *where: ColumnElement[bool], total: int
 ) -> Page[R]:
     """Return a page of a list; the last one where there are not that many.
 

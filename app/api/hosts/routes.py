@@ -13,7 +13,7 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.door.here import Here
-from app.lists.listing import Asked
+from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import HOSTS, HostRow, Show
 from app.services.hosts.one import host_view
@@ -141,7 +141,7 @@ def router() -> APIRouter:
             found = list_hosts(
                 tx,
                 Span(since, until),
-                Asked(sort, page, limit),
+                PageRequest(sort, page, limit),
                 show=show,
                 words=q,
                 brief=True,

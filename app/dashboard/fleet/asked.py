@@ -9,33 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 from fastapi import Depends, Query
 
 from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.choosing import Choice, Heading
+from app.dashboard.look.choosing import Choice
 from app.dashboard.look.format import count
 from app.dashboard.look.ranges import DAY, Range
-from app.services.fleet.standing import MAX_CHARACTERS, SORTS, FleetFilter, Show
+from app.services.fleet.rows import FLEET
+from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Show
 
 if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView
 
 PATH: Final = "/"
-# Column, what it is sorted by if at all, its classes, and what it says more of itself.
-COLUMNS: Final = (
-    ("State", "state", "", ""),
-    ("Job", "job", "", ""),
-    ("Slowdown", "slowdown", "num", "Against the job without its causes, else S"),
-    ("95\N{NO-BREAK SPACE}% interval", "", "opt w2", ""),
-    ("Sessions", "", "opt w3", ""),
-    ("Lost each hour", "lost", "num opt", "GPU-hours, by all ranks together"),
-    ("Cause", "cause", "opt", ""),
-    ("Where", "", "opt w2", ""),
-    ("Owner", "owner", "opt w3", "The label of that name; the others stand below"),
-    ("GPUs", "gpus", "num opt", ""),
-    ("Parallelism", "", "opt w2", ""),
-    ("Data", "data", "num", ""),
-)
-# Numbers are worth most where they are large; ages where they are small.
-_FALLS_FIRST: Final = frozenset({"slowdown", "lost", "gpus"})
-
 Asked = Annotated[str, Query()]
 
 
@@ -73,7 +56,7 @@ class FleetInAddress:
             owner=owner[:MAX_CHARACTERS],
             label=label[:MAX_CHARACTERS].strip(),
         )
-        self.sort = sort if sort.removeprefix("-") in SORTS else ""
+        self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
         self.number, self.silent_number = page_number(page), page_number(silent)
 
     @property
@@ -96,19 +79,6 @@ class FleetInAddress:
 
 
 FleetAsked = Annotated[FleetInAddress, Depends()]
-
-
-def headings(asked: FleetInAddress, about: Range) -> list[Heading]:
-    """Return the headings; each turns its order round where it is in force."""
-    address, found = asked.address(about), []
-    in_force = asked.sort or "state"
-    for label, name, classes, hint in COLUMNS:
-        order = {name: "ascending", f"-{name}": "descending"}.get(in_force, "") if name else ""
-        falls = order == "ascending" or (not order and name in _FALLS_FIRST)
-        turned = f"-{name}" if falls else name
-        url = address.but(sort=None if turned == "state" else turned) if name else ""
-        found.append(Heading(label, classes, hint, url, order))
-    return found
 
 
 def filter_bar(asked: FleetInAddress, about: Range, found: FleetView) -> FilterBar:

@@ -11,6 +11,7 @@ from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.view import session_row
 from app.dashboard.look.csv_text import Table
 from app.dashboard.look.ranges import Range
+from app.lists.listing import PageRequest
 from app.services.container import Container
 from app.services.fleet.listing import fleet_view
 from app.services.fleet.rows import Standing
@@ -99,10 +100,10 @@ def _heard(container: Container, about: Range, asked: FleetInAddress) -> Iterato
     for page in count(1):
         with container.reading() as tx:
             found = fleet_view(
-                tx, moment_of(tx, about), asked.filtered, sort=asked.sort, page=page, size=BATCH
+                tx, moment_of(tx, about), asked.filtered, page=PageRequest(asked.sort, page, BATCH)
             )
-        yield from found.rows
-        if page * BATCH >= found.count(heard=True):
+        yield from found.page.rows
+        if page >= found.page.pages:
             return
 
 

@@ -5,44 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
 from app.dashboard.fleet.history import change_text, history_finding
-from app.dashboard.fleet.view import SessionLine, session_row, shown_session
+from app.dashboard.fleet.tables import row_attributes, session_columns
+from app.dashboard.fleet.view import session_row, shown_session
 from app.dashboard.look.address import Address
-from app.dashboard.look.choosing import Heading
 from app.dashboard.look.format import count, plural, times
 from app.dashboard.look.parts import StateLabel, job_state, since_when
 from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices
+from app.dashboard.look.tables import Drawn, drawn, pager, sorted_by
 from app.db.states import NoteKind, SessionState
 from app.services.history.axis import MarkKind
-from app.services.sessions.history import NEWEST, PAGE
+from app.services.sessions.read import SESSIONS
 
 if TYPE_CHECKING:
     from app.dashboard.alerts.parts import Actions
+    from app.lists.pages import Page
     from app.services.alerts.onset import Onset
     from app.services.history.axis import JobAxis
     from app.services.sessions.fleet import Fleet
     from app.services.sessions.history import JobHistory
     from app.services.sessions.read import SessionRow
-
-# Column, what it is sorted by if at all, its classes, and what it says more of itself.
-_COLUMNS: Final = (
-    ("Session", "session", "", ""),
-    ("State", "state", "", ""),
-    ("Slowdown", "slowdown", "num", "Against the job without its causes, else S"),
-    ("95\N{NO-BREAK SPACE}% interval", "", "opt w3", ""),
-    ("Published S", "", "num opt w3", ""),
-    ("Lost each hour", "lost", "num opt", "GPU-hours, by all ranks together"),
-    ("Cause", "", "opt", ""),
-    ("Where", "", "opt w2", ""),
-    ("Discrepancy", "discrepancy", "num opt w2", ""),
-    ("Steps", "steps", "num opt w2", ""),
-    ("Operations", "operations", "num opt w2", ""),
-    ("Received", "received", "num", ""),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +46,8 @@ class JobPage:
     counted: str
     incidents: Sequence[Actions]
     range: RangeChoices
-    headings: Sequence[Heading]
-    sessions: Sequence[SessionLine]
+    sessions: Drawn
     sessions_title: str
-    previous_url: str
-    next_url: str
     figure: Mapping[str, Any] | None
     panels: int
     finding: str
@@ -111,6 +94,8 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     shown = shown_session(job)
     row = session_row(job.name, job.latest)
     verdicts = [(p.number, p.slowdown) for p in times_of.points if p.slowdown is not None]
+    csv = {name: _csv_url(address, job.name, name) for name in ("sessions", "marks")}
+    shown_columns = session_columns(fleet.now)
     return JobPage(
         now=fleet.now,
         name=job.name,
@@ -120,26 +105,31 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         state=row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
         since="" if onset is None else since_when(onset, fleet.now),
-        counted=f"{plural(found.total, 'session')}{'' if about.name == ALL else _in(about)}",
+        counted=f"{plural(found.page.total, 'session')}{'' if about.name == ALL else _in(about)}",
         incidents=incidents,
         range=range_choices(about, with_all=True),
-        headings=_headings(address),
-        sessions=[session_row(job.name, session) for session in found.rows],
-        sessions_title=_sessions_title(found, about),
-        previous_url=address.but(page=_page(found.page - 1)) if found.page > 1 else "",
-        next_url=address.but(page=found.page + 1) if found.page < found.pages else "",
+        sessions=drawn(
+            shown_columns,
+            [session_row(job.name, session) for session in found.page.rows],
+            csv=csv["sessions"],
+            classes="fleet",
+            headings=sorted_by(SESSIONS, shown_columns, address),
+            pager=pager(found.page, address),
+            attributes=row_attributes,
+        ),
+        sessions_title=_sessions_title(found.page, about),
         figure=axis_figure(times_of) if verdicts else None,
         panels=panels_of(times_of),
         finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
         drawn=""
-        if len(times_of.points) == found.total
-        else f"; the latest {count(len(times_of.points))} of {count(found.total)}",
+        if len(times_of.points) == found.page.total
+        else f"; the latest {count(len(times_of.points))} of {count(found.page.total)}",
         changes=[change_text(change, fleet.now) for change in times_of.changes],
         marks=mark_rows(times_of, fleet.now),
         marks_title=f"{plural(len(times_of.marks), 'mark')}{_in(about)}"
         if times_of.marks
         else f"Nothing is marked{_in(about)}",
-        csv={name: _csv_url(address, job.name, name) for name in ("sessions", "marks")},
+        csv=csv,
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
@@ -156,42 +146,16 @@ def _csv_url(address: Address, job: str, name: str) -> str:
     return Address(f"{job_url(job)}/{name}.csv", asked).but()
 
 
-def _page(number: int) -> int | None:
-    return number if number > 1 else None
-
-
 def _in(about: Range) -> str:
     return f" in {about.words}"
 
 
-def _sessions_title(found: JobHistory, about: Range) -> str:
-    if not found.total:
+def _sessions_title(page: Page[SessionRow], about: Range) -> str:
+    if not page.total:
         return f"No session{_in(about)}"
-    if found.pages == 1:
-        return f"{plural(found.total, 'session')}"
-    first = PAGE * (found.page - 1) + 1
-    last = first + len(found.rows) - 1
-    return f"Sessions {count(first)} to {count(last)} of {count(found.total)}"
-
-
-def _headings(address: Address) -> list[Heading]:
-    sort = address.parameters.get("sort") or NEWEST
-    by, largest_first = sort.removeprefix("-"), sort.startswith("-")
-    found = []
-    for label, name, classes, hint in _COLUMNS:
-        chosen = bool(name) and name == by
-        turned = name if chosen and largest_first else f"-{name}"
-        asked = None if turned == NEWEST else turned
-        found.append(
-            Heading(
-                label=label,
-                classes=classes,
-                hint=hint,
-                url=address.but(sort=asked, page=None) if name else "",
-                order=("descending" if largest_first else "ascending") if chosen else "",
-            )
-        )
-    return found
+    if page.pages == 1:
+        return f"{plural(page.total, 'session')}"
+    return f"Sessions {count(page.first)} to {count(page.last)} of {count(page.total)}"
 
 
 def _said(session: SessionRow) -> str:

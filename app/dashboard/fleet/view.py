@@ -15,9 +15,9 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar, headings
+from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar
+from app.dashboard.fleet.tables import job_attributes, job_columns, silent_columns
 from app.dashboard.look.address import Address
-from app.dashboard.look.choosing import Heading
 from app.dashboard.look.format import (
     count,
     heat_color,
@@ -38,8 +38,9 @@ from app.dashboard.look.parts import (
     sparkline,
 )
 from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.dashboard.look.tables import Drawn, drawn, pager, sorted_by
 from app.db.states import SessionState
-from app.services.fleet.listing import PAGE
+from app.services.fleet.rows import FLEET
 
 if TYPE_CHECKING:
     from app.analysis.report.verdict import Slowdown, VerdictCause
@@ -113,21 +114,14 @@ class FleetPage:
     heading: str
     states: tuple[tuple[StateLabel, str], ...]
     bar: FilterBar
-    headings: Sequence[Heading]
-    jobs: tuple[SessionLine, ...]
+    jobs: Drawn
     list_title: str
     nothing: str
-    previous_url: str
-    next_url: str
-    silent: tuple[SessionLine, ...]
+    silent: Drawn
     silent_title: str
     silent_open: bool
-    silent_previous_url: str
-    silent_next_url: str
     range: RangeChoices
     archived: bool
-    csv: str
-    silent_csv: str
 
 
 def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPage:
@@ -152,50 +146,53 @@ def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPa
     ]
     if silent:
         states.append((SILENT_STATE, f"{count(silent)} silent"))
-    address, number, quiet = asked.address(about), found.number, found.silent_number
-    jobs = sum(group.jobs for group in heard)
+    address, page, quiet = asked.address(about), found.page, found.silent
+    shown, jobs = job_columns(found.now), sum(group.jobs for group in heard)
     return FleetPage(
         now=found.now,
         title=f"Fleet: {_short(heard, silent)}",
         heading=_heading(heard, about, silent=silent, archived=asked.archived),
         states=tuple(states),
         bar=filter_bar(asked, about, found),
-        headings=headings(asked, about),
-        jobs=tuple(_job_row(job) for job in found.rows),
+        jobs=drawn(
+            shown,
+            map(job_line, page.rows),
+            csv=Address("/fleet/jobs.csv", address.parameters).but(),
+            classes="fleet jobs",
+            headings=sorted_by(FLEET, shown, address),
+            pager=pager(page, address),
+            attributes=job_attributes,
+        ),
         list_title=_list_title(found, jobs),
-        nothing="" if found.rows else _nothing(found, jobs),
-        previous_url=address.but(page=_page(number - 1)) if number > 1 else "",
-        next_url=address.but(page=number + 1) if number < found.pages else "",
-        silent=tuple(_silent(_job_row(job)) for job in found.silent),
+        nothing="" if page.rows else _nothing(found, jobs),
+        silent=drawn(
+            silent_columns(found.now),
+            [replace(job_line(job), state=SILENT_STATE, kind="silent") for job in quiet.rows],
+            csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
+            classes="fleet silent",
+            pager=pager(
+                quiet,
+                Address(address.path, {**address.parameters, "page": _number(page.number)}),
+                "silent",
+                "#silent",
+            ),
+            attributes=job_attributes,
+        ),
         silent_title=_silent_title(found, silent, about),
-        silent_open=silent <= SILENT_OPEN or asked.filtered.narrowed or quiet > 1,
-        silent_previous_url=_silent_url(address, number, quiet - 1) if quiet > 1 else "",
-        silent_next_url=_silent_url(address, number, quiet + 1)
-        if quiet < found.silent_pages
-        else "",
+        silent_open=silent <= SILENT_OPEN or asked.filtered.narrowed or quiet.number > 1,
         range=range_choices(about),
         archived=asked.archived,
-        csv=Address("/fleet/jobs.csv", address.parameters).but(),
-        silent_csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
     )
 
 
-def _page(number: int) -> int | None:
-    return number if number > 1 else None
-
-
-def _silent_url(address: Address, number: int, silent: int) -> str:
-    return f"{address.but(page=_page(number), silent=_page(silent))}#silent"
+def _number(page: int) -> str:
+    return str(page) if page > 1 else ""
 
 
 def _standing_label(group: Group) -> StateLabel:
     if group.incident is not None:
         return STATES[group.incident]
     return job_state(group.state, slow=group.slow)
-
-
-def _silent(line: SessionLine) -> SessionLine:
-    return replace(line, state=SILENT_STATE, kind="silent")
 
 
 def _short(heard: Sequence[Group], silent: int) -> str:
@@ -206,18 +203,17 @@ def _short(heard: Sequence[Group], silent: int) -> str:
 
 
 def _list_title(found: FleetView, jobs: int) -> str:
-    matching = found.count(heard=True)
+    matching = found.page.total
     of_all = "" if matching == jobs else f" of {count(jobs)}"
-    if found.pages == 1:
+    if found.page.pages == 1:
         return f"{count(matching)}{of_all} {'job' if matching == 1 and not of_all else 'jobs'}"
-    first = PAGE * (found.number - 1) + 1
-    last = first + len(found.rows) - 1
+    first, last = found.page.first, found.page.last
     found_ = "" if matching == jobs else " found"
     return f"Jobs {count(first)} to {count(last)} of {count(matching)}{found_}"
 
 
 def _nothing(found: FleetView, jobs: int) -> str:
-    if found.asked.narrowed and not found.silent:
+    if found.asked.narrowed and not found.silent.rows:
         return "No job matches."
     return "No job with data in this time matches." if jobs else ""
 
@@ -225,7 +221,7 @@ def _nothing(found: FleetView, jobs: int) -> str:
 def _silent_title(found: FleetView, silent: int, about: Range) -> str:
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
     title = f"{who}: no session in {about.words}"
-    matching = found.count(heard=False)
+    matching = found.silent.total
     if matching != silent:
         title += f"; {count(matching)} {'matches' if matching == 1 else 'match'}"
     return title
@@ -311,7 +307,8 @@ def _against(measured: Slowdown | None) -> str:
     return "published S: no cause explains it"
 
 
-def _job_row(job: Standing) -> SessionLine:
+def job_line(job: Standing) -> SessionLine:
+    """Return the line of a job."""
     row = session_row(job.name, job.latest, shown=job.told)
     labels = job.labels
     return replace(

@@ -17,7 +17,7 @@ from app.dashboard.look.places import host_url
 from app.dashboard.look.time_asked import MONTH, TimeAsked
 from app.door.here import Here
 from app.errors import NotFoundError
-from app.lists.listing import Asked
+from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import MOST, PAGE, Hosts, Show
 from app.services.hosts.one import host_view
@@ -49,7 +49,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         about, words = time.about(MONTH), q[:MAX_WORDS].strip()
         with pages.reading(container) as (tx, nav):
-            found = _list(tx, about, words, Asked(sort, page_number(page), PAGE), show)
+            found = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
         asked = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
         shown = hosts_page(found, about, _show(show), words, Address("/hosts", asked))
         return pages.render("hosts/list.html", nav, page=shown, now=found.now)
@@ -60,14 +60,14 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     ) -> Response:
         with container.reading() as tx:
             words = q[:MAX_WORDS].strip()
-            whole = Asked(sort, size=MOST)
+            whole = PageRequest(sort, size=MOST)
             found = _list(tx, time.about(MONTH), words, whole, show, brief=True)
         return csv_file("paceline-hosts.csv", hosts_csv(found))
 
     @routes.get("/hosts-not-blamed.csv")
     def alike_file_route(container: Here, time: TimeAsked) -> Response:
         with container.reading() as tx:
-            found = _list(tx, time.about(MONTH), "", Asked(size=PAGE), "")
+            found = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
         return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
 
     @routes.get("/hosts/{host}")
@@ -90,7 +90,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _list(  # noqa: PLR0913 - what an address may ask for
-    tx: Reads, about: Range, words: str, asked: Asked, show: str, *, brief: bool = False
+    tx: Reads, about: Range, words: str, asked: PageRequest, show: str, *, brief: bool = False
 ) -> Hosts:
     return list_hosts(
         tx,

@@ -20,7 +20,7 @@ R = TypeVar("R")
 class Shown(Generic[R]):
     """A column that a page shows of a list."""
 
-    label: str  # its heading
+    label: str  # its heading: text, or markup
     # Takes a row and returns its cell: text, or parts of `app.dashboard.look.html`.
     cell: Callable[[R], object]
     column: str = ""  # the column of the list that rows are sorted by where its heading is chosen
@@ -130,10 +130,10 @@ def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address
     return found
 
 
-def pager(page: Page[R], address: Address) -> tuple[str, str]:
-    """Return the addresses of the pages before and after one."""
+def pager(page: Page[R], address: Address, name: str = "page", place: str = "") -> tuple[str, str]:
+    """Return the addresses of the pages before and after one, at a place of the page."""
     before, after = page.number - 1, page.number + 1
     return (
-        address.but(page=before if before > 1 else None) if before else "",
-        address.but(page=after) if after <= page.pages else "",
+        address.but(**{name: before if before > 1 else None}) + place if before else "",
+        address.but(**{name: after}) + place if after <= page.pages else "",
     )

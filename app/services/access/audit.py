@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, or_, select
 
@@ -17,7 +17,6 @@ from app.access.principals import ActorKind, Principal
 from app.db.models.access import AuditEntry, Project
 from app.db.models.keeping import Retention
 from app.inputs.keeping import AUDIT_DAYS
-from app.lists.columns import Column
 from app.lists.listing import Listing, read
 
 if TYPE_CHECKING:
@@ -73,19 +72,18 @@ class Action(StrEnum):
 class Entry:
     """An entry of the audit log."""
 
-    id: Annotated[int, Column(AuditEntry.id)]  # rises
-    at: Annotated[datetime, Column(AuditEntry.at)]
-    actor_kind: Annotated[ActorKind, Column(AuditEntry.actor_kind)]
-    # Name of the person or token; address of a peer.
-    actor: Annotated[str, Column(AuditEntry.actor)]
-    action: Annotated[str, Column(AuditEntry.action)]
-    subject: Annotated[str, Column(AuditEntry.subject)]  # what it was done to: ``rule Slow job``
-    project: Annotated[str | None, Column(AuditEntry.project)]  # None: of no project, or of all
-    detail: Annotated[str | None, Column(AuditEntry.detail)]
-    count: Annotated[int, Column(AuditEntry.count)]  # refusals are counted, not listed each
+    id: int  # rises
+    at: datetime
+    actor_kind: ActorKind
+    actor: str  # name of the person or token; address of a peer
+    action: str
+    subject: str  # what it was done to: ``rule Slow job``
+    project: str | None  # None: of no project, or of all
+    detail: str | None
+    count: int  # refusals are counted, not listed each
 
 
-AUDIT: Final = Listing(Entry, ties=(AuditEntry.id.desc(),))
+AUDIT: Final = Listing(Entry, ties=(AuditEntry.id.desc(),), model=AuditEntry)
 
 
 def record(  # noqa: PLR0913 - who did what to what, and where

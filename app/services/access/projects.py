@@ -42,9 +42,9 @@ def _counted(rows: type[Any], what: ColumnElement[int], *where: ColumnElement[bo
 class ProjectView:
     """A project, and how much it has."""
 
-    id: Annotated[int, Column(Project.id, csv="id"), Field(exclude=True)]
-    name: Annotated[str, Column(Project.name)]
-    created_at: Annotated[datetime, Column(Project.created_at)]
+    id: Annotated[int, Column(csv="id"), Field(exclude=True)]
+    name: str
+    created_at: datetime
     jobs: Annotated[int, _counted(Job, func.count(), Job.project_id == Project.id)]
     members: Annotated[
         int,
@@ -60,7 +60,7 @@ class ProjectView:
     ]
 
 
-PROJECTS: Final = Listing(ProjectView, ties=(Project.name.expression,))
+PROJECTS: Final = Listing(ProjectView, ties=(Project.name.expression,), model=Project)
 
 
 def project_id_of(tx: Reads, name: str) -> int:

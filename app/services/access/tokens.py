@@ -36,18 +36,16 @@ LONGEST: Final = timedelta(days=3650)
 class TokenView:
     """A token without its secret; `begins` is what it starts with."""
 
-    id: Annotated[uuid.UUID, Column(Token.id, csv="id"), Field(exclude=True)]
-    name: Annotated[str, Column(Token.name)]
-    begins: Annotated[str, Column(Token.begins)]
-    owner: Annotated[str, Column(Token.owner)]
+    id: Annotated[uuid.UUID, Column(csv="id"), Field(exclude=True)]
+    name: str
+    begins: str
+    owner: str
     rights: Annotated[tuple[Right, ...], Column(Token.scopes), Field(serialization_alias="scopes")]
     project: Annotated[str | None, Column(Project.name)]  # None for all
-    created_at: Annotated[datetime, Column(Token.created_at)]
-    expires_at: Annotated[datetime | None, Column(Token.expires_at)]
-    last_used_at: Annotated[datetime | None, Column(Token.last_used_at)]
-    revoked_at: Annotated[
-        datetime | None, Column(Token.revoked_at, csv="revoked_at"), Field(exclude=True)
-    ]
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: Annotated[datetime | None, Column(csv="revoked_at"), Field(exclude=True)]
     # Neither revoked nor expired.
     valid: Annotated[
         bool,
@@ -64,6 +62,7 @@ TOKENS: Final = Listing(
     TokenView,
     lambda query: query.outerjoin(Project, Project.id == Token.project_id),
     ties=(Token.name.expression,),
+    model=Token,
 )
 
 

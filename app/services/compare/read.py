@@ -24,7 +24,7 @@ from app.services.compare.changes import (
     metadata_changes,
 )
 from app.services.compare.step_times import Difference, difference
-from app.services.sessions.read import SessionRow, session_rows
+from app.services.sessions.read import SESSIONS, SessionRow
 
 if TYPE_CHECKING:
     from app.alerts.incidents import Incident
@@ -161,14 +161,15 @@ def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
 
 def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
     rows = tx.session.execute(
-        session_rows()
+        SESSIONS.query()
         .add_columns(Session.meta, StoredReport)
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id.in_(wanted))
-    ).all()
+    ).mappings()
     found = {}
-    for *values, meta, stored in rows:
-        row = SessionRow(*values)
+    for values in rows:
+        [row] = SESSIONS.rows([values])
+        meta, stored = values["meta"], values["StoredReport"]
         known = stored is not None and row.state is SessionState.ANALYZED
         report = open_report(read_document(tx, stored)) if known else None
         found[row.id] = Side(row, meta, report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,8 @@ from app.alerts.states import IncidentState
 from app.db.models.access import Project
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
+from app.lists.listing import PageRequest
+from app.lists.pages import Page, last_page
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
 from app.services.fleet.silent import silent_order
 from app.services.fleet.standing import FleetFilter, Moment, Show, matches, order, standing
@@ -61,52 +63,30 @@ class FleetView:
     # Of all jobs, whatever was asked for; but for those of the archive, which are their own.
     groups: Sequence[Group]
     owners: Sequence[str]  # that jobs have
-    # rows, silent: those of this page with data in the time, and those without
-    rows: Sequence[Standing]
-    silent: Sequence[Standing]
-    # number, silent_number: of the pages
-    number: int
-    silent_number: int
-
-    def count(self, *, heard: bool) -> int:
-        """Return how many jobs there are that are asked for, on all pages."""
-        return sum(group.matching for group in self.groups if group.heard is heard)
-
-    @property
-    def pages(self) -> int:
-        """Return how many pages there are."""
-        return _pages(self.count(heard=True), PAGE)
-
-    @property
-    def silent_pages(self) -> int:
-        """Return how many pages of silent jobs there are."""
-        return _pages(self.count(heard=False), SILENT_PAGE)
+    # Those with data in the time, and those without.
+    page: Page[Standing]
+    silent: Page[Standing]
 
 
+_FIRST: Final = PageRequest(size=PAGE)
 _GROUPS: Final = TypeAdapter(tuple[Group, ...])
 _FOUND: Final = TypeAdapter(tuple[Found, ...])
 
 
-def fleet_view(  # noqa: PLR0913 - what an address may ask for
+def fleet_view(
     tx: Reads,
     at: Moment,
     asked: FleetFilter,
     *,
-    sort: str = "",
-    page: int = 1,
+    page: PageRequest = _FIRST,
     silent_page: int = 1,
-    size: int = PAGE,
 ) -> FleetView:
     """Return a page of the fleet.
 
     Parameters
     ----------
-    sort : str
-        See `app.services.fleet.standing.SORTS`.
-    page, silent_page : int
-        The last ones where there are not that many.
-    size : int
-        Jobs to a page.
+    silent_page : int
+        The last one where there are not that many.
     """
     jobs = standing(at, archived=asked.show is Show.ARCHIVED)
     one = jobs.c
@@ -115,7 +95,7 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
         select(
             _groups(jobs, is_asked),
             _owners(jobs),
-            _page(jobs, and_(one.heard, is_asked), order(one, sort), page, size),
+            _page(jobs, and_(one.heard, is_asked), order(one, page.sort), page.page, page.size),
             _page(jobs, and_(~one.heard, is_asked), silent_order(one), silent_page, SILENT_PAGE),
         )
         .select_from(Project)
@@ -126,25 +106,27 @@ def fleet_view(  # noqa: PLR0913 - what an address may ask for
     names = [*rows, *silent]
     sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.told)})
     slowdowns = _slowdowns(tx, [row.job for row in rows], at)
-    view = FleetView(
+    total, quiet = (
+        sum(group.matching for group in groups if group.heard is heard) for heard in (True, False)
+    )
+    return FleetView(
         now=tx.now,
         asked=asked,
         groups=groups,
         owners=sorted(found[1] or (), key=str.lower),
-        rows=[standing_of(row, sessions, slowdowns.get(row.job, ())) for row in rows],
-        silent=[standing_of(row, sessions, ()) for row in silent],
-        number=page,
-        silent_number=silent_page,
+        page=Page(
+            [standing_of(row, sessions, slowdowns.get(row.job, ())) for row in rows],
+            last_page(page.page, total, page.size),
+            total,
+            page.size,
+        ),
+        silent=Page(
+            [standing_of(row, sessions, ()) for row in silent],
+            last_page(silent_page, quiet, SILENT_PAGE),
+            quiet,
+            SILENT_PAGE,
+        ),
     )
-    return replace(
-        view,
-        number=min(page, _pages(view.count(heard=True), size)),
-        silent_number=min(silent_page, view.silent_pages),
-    )
-
-
-def _pages(rows: int, size: int) -> int:
-    return max(1, -(-rows // size))
 
 
 def _groups(jobs: CTE, is_asked: ColumnElement[bool]) -> ScalarSelect[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from app.alerts.states import IncidentState
 from app.db.models.sessions import Session
-from app.services.sessions.read import SessionRow, session_rows
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
+from app.services.sessions.read import SESSIONS, SessionRow
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -37,6 +39,23 @@ class Standing:
     slowdowns: Sequence[float | None]
     labels: Mapping[str, str]
     incident: Urgent | None
+
+
+# Ordered by columns of `app.services.fleet.standing.standing`.
+FLEET: Final = Listing(
+    Standing,
+    default_sort="state",
+    others={
+        "rank": Column(sort="state"),
+        "name": Column(sort="job"),
+        "slowdown": Column(sort="-slowdown"),
+        "lost": Column(sort="-lost"),
+        "cause": Column(sort="cause"),
+        "owner": Column(sort="owner"),
+        "gpus": Column(sort="-gpus"),
+        "received_at": Column(sort="data"),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +92,4 @@ def standing_of(
 
 def sessions_of(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
     """Return sessions by id."""
-    rows = tx.session.execute(session_rows().where(Session.id.in_(ids)))
-    return {row.id: row for row in (SessionRow(*values) for values in rows)}
+    return {row.id: row for row in read(tx, SESSIONS, Session.id.in_(ids))}

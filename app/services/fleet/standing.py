@@ -16,9 +16,9 @@ from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import HIDDEN, OPEN
+from app.services.fleet.rows import FLEET
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
     from sqlalchemy import CTE, ColumnElement, Subquery
@@ -200,23 +200,10 @@ def matches(one: Any, asked: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN40
     return and_(true(), *found)
 
 
-# What the list is sorted by; a minus sign in front of its name turns it round.
-SORTS: Final[Mapping[str, str]] = {
-    "state": "rank",
-    "job": "name",
-    "slowdown": "slowdown",
-    "lost": "lost",
-    "cause": "cause",
-    "owner": "owner",
-    "gpus": "gpus",
-    "data": "received_at",
-}
-
-
 def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
     """Return the order that is asked for; without one what needs attention comes first."""
     rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
-    name = SORTS.get(sort.removeprefix("-"))
+    name = FLEET.sorts.get(sort.removeprefix("-"))
     if name is None:
         return rest
     column = one.labels["owner"].astext if name == "owner" else one[name]

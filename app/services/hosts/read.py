@@ -17,7 +17,7 @@ from app.services.hosts.sums import by_host
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
-    from app.lists.listing import Asked
+    from app.lists.listing import PageRequest
     from app.services.hosts.costs import Span
 
 # Hosts listed that look slow and are not blamed.
@@ -27,7 +27,7 @@ LOOK_ALIKES: Final = 20
 def list_hosts(  # noqa: PLR0913 - what an address may ask for
     tx: Reads,
     span: Span,
-    asked: Asked,
+    asked: PageRequest,
     *,
     show: Show = Show.ALL,
     words: str = "",

@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 class PlanSummary:
     """A plan; `gap` is the proven gap so far, a fraction."""
 
-    id: Annotated[uuid.UUID, Column(Plan.id)]
-    name: Annotated[str | None, Column(Plan.name)]
-    state: Annotated[PlanState, Column(Plan.state)]
-    method: Annotated[str, Column(Plan.method)]
-    objective: Annotated[str, Column(Plan.objective)]
-    time_limit_s: Annotated[float, Column(Plan.time_limit_s, csv=None)]
-    layers: Annotated[int, Column(Plan.layers)]
-    gpus: Annotated[int, Column(Plan.gpus)]
-    created_at: Annotated[datetime, Column(Plan.created_at)]
-    state_changed_at: Annotated[datetime, Column(Plan.state_changed_at, csv=None)]
-    gap: Annotated[float | None, Column(Plan.gap)]
-    reason_code: Annotated[str | None, Column(Plan.reason_code, csv=None)]
-    reason: Annotated[str | None, Column(Plan.reason, csv=None)]
+    id: uuid.UUID
+    name: str | None
+    state: PlanState
+    method: str
+    objective: str
+    time_limit_s: Annotated[float, Column(csv=None)]
+    layers: int
+    gpus: int
+    created_at: datetime
+    state_changed_at: Annotated[datetime, Column(csv=None)]
+    gap: float | None
+    reason_code: Annotated[str | None, Column(csv=None)]
+    reason: Annotated[str | None, Column(csv=None)]
     outline: Annotated[
         PlanOutline | None,
-        Column(Plan.outline, csv=None),
+        Column(csv=None),
         Field(serialization_alias="headline"),
     ]
     iteration_ms: Annotated[
@@ -63,7 +63,7 @@ class PlanSummary:
     ] = None
 
 
-PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expression))
+PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expression), model=Plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import func, or_, select
 
 from app.db.models.sessions import Job, Session
-from app.services.sessions.read import SessionRow, session_rows
+from app.services.sessions.read import SESSIONS, SessionRow
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -78,7 +78,7 @@ def fleet(
         ranked = ranked.where(Session.received_at <= until)
     rows = ranked.subquery()
     query = (
-        session_rows()
+        SESSIONS.query()
         .add_columns(Job.archived_at)
         .join(rows, rows.c.id == Session.id)
         .where(rows.c.recent <= per_job)
@@ -86,10 +86,10 @@ def fleet(
     )
     found: dict[str, list[SessionRow]] = {}
     archived = set()
-    for *values, archived_at in tx.session.execute(query):
-        row = SessionRow(*values)
+    values = tx.session.execute(query).mappings().all()
+    for row, value in zip(SESSIONS.rows(values), values, strict=True):
         found.setdefault(row.job, []).append(row)
-        if archived_at is not None:
+        if value["archived_at"] is not None:
             archived.add(row.job)
     jobs = (JobSummary(name, tuple(rows), name in archived) for name, rows in found.items())
     return Fleet(tx.now, tuple(jobs))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 
+from app.analysis.report.verdict import SessionVerdict
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import OF_SESSION, Job, Session, StoredReport, StoredVerdict
+from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session, StoredReport, StoredVerdict
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SealedBy, SessionState, TaskState
 from app.errors import NotFoundError
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
 from app.services.sessions.seal import silence
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Mapping
-    from datetime import datetime
 
-    from app.analysis.report.verdict import SessionVerdict, Slowdown
+    from sqlalchemy import ColumnElement
+
+    from app.analysis.report.verdict import Slowdown
     from app.db.unit_of_work import Reads
     from app.settings import Settings
 
@@ -34,11 +39,11 @@ class SessionRow:
     """A session as lists show it, with its verdict once there is one."""
 
     id: uuid.UUID
-    job: str
+    job: Annotated[str, Column(Job.name)]
     attempt: int
-    number: int
-    state: SessionState
-    received_at: datetime
+    number: Annotated[int, Column(sort="-session")]
+    state: Annotated[SessionState, Column(sort="-state")]
+    received_at: Annotated[datetime, Column(sort="-received")]
     state_changed_at: datetime
     dp: int
     pp: int
@@ -48,11 +53,11 @@ class SessionRow:
     world: int
     trace_format: str
     body_bytes: int
-    operations: int
-    steps: int
+    operations: Annotated[int, Column(sort="-operations")]
+    steps: Annotated[int, Column(sort="-steps")]
     reason_code: str | None
     reason: str | None
-    verdict: SessionVerdict | None
+    verdict: Annotated[SessionVerdict | None, Column(StoredVerdict.document)]
     pinned: bool = False
     trace_removed_at: datetime | None = None
     report_removed_at: datetime | None = None
@@ -63,6 +68,20 @@ class SessionRow:
         if self.state is not SessionState.ANALYZED or self.verdict is None:
             return None
         return self.verdict.headline
+
+
+SESSIONS: Final = Listing(
+    SessionRow,
+    lambda query: query.select_from(Session).join(Job).outerjoin(*OF_SESSION),
+    ties=(Session.received_at.desc(), Session.id.expression),
+    default_sort="-received",
+    model=Session,
+    others={
+        "slowdown": Column(by=SLOWDOWN, sort="-slowdown"),
+        "lost": Column(by=Session.world * (1 - 1 / SLOWDOWN), sort="-lost"),
+        "discrepancy": Column(by=StoredVerdict.discrepancy, sort="-discrepancy"),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +177,12 @@ def list_sessions(
     state : SessionState, optional
         Only those of this job, in this state.
     """
-    query = session_rows().order_by(Session.received_at.desc(), Session.id).limit(limit)
+    where: list[ColumnElement[bool]] = []
     if job is not None:
-        query = query.where(Job.name == job)
+        where.append(Job.name == job)
     if state is not None:
-        query = query.where(Session.state == state)
-    return [SessionRow(*row) for row in tx.session.execute(query)]
+        where.append(Session.state == state)
+    return read(tx, SESSIONS, *where, limit=limit)
 
 
 def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> SessionView:
@@ -175,34 +194,30 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
         If there is no such session.
     """
     query = (
-        session_rows()
+        SESSIONS.query()
         .add_columns(
-            Session.meta, Session.reason_detail, StoredReport.session_id, StoredReport.heatmap_blob
+            Session.meta,
+            Session.reason_detail,
+            StoredReport.session_id.is_not(None).label("has_report"),
+            StoredReport.heatmap_blob.is_not(None).label("has_heatmaps"),
         )
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
     )
-    found = tx.session.execute(query).one_or_none()
+    found = tx.session.execute(query).mappings().one_or_none()
     if found is None:
         raise no_session(session_id)
-    *row, meta, reason_detail, report, heatmaps = found
+    [row] = SESSIONS.rows([found])
     return SessionView(
-        row=SessionRow(*row),
-        meta=meta,
-        reason_detail=reason_detail,
+        row=row,
+        meta=found["meta"],
+        reason_detail=found["reason_detail"],
         work=_work(tx, session_id),
         intake=_intake(tx, session_id, settings.session_silence_limit_s),
-        has_report=report is not None,
-        has_heatmaps=heatmaps is not None,
+        has_report=found["has_report"],
+        has_heatmaps=found["has_heatmaps"],
         now=tx.now,
     )
-
-
-def session_rows() -> Select[Any]:
-    """Return the query of what a `SessionRow` is made of."""
-    others = {"job": Job.name, "verdict": StoredVerdict.document}
-    columns = (others.get(name) or getattr(Session, name) for name in SessionRow.__slots__)
-    return select(*columns).select_from(Session).join(Job).outerjoin(*OF_SESSION)
 
 
 def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:

@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select
 
 from app.db.models.hosts import HostReading, HostWeek
 from app.db.models.sessions import Job, Session
-from app.lists.listing import Asked
+from app.lists.listing import PageRequest
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
 from app.services.hosts.costs import Span
@@ -168,7 +168,9 @@ def test_a_list_says_the_same_of_any_time(container: Container) -> None:
             if since is not None and until is not None and until < since:
                 continue
             span = Span(since, until)
-            listed = read(container, list_hosts, span, Asked("host"), alike_from=1.1).page.rows
+            listed = read(
+                container, list_hosts, span, PageRequest("host"), alike_from=1.1
+            ).page.rows
             with container.reading() as tx:
                 expected = tx.session.execute(
                     select(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy.dialects import postgresql
 
 from app.db.models.sessions import Job, Session
 from app.lists.columns import Column, in_files
-from app.lists.listing import Asked, Listing
+from app.lists.listing import Listing, PageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class Row:
     pinned: Annotated[bool, Column(Session.pinned), Field(exclude=True)] = False
     number: Annotated[int, Column(Session.number, csv="session"), Field(exclude=True)] = 0
     spare: int = 0
+    archived_at: Annotated[datetime | None, Column(Job.archived_at, sort="archived", csv=None)] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ def sql(*parts: object) -> list[str]:
 
 def test_the_query_reads_each_column_by_its_name() -> None:
     assert list(LIST.query().selected_columns.keys()) == [
-        *("job", "steps", "world", "pinned", "number"),
+        *("job", "steps", "world", "pinned", "number", "archived_at"),
     ]
     [query] = sql(LIST.query())
     assert "job.name AS job" in query
@@ -50,11 +54,12 @@ def test_the_query_reads_each_column_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ("job", "job.name ASC NULLS LAST"),
-        ("-job", "job.name DESC NULLS LAST"),
-        ("steps", "session.steps ASC NULLS LAST"),
-        ("", "session.steps DESC NULLS LAST"),
-        ("-nonsense", "session.steps DESC NULLS LAST"),
+        ("job", "job.name ASC"),
+        ("-job", "job.name DESC"),
+        ("steps", "session.steps ASC"),
+        ("", "session.steps DESC"),
+        ("archived", "job.archived_at ASC NULLS LAST"),
+        ("-nonsense", "session.steps DESC"),
     ],
 )
 def test_an_order_ends_with_that_of_equals(asked: str, expected: str) -> None:
@@ -80,10 +85,10 @@ def test_rows_are_made_by_name() -> None:
 
 def test_rows_that_are_here_are_sorted_and_paged_and_equals_stay_in_order() -> None:
     rows = [Row("a", 1), Row("b", 2), Row("c", 2), Row("d", 3)]
-    page = LIST.page(rows, Asked("-steps", 1, 3))
+    page = LIST.page(rows, PageRequest("-steps", 1, 3))
     assert [row.job for row in page.rows] == ["d", "b", "c"]
     assert (page.number, page.pages, page.first, page.last) == (1, 2, 1, 3)
-    page = LIST.page(rows, Asked("job", 99, 3))
+    page = LIST.page(rows, PageRequest("job", 99, 3))
     assert ([row.job for row in page.rows], page.number) == (["d"], 2)
     assert (page.first, page.last, page.total) == (4, 4, 4)
 
@@ -91,10 +96,10 @@ def test_rows_that_are_here_are_sorted_and_paged_and_equals_stay_in_order() -> N
 @pytest.mark.parametrize("sort", ["seen", "-seen"])
 def test_rows_without_a_value_come_last_in_either_order(sort: str) -> None:
     listing = Listing(Seen, default_sort="seen")
-    page = listing.page([Seen(None), Seen(1), Seen(2)], Asked(sort))
+    page = listing.page([Seen(None), Seen(1), Seen(2)], PageRequest(sort))
     assert page.rows[-1] == Seen(None)
 
 
 def test_an_empty_list_is_one_page() -> None:
-    page = LIST.page([], Asked(page=3))
+    page = LIST.page([], PageRequest(page=3))
     assert (page.number, page.pages, page.rows) == (1, 1, [])

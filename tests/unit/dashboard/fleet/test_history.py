@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.dashboard.fleet.history import change_text, history_finding
+from app.lists.pages import Page
 from app.services.alerts.onset import Onset
 from app.services.history.axis import JobChange, Measure
 from app.services.sessions.history import JobHistory
@@ -14,7 +15,7 @@ BEGAN = datetime(2026, 11, 20, 2, 35, tzinfo=UTC)
 
 
 def sessions(verdicts: int, slow: int, worst: float | None) -> JobHistory:
-    return JobHistory((), 1, verdicts, verdicts, slow, worst)
+    return JobHistory(Page((), 1, verdicts, 100), verdicts, slow, worst)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
-from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page
+from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page, job_line
 from app.dashboard.look.parts import sparkline
 from app.dashboard.look.ranges import DAY, range_of
 from app.db.states import SessionState
-from app.services.fleet.listing import FleetView, Group
+from app.lists.pages import Page
+from app.services.fleet.listing import PAGE, SILENT_PAGE, FleetView, Group
 from app.services.fleet.rows import Standing
 from app.services.sessions.read import SessionRow
 from tests.support.reports import slow_worker
@@ -104,7 +105,9 @@ def page_of(
 ) -> FleetPage:
     """Return the page of a fleet."""
     address = FleetInAddress(**asked)
-    view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), rows, (), number, 1)
+    heard = Page(rows, number, sum(one.matching for one in groups if one.heard), PAGE)
+    silent: Page[Standing] = Page((), 1, 0, SILENT_PAGE)
+    view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), heard, silent)
     return fleet_page(view, address, range_of(DAY, "", ""))
 
 
@@ -113,8 +116,7 @@ def line(*sessions: SessionRow, name: str = "llm", **changes: Any) -> SessionLin
     through = [session for session in sessions if session.state not in SessionState.UNDERWAY]
     told = through[-1] if through else sessions[-1]
     standing = Standing(name, sessions[-1], told, (), {}, None)
-    [found] = page_of([group(name)], [replace(standing, **changes)]).jobs
-    return found
+    return job_line(replace(standing, **changes))
 
 
 def test_an_empty_fleet_says_that_nothing_was_sent() -> None:
@@ -142,9 +144,9 @@ def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
     many = [group("ill", 2.0, jobs=240, matching=120)]
     page = page_of(many, number=2, q=" slow  worker", owner="ann", sort="-lost", show="slow")
     kept = "q=slow+worker&show=slow&owner=ann"
-    assert page.previous_url == f"/?{kept}&sort=-lost"
-    assert page.next_url == f"/?{kept}&sort=-lost&page=3"
-    orders = {heading.label: (heading.order, heading.url) for heading in page.headings}
+    assert page.jobs.previous_url == f"/?{kept}&sort=-lost"
+    assert page.jobs.next_url == f"/?{kept}&sort=-lost&page=3"
+    orders = {heading.label: (heading.order, heading.url) for heading in page.jobs.headings}
     assert orders["Lost each hour"] == ("descending", f"/?{kept}&sort=lost")
     assert orders["GPUs"] == ("", f"/?{kept}&sort=-gpus")
     assert orders["State"] == ("", f"/?{kept}")

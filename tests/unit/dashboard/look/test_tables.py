@@ -11,7 +11,7 @@ from app.dashboard.look import html
 from app.dashboard.look.address import Address
 from app.dashboard.look.tables import Shown, drawn, pager, sorted_by
 from app.lists.columns import Column
-from app.lists.listing import Asked, Listing
+from app.lists.listing import Listing, PageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,9 @@ def test_a_heading_leads_to_its_order_and_turns_that_in_force_round(
 
 def test_a_page_leads_to_those_around_it() -> None:
     address, rows = Address("/hosts", {"sort": "host"}), [ROW] * 5
-    found = [pager(LIST.page(rows, Asked(page=number, size=2)), address) for number in (1, 2, 3)]
+    found = [
+        pager(LIST.page(rows, PageRequest(page=number, size=2)), address) for number in (1, 2, 3)
+    ]
     assert found == [
         ("", "/hosts?sort=host&page=2"),
         ("/hosts?sort=host", "/hosts?sort=host&page=3"),

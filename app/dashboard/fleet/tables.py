@@ -1,0 +1,140 @@
+"""The tables of jobs, of silent jobs, and of a job's sessions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from markupsafe import Markup
+
+from app.dashboard.look import html
+from app.dashboard.look.format import count
+from app.dashboard.look.tables import Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from app.dashboard.fleet.view import SessionLine
+
+_AGAINST: Final = "Against the job without its causes, else S"
+_LOST: Final = "GPU-hours, by all ranks together"
+_INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
+_PICK_ALL: Final = Markup(
+    '<input type="checkbox" data-pick-all aria-label="Select all on this page" disabled>'
+)
+_PICK: Final = Markup('<span class="vh">Select</span>')
+
+
+def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
+    """Return the columns of a job's sessions."""
+    return (
+        Shown(
+            "Session",
+            lambda line: html.link(line.session_url, line.number),
+            "number",
+            of_cells="number",
+        ),
+        Shown("State", lambda line: html.state(line.state), "state"),
+        Shown("Slowdown", _slowdown, "slowdown", "num", _AGAINST, title=lambda line: line.against),
+        Shown(_INTERVAL, lambda line: line.interval, classes="opt w3", of_cells="nowrap muted"),
+        Shown("Published S", lambda line: line.published, classes="num opt w3", of_cells="muted"),
+        Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num opt", _LOST),
+        Shown("Cause", _cause, classes="opt", of_cells="nowrap"),
+        Shown("Where", _where, classes="opt w2", of_cells="muted"),
+        Shown("Discrepancy", lambda line: line.discrepancy, "discrepancy", "num opt w2"),
+        Shown("Steps", lambda line: count(line.steps), "steps", "num opt w2"),
+        Shown("Operations", lambda line: count(line.operations), "operations", "num opt w2"),
+        Shown("Received", lambda line: html.ago(line.received_at, now), "received_at", "num"),
+    )
+
+
+def job_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
+    """Return the columns of jobs with data in the chosen time."""
+    return (
+        Shown(_PICK_ALL, _pick, classes="pick"),
+        Shown("State", _state, "rank"),
+        Shown("Job", _job, "name", of_cells="grow"),
+        Shown("Slowdown", _job_slowdown, "slowdown", "num", _AGAINST),
+        Shown(_INTERVAL, lambda line: line.interval, classes="opt w2", of_cells="nowrap muted"),
+        Shown("Sessions", lambda line: html.spark(line.spark), classes="opt w3"),
+        Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num opt", _LOST),
+        Shown("Cause", _cause, "cause", "opt", of_cells="nowrap"),
+        Shown("Where", _where, classes="opt w2", of_cells="muted"),
+        Shown(
+            "Owner",
+            lambda line: line.owner,
+            "owner",
+            "opt w3",
+            "The label of that name; the others stand below",
+            of_cells="muted",
+        ),
+        Shown("GPUs", lambda line: count(line.gpus), "gpus", "num opt"),
+        Shown("Parallelism", lambda line: line.sizes, classes="opt w2", of_cells="muted"),
+        Shown("Data", lambda line: html.ago(line.received_at, now), "received_at", "num"),
+    )
+
+
+def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
+    """Return the columns of jobs without data in the chosen time."""
+    return (
+        Shown(_PICK, _pick, classes="pick"),
+        Shown("State", _state),
+        Shown("Job", lambda line: html.link(line.url, line.name), of_cells="grow"),
+        Shown(
+            "Last session",
+            lambda line: html.link(line.session_url, html.ago(line.received_at, now), plain=True),
+            classes="num",
+        ),
+        Shown("Slowdown then", lambda line: line.slowdown_text, classes="num", of_cells="muted"),
+        Shown("Cause then", lambda line: line.cause, classes="opt w2", of_cells="muted"),
+        Shown("Owner", lambda line: line.owner, classes="opt w3", of_cells="muted"),
+        Shown("GPUs", lambda line: count(line.gpus), classes="num opt", of_cells="muted"),
+        Shown("Parallelism", lambda line: line.sizes, classes="opt w2", of_cells="muted"),
+    )
+
+
+def row_attributes(line: SessionLine) -> Mapping[str, str]:
+    """Return what scripts know of a row: its session, and that session's state."""
+    return {"data-session": line.session_url.rsplit("/", 1)[1], "data-status": line.status}
+
+
+def job_attributes(line: SessionLine) -> Mapping[str, str]:
+    """Return the same of a row of a job, with the group that it is in."""
+    return {"data-kind": line.kind, **row_attributes(line)}
+
+
+def _pick(line: SessionLine) -> Markup:
+    return Markup(
+        '<input type="checkbox" data-pick="{0}" aria-label="Select {0}" disabled>'
+    ).format(line.name)
+
+
+def _state(line: SessionLine) -> Markup:
+    if line.incident is None:
+        return html.state(line.state)
+    return html.link(line.incident_url, html.state(line.incident), plain=True)
+
+
+def _job(line: SessionLine) -> Markup:
+    labels = html.element("span", line.labels, class_="note opt") if line.labels else ""
+    return html.link(line.url, line.name) + labels + html.narrow(line.cause, line.where)
+
+
+def _slowdown(line: SessionLine) -> Markup:
+    return html.swatch(line.color) + line.slowdown_text
+
+
+def _job_slowdown(line: SessionLine) -> Markup:
+    against = f", {line.against}; S {line.published}" if line.against else ""
+    return html.link(
+        line.session_url, _slowdown(line), plain=True, title=f"Session {line.number}{against}"
+    )
+
+
+def _cause(line: SessionLine) -> Markup:
+    share = (" ", html.muted(line.cause_share)) if line.cause_share else ()
+    return html.join((line.cause, *share))
+
+
+def _where(line: SessionLine) -> Markup:
+    return html.where(line.where, line.host)
