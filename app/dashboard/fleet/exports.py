@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.asked import FleetInAddress
-from app.dashboard.fleet.view import session_row
+from app.dashboard.fleet.lines import session_row
 from app.dashboard.look.csv_text import Table
 from app.dashboard.look.ranges import Range
 from app.lists.listing import PageRequest

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
 from app.dashboard.fleet.history import change_text, history_finding
+from app.dashboard.fleet.lines import session_row, shown_session
 from app.dashboard.fleet.tables import row_attributes, session_columns
-from app.dashboard.fleet.view import session_row, shown_session
 from app.dashboard.look.address import Address
 from app.dashboard.look.format import count, plural, times
 from app.dashboard.look.parts import StateLabel, job_state, since_when

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from app.dashboard.fleet.view import SessionLine
+    from app.dashboard.fleet.lines import SessionLine
 
 _AGAINST: Final = "Against the job without its causes, else S"
 _LOST: Final = "GPU-hours, by all ranks together"

@@ -13,7 +13,8 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
-from app.dashboard.fleet.view import FleetPage, SessionLine, fleet_page, job_line
+from app.dashboard.fleet.lines import SessionLine, job_line
+from app.dashboard.fleet.view import FleetPage, fleet_page
 from app.dashboard.look.parts import sparkline
 from app.dashboard.look.ranges import DAY, range_of
 from app.db.states import SessionState
