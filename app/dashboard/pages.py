@@ -36,7 +36,15 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|/))')
 
 # What templates call by name.
-PARTS: Final = (html.state, html.glyph, html.swatch, html.ago, html.spark, html.where)
+PARTS: Final = (
+    html.severity,
+    html.state,
+    html.glyph,
+    html.swatch,
+    html.ago,
+    html.spark,
+    html.where,
+)
 
 # A page is the state of a moment: always fetched anew, also on "back".
 PAGE_HEADERS: Final = {"Cache-Control": "no-store"}

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
 from app.lists.columns import Column, columns_of
 from app.lists.pages import Page, last_page
@@ -96,9 +96,14 @@ class Listing(Generic[R]):
         if by is None:
             raise ValueError(f"{self.row.__name__}.{name} says nothing to sort by")
         first = by.desc() if sort.startswith("-") else by.asc()
-        # An index serves no order that moves nulls, also where there are none.
-        may_be_null = getattr(by.expression, "nullable", True)
-        return [first.nulls_last() if may_be_null else first, *self.ties]
+        return [first if self._is_there(by.expression) else first.nulls_last(), *self.ties]
+
+    def _is_there(self, by: Any) -> bool:  # noqa: ANN401 - an expression, or a column of a table
+        """Return whether rows always have a value: an index serves no order that moves nulls."""
+        of_model = (
+            self.model is not None and getattr(by, "table", None) is inspect(self.model).local_table
+        )
+        return of_model and not by.nullable
 
     def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
         """Return rows of what the database returned, by name; JSON becomes what fields say."""

@@ -32,7 +32,7 @@ from app.api.alerts.bodies.orders import (
 )
 from app.door.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS, IncidentFilter
-from app.services.alerts.incident_reads import get_incident, list_incidents
+from app.services.alerts.incident_reads import INCIDENTS, get_incident, list_incidents
 from app.services.alerts.incidents import (
     acknowledge_incident,
     end_incident_silence,
@@ -52,7 +52,7 @@ Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS, pattern=r"^[^
 Sort = Annotated[
     str,
     Query(
-        pattern="^-?(severity|state|job|slowdown|lost|since|assignee)$",
+        pattern=f"^-?({'|'.join(INCIDENTS.sorts)})$",
         description="A column; a minus sign in front turns it round.",
     ),
 ]

@@ -12,7 +12,6 @@ from app.api.alerts.bodies.channels import (
     ChannelBody,
     ChannelListBody,
     ChannelPatchBody,
-    DeliveryBody,
     DeliveryListBody,
     ResealedBody,
     StoredChannelBody,
@@ -172,7 +171,7 @@ def _deliveries(routes: APIRouter) -> None:
     ) -> DeliveryListBody:
         with container.reading() as tx:
             rows = list_deliveries(tx, limit, channel=channel, state=state, job=job)
-        return DeliveryListBody(deliveries=[DeliveryBody.model_validate(row) for row in rows])
+        return DeliveryListBody(deliveries=rows)
 
     @routes.post(
         "/deliveries/{delivery}/replay", status_code=NO_CONTENT, summary="Send once more, now"

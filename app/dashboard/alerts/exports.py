@@ -65,12 +65,7 @@ def _deliveries(found: IncidentLife) -> Table:
 
 
 def _delivered(rows: Sequence[DeliveryRow]) -> Table:
-    return Table.of(
-        DeliveryRow,
-        rows,
-        *("id", "channel", "job", "number", "state", "attempt", "created_at", "next_attempt_at"),
-        *("finished_at", "error_code", "error", "answer_status", "answer"),
-    )
+    return Table.of(DeliveryRow, rows)
 
 
 # File name → what makes it of an incident.

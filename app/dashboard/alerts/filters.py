@@ -11,17 +11,17 @@ from app.alerts.message import cause_name
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.choosing import Choice, Heading
+from app.dashboard.look.choosing import Choice
 from app.dashboard.look.format import count
 from app.dashboard.look.ranges import ALL, RangeChoices, range_choices, range_of
 from app.services.alerts.filters import (
     MAX_CHARACTERS,
-    SORTS,
     UNASSIGNED,
     IncidentFilter,
     severity_of,
     state_of,
 )
+from app.services.alerts.incident_reads import INCIDENTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,19 +33,6 @@ PATH: Final = "/incidents"
 
 # What the form does not ask for itself.
 KEPT: Final = ("state", "sort", "range", "from", "to")
-
-# What the list is sorted by, the head of the column, and its classes.
-COLUMNS: Final = (
-    ("severity", "Severity", ""),
-    ("state", "State", ""),
-    ("job", "Job and cause", ""),
-    ("slowdown", "Slowdown", "num"),
-    ("lost", "Lost each hour", "num opt"),
-    ("", "Best fix", "opt w2"),
-    ("", "Gain", "num opt w2"),
-    ("since", "Since", "num"),
-    ("assignee", "Assignee", "opt w3"),
-)
 
 # Pages are forgiving: what cannot be read asks for nothing.
 Asked = Annotated[str, Query()]
@@ -118,7 +105,7 @@ class IncidentsInAddress:
             },
         )
         self.about = range_of(range, begin, end, default=ALL)
-        self.sort = sort if sort.removeprefix("-") in SORTS else ""
+        self.sort = INCIDENTS.sort(sort)
         self.number = page_number(page)
 
     @property
@@ -178,18 +165,6 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
         filtered=asked.narrowed,
         cleared_url=Address(PATH, {"state": asked.parameters.get("state", "")}).but(),
     )
-
-
-def headings(asked: IncidentsInAddress) -> list[Heading]:
-    """Return the heads of the list's columns; each turns its order round when it has it."""
-    found = []
-    for name, label, classes in COLUMNS:
-        falls_first = "num" in classes
-        order = {name: "ascending", f"-{name}": "descending"}.get(asked.sort, "") if name else ""
-        falls = order == "ascending" or (not order and falls_first)
-        url = asked.address().but(sort=f"-{name}" if falls else name) if name else ""
-        found.append(Heading(label, classes, url=url, order=order))
-    return found
 
 
 def _states(address: Address, found: Incidents) -> list[Choice]:

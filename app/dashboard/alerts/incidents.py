@@ -12,18 +12,22 @@ from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
-from app.dashboard.alerts.filters import (
-    PATH,
-    FilterBar,
-    IncidentsInAddress,
-    filter_bar,
-    headings,
-)
+from app.dashboard.alerts.filters import PATH, FilterBar, IncidentsInAddress, filter_bar
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, several, since
-from app.dashboard.look.choosing import Heading
+from app.dashboard.alerts.tables import (
+    OVER,
+    IncidentLine,
+    InsideLine,
+    OverLine,
+    open_columns,
+    open_lines,
+    over_attributes,
+)
 from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
 from app.dashboard.look.parts import StateLabel
+from app.dashboard.look.tables import Drawn, drawn, sorted_by
+from app.services.alerts.incident_reads import INCIDENTS
 from app.services.alerts.views import PAGE
 
 if TYPE_CHECKING:
@@ -52,61 +56,6 @@ SORTED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class InsideLine:
-    """A job inside of an incident."""
-
-    url: str
-    job: str
-    headline: str
-    state: StateLabel
-    slowdown: str
-    color: str
-    lost: str
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentLine:
-    """An incident in the list; where it is about a machine of several jobs, with these inside."""
-
-    id: uuid.UUID
-    url: str
-    job: str
-    severity: str
-    state: StateLabel
-    headline: str
-    labels: str
-    slowdown: str
-    color: str
-    lost: str
-    fix: str
-    gain: str
-    since: datetime
-    assignee: str
-    chosen: bool
-    # How many jobs are on the machine, where there are several.
-    jobs: str
-    inside: Sequence[InsideLine]
-
-
-@dataclass(frozen=True, slots=True)
-class OverLine:
-    """An incident that is over; gains are empty where nothing measured them."""
-
-    url: str
-    job: str
-    headline: str
-    before: str
-    after: str
-    fix: str
-    predicted: str
-    measured: str
-    lasted: str
-    resolved_at: datetime
-    chosen: bool
-    compare_url: str
-
-
-@dataclass(frozen=True, slots=True)
 class IncidentsPage:
     """The page; `version` changes when anything on it does that is not a mere age."""
 
@@ -115,7 +64,6 @@ class IncidentsPage:
     heading: str
     states: Sequence[tuple[StateLabel, str]]
     filters: FilterBar
-    headings: Sequence[Heading]
     list_title: str
     list_note: str
     lines: Sequence[IncidentLine]
@@ -130,8 +78,8 @@ class IncidentsPage:
     channels_title: str
     channels: Sequence[ChannelHealth]
     version: str
-    csv: str
-    over_csv: str
+    table: Drawn
+    over_table: Drawn
 
 
 def incidents_page(  # noqa: PLR0913 - everything that is on it
@@ -162,29 +110,41 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     short = f"{count(fire)} firing" if fire else "none firing"
     if asked.narrowed or found.filtered.over:
         short = f"{count(found.total)} found"
-    number = found.number
+    number, shown, files = found.number, open_columns(found.now), asked.address("/incidents.csv")
+    lines = [_line(row, found, chosen_id, asked) for row in found.present]
+    over = [_over(item, chosen_id, asked) for item in found.over]
     return IncidentsPage(
         now=found.now,
         title=f"Incidents: {short}" if life is None or not chosen else _title(life, short),
         heading=_heading(found, narrowed=asked.narrowed),
         states=_states(found, channels),
         filters=filter_bar(asked, found),
-        headings=headings(asked),
         list_title=_list_title(found),
         list_note=_list_note(found, asked),
-        lines=[_line(row, found, chosen_id, asked) for row in found.present],
+        lines=lines,
         previous_url=_page_url(PATH, asked, number - 1) if number > 1 else "",
         next_url=_page_url(PATH, asked, number + 1) if number < found.pages else "",
         over_title=_over_title(found),
-        over=[_over(item, chosen_id, asked) for item in found.over],
+        over=over,
         over_alone=found.filtered.over,
         chosen=None if life is None else chosen_incident(life, channels, onset),
         asked=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
         version=_version(found, life, channels),
-        csv=asked.address("/incidents.csv").but(),
-        over_csv=asked.address("/incidents.csv").but(state=IncidentState.RESOLVED.value),
+        table=Drawn(
+            files.but(),
+            "inc tri",
+            sorted_by(INCIDENTS, shown, asked.address()),
+            open_lines(shown, lines),
+        ),
+        over_table=drawn(
+            OVER,
+            over,
+            csv=files.but(state=IncidentState.RESOLVED.value),
+            classes="inc",
+            attributes=over_attributes,
+        ),
     )
 
 

@@ -79,6 +79,11 @@ def state(label: StateLabel) -> Markup:
     return glyph(label.glyph, label.word, quiet=label.quiet)
 
 
+def severity(value: str) -> Markup:
+    """Return a severity, whose color is that of its class."""
+    return element("span", value, class_=f"sev {value}")
+
+
 def swatch(color: str) -> Markup:
     """Return a square of a color; a hatched one where there is none."""
     if color:

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
 from app.services.access.projects import is_there, list_projects
-from app.services.alerts.incident_reads import IncidentRow, by_need, incident_row
+from app.services.alerts.incident_reads import INCIDENTS, IncidentRow, by_need
 from app.services.alerts.store import OPEN
 
 if TYPE_CHECKING:
@@ -44,12 +44,16 @@ def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0
     there = [OPEN, is_there(AlertIncident.project_id)]
     if project:
         there.append(Project.name == project)
-    rows = tx.session.execute(
-        by_need(limit)
-        .offset(offset)
-        .add_columns(Project.name)
-        .join(Project, Project.id == AlertIncident.project_id)
-        .where(*there)
+    rows = (
+        tx.session.execute(
+            by_need(limit)
+            .offset(offset)
+            .add_columns(Project.name.label("project"))
+            .join(Project, Project.id == AlertIncident.project_id)
+            .where(*there)
+        )
+        .mappings()
+        .all()
     )
     count = tx.session.execute(
         select(func.count())
@@ -57,5 +61,5 @@ def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0
         .join(Project, Project.id == AlertIncident.project_id)
         .where(*there)
     ).scalar_one()
-    found = [(row[7], incident_row(*row[:7])) for row in rows]
+    found = [(row["project"], one) for row, one in zip(rows, INCIDENTS.rows(rows), strict=True)]
     return OpenEverywhere(found, count, [one.name for one in list_projects(tx)], project)

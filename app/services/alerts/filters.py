@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -42,13 +41,13 @@ def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column
     return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
 
 
-_SLOWDOWN: Final = slowdown_of(_DOCUMENT)
+SLOWDOWN: Final = slowdown_of(_DOCUMENT)
 # GPU-hours that the job loses each hour.
-LOST: Final = (1 - 1 / func.nullif(_SLOWDOWN, 0.0)) * Session.world
+LOST: Final = (1 - 1 / func.nullif(SLOWDOWN, 0.0)) * Session.world
 
-_BY_SEVERITY: Final = case({"critical": 0, "warning": 1, "info": 2}, value=_SEVERITY, else_=3)
+BY_SEVERITY: Final = case({"critical": 0, "warning": 1, "info": 2}, value=_SEVERITY, else_=3)
 # Incidents that need a person come first.
-_BY_STATE: Final = case(
+BY_STATE: Final = case(
     {
         IncidentState.FIRING: 0,
         IncidentState.ACKNOWLEDGED: 1,
@@ -59,19 +58,8 @@ _BY_STATE: Final = case(
     else_=4,
 )
 # Silenced incidents come last, however severe they are.
-_SILENCED: Final = case((AlertIncident.state == IncidentState.SILENCED, 1), else_=0)
-_SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
-
-# What the list is sorted by; a minus sign in front of its name turns it round.
-SORTS: Final[Mapping[str, ColumnElement[Any]]] = {
-    "severity": _BY_SEVERITY,
-    "state": _BY_STATE,
-    "job": Job.name.expression,
-    "slowdown": _SLOWDOWN,
-    "lost": LOST,
-    "since": _SINCE,
-    "assignee": AlertAssignee.name.expression,
-}
+SILENCED_LAST: Final = case((AlertIncident.state == IncidentState.SILENCED, 1), else_=0)
+SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +143,7 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         (filtered.project, LABELS["project"].astext),
     ]
     found = [column == asked for asked, column in same if asked]
-    moment = AlertIncident.resolved_at.expression if filtered.over else _SINCE
+    moment = AlertIncident.resolved_at.expression if filtered.over else SINCE
     if filtered.since is not None:
         found.append(moment >= filtered.since)
     if filtered.until is not None:
@@ -172,27 +160,6 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
     elif filtered.assignee:
         found.append(AlertAssignee.name == filtered.assignee)
     return [*found, *_worded(filtered.words)]
-
-
-def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
-    """Return the order that an address asks for.
-
-    Without one: severity first, then what needs a person, then what loses most; of what is over,
-    the latest first.
-    """
-    rest: list[ColumnElement[Any]] = [
-        _SILENCED,
-        _BY_SEVERITY,
-        _BY_STATE,
-        LOST.desc().nulls_last(),
-        _SINCE.desc(),
-        AlertIncident.id.expression,
-    ]
-    column = SORTS.get(sort.removeprefix("-"))
-    if column is None:
-        return [AlertIncident.resolved_at.desc(), *rest] if filtered.over else rest
-    first = column.desc() if sort.startswith("-") else column.asc()
-    return [first.nulls_last(), *rest]
 
 
 def _worded(words: str) -> list[ColumnElement[bool]]:

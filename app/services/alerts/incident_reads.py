@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import Nullable, Text, case, cast, func, select
+from sqlalchemy import Nullable, Text, case, cast, func, literal_column, select
 from sqlalchemy.orm import aliased
 
+from app.alerts.incidents import Incident
 from app.alerts.states import IncidentState
 from app.db.models.alerts import (
     AlertAssignee,
@@ -23,22 +25,25 @@ from app.db.models.alerts import (
 )
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.errors import NotFoundError
+from app.lists.columns import Column
+from app.lists.listing import Listing
 from app.services.alerts.filters import (
+    BY_SEVERITY,
+    BY_STATE,
+    LOST,
     SESSION_ID,
-    SORTS,
+    SILENCED_LAST,
+    SINCE,
+    SLOWDOWN,
     IncidentFilter,
     matches,
-    order,
     slowdown_of,
 )
-from app.services.alerts.store import HIDDEN, OPEN, incident_of
+from app.services.alerts.store import HIDDEN, OPEN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from sqlalchemy import ColumnElement, ScalarSelect, Select
 
-    from sqlalchemy import ScalarSelect, Select
-
-    from app.alerts.incidents import Incident
     from app.db.unit_of_work import Reads
 
 COMMENTS_LISTED: Final = 100
@@ -66,6 +71,9 @@ _RULES: Final = (
     .scalar_subquery()
 )
 
+
+_EMPTY_LIST: Final[ColumnElement[Any]] = literal_column("'[]'::jsonb")
+_EMPTY_OBJECT: Final[ColumnElement[Any]] = literal_column("'{}'::jsonb")
 
 _member: Final = aliased(AlertIncident)
 _placed: Final = aliased(AlertOnHost)
@@ -132,31 +140,44 @@ class InsideRow:
 
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
-    """An incident as lists show it.
+    """An incident as lists show it."""
 
-    Parameters
-    ----------
-    job : str
-    incident : Incident
-    rules : mapping of UUID to str
-        Names of those of its rules that are still there.
-    hidden : bool
-        Whether no messages are sent about it while its job sends no data.
-    assignee : str or None
-        Whose it is.
-    inside : sequence of InsideRow
-        Other incidents on the same machine that it speaks for, the slowest job first.
-    lead : UUID or None
-        The one that speaks for it.
-    """
+    job: Annotated[str, Column(Job.name, sort="job")]
+    incident: Annotated[Incident, Column(AlertIncident.document)]
+    # Names of those of its rules that are still there.
+    rules: Annotated[Mapping[uuid.UUID, str], Column(func.coalesce(_RULES, _EMPTY_OBJECT))]
+    # Whether no messages are sent about it while its job sends no data.
+    hidden: Annotated[bool, Column(HIDDEN)] = False
+    assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
+    # Other incidents on the same machine that it speaks for, the slowest job first.
+    inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
+    lead: Annotated[uuid.UUID | None, Column(_LEAD)] = None  # the one that speaks for it
 
-    job: str
-    incident: Incident
-    rules: Mapping[uuid.UUID, str]
-    hidden: bool = False
-    assignee: str | None = None
-    inside: Sequence[InsideRow] = ()
-    lead: uuid.UUID | None = None
+
+INCIDENTS: Final = Listing(
+    IncidentRow,
+    lambda query: (
+        query.join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
+    ),
+    # Severity first, then what needs a person, then what loses most.
+    ties=(
+        SILENCED_LAST,
+        BY_SEVERITY,
+        BY_STATE,
+        LOST.desc().nulls_last(),
+        SINCE.desc(),
+        AlertIncident.id.expression,
+    ),
+    others={
+        "severity": Column(by=BY_SEVERITY, sort="severity"),
+        "state": Column(by=BY_STATE, sort="state"),
+        "slowdown": Column(by=SLOWDOWN, sort="-slowdown"),
+        "lost": Column(by=LOST, sort="-lost"),
+        "since": Column(by=SINCE, sort="-since"),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +213,6 @@ class Comment:
 
 
 _COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
-_INSIDE_ROWS: Final = TypeAdapter(tuple[InsideRow, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,22 +251,22 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
     filtered : IncidentFilter, optional
         What else they must be like.
     sort : str
-        Another order; see `app.services.alerts.filters.SORTS`.
+        Another order; see `INCIDENTS`.
     offset : int
         Number of incidents to skip.
     """
     query = by_need(limit).offset(offset)
     if filtered is not None:
         query = query.outerjoin(Session, Session.id == SESSION_ID).where(*matches(filtered))
-        if sort.removeprefix("-") in SORTS:
-            query = query.order_by(None).order_by(*order(sort, filtered))
+        if INCIDENTS.sort(sort):
+            query = query.order_by(None).order_by(*INCIDENTS.order(sort))
     if state is not None:
         query = query.where(AlertIncident.state == state)
     if job is not None:
         query = query.where(Job.name == job)
     if current:
         query = query.where(OPEN, ~HIDDEN)
-    return [incident_row(*found) for found in tx.session.execute(query)]
+    return INCIDENTS.rows(tx.session.execute(query).mappings())
 
 
 def get_incident(tx: Reads, incident_id: uuid.UUID) -> IncidentView:
@@ -268,13 +288,21 @@ def incident_and_sessions(
     ------
     NotFoundError
     """
-    found = tx.session.execute(
-        incident_rows().add_columns(_comments(incident_id)).where(AlertIncident.id == incident_id)
-    ).one_or_none()
+    found = (
+        tx.session.execute(
+            INCIDENTS.query()
+            .add_columns(_comments(incident_id).label("comments"))
+            .where(AlertIncident.id == incident_id)
+        )
+        .mappings()
+        .one_or_none()
+    )
     if found is None:
         raise no_incident(incident_id)
-    *row, said = found
-    comments = sorted(_COMMENTS.validate_python(said or ()), key=lambda comment: comment.id)
+    [row] = INCIDENTS.rows([found])
+    comments = sorted(
+        _COMMENTS.validate_python(found["comments"] or ()), key=lambda comment: comment.id
+    )
     rows = tx.session.execute(
         select(
             AlertEvent,
@@ -305,7 +333,7 @@ def incident_and_sessions(
         for _, session, number, slowdown, world in rows
         if session is not None
     }
-    return IncidentView(incident_row(*row), events, tx.now, comments), sessions
+    return IncidentView(row, events, tx.now, comments), sessions
 
 
 def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
@@ -320,58 +348,21 @@ def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
     return select(func.jsonb_agg(func.to_jsonb(latest.table_valued()))).scalar_subquery()
 
 
-def incident_rows() -> Select[
-    AlertIncident,
-    str,
-    dict[str, str] | None,
-    bool,
-    str | None,
-    list[dict[str, Any]] | None,
-    uuid.UUID | None,
-]:
-    """Return the query of incidents, with their jobs joined, which `incident_row` takes."""
-    return (
-        select(AlertIncident, Job.name, _RULES, HIDDEN, AlertAssignee.name, _INSIDE, _LEAD)
-        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-        .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
-    )
-
-
-def by_need(
-    limit: int,
-) -> Select[
-    AlertIncident,
-    str,
-    dict[str, str] | None,
-    bool,
-    str | None,
-    list[dict[str, Any]] | None,
-    uuid.UUID | None,
-]:
+def by_need(limit: int) -> Select[Any]:
     """Return the query of what `list_incidents` lists."""
     return (
-        incident_rows()
+        INCIDENTS.query()
         .where(OPEN | AlertIncident.fired_at.is_not(None))
         .order_by(_ORDER, _BEGAN_OR_ENDED.desc(), AlertIncident.id)
         .limit(limit)
     )
 
 
-def incident_row(  # noqa: PLR0913, PLR0917 - a column each
-    row: AlertIncident,
-    job: str,
-    rules: Mapping[str, str] | None,
-    hidden: bool,  # noqa: FBT001 - a column like the others
-    assignee: str | None,
-    inside: list[dict[str, Any]] | None,
-    lead: uuid.UUID | None,
-) -> IncidentRow:
-    """Return an incident of a job as lists show it, given the names of rules by id."""
-    incident, names = incident_of(row), rules or {}
-    known = {id_: names[str(id_)] for id_ in incident.rules if str(id_) in names}
-    within = _INSIDE_ROWS.validate_python(inside or ())
-    return IncidentRow(job, incident, known, hidden, assignee, within, lead)
+def order(sort: str, filtered: IncidentFilter) -> list[ColumnElement[Any]]:
+    """Return the order that an address asks for; without one, of what is over the latest first."""
+    if filtered.over and not INCIDENTS.sort(sort):
+        return [AlertIncident.resolved_at.desc(), *INCIDENTS.ties]
+    return INCIDENTS.order(sort)
 
 
 def no_incident(incident_id: uuid.UUID) -> NotFoundError:

@@ -24,7 +24,7 @@ from app.db.models.alerts import (
     AlertOnHost,
 )
 from app.db.models.sessions import Job, Session, StoredVerdict
-from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
+from app.services.alerts.deliveries.reads import DELIVERIES, DeliveryRow
 from app.services.alerts.facts import read_facts, sessions_with_facts
 from app.services.alerts.filters import (
     CAUSE,
@@ -35,16 +35,15 @@ from app.services.alerts.filters import (
     counted,
     listed,
     matches,
-    order,
 )
 from app.services.alerts.incident_reads import (
+    INCIDENTS,
     IncidentRow,
     IncidentView,
     Measured,
     incident_and_sessions,
-    incident_row,
-    incident_rows,
     list_incidents,
+    order,
 )
 from app.services.alerts.store import HIDDEN, INSIDE, OPEN
 
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from sqlalchemy import ColumnElement, ScalarSelect, Select
+    from sqlalchemy import ColumnElement, RowMapping, ScalarSelect, Select
 
     from app.db.unit_of_work import Reads
 
@@ -191,7 +190,7 @@ def incidents(
     filtered : IncidentFilter, optional
         Without it, every open one.
     sort : str
-        See `app.services.alerts.filters.SORTS`.
+        See `app.services.alerts.incident_reads.INCIDENTS`.
     number : int
         Of the page.
     """
@@ -202,15 +201,15 @@ def incidents(
     page = (
         _listed(filtered).order_by(*order(sort, filtered)).limit(PAGE).offset(PAGE * (number - 1))
     )
-    rows = [] if filtered.over else tx.session.execute(page).all()
+    rows = [] if filtered.over else tx.session.execute(page).mappings().all()
     ended = _over(tx, filtered, page)
-    later = sessions_with_facts().where(Session.id.in_([row[-2] for row in ended]))
+    later = sessions_with_facts().where(Session.id.in_([row["after"] for row in ended]))
     after = {facts.session: facts for facts in read_facts(tx, later)}
     return Incidents(
         now=tx.now,
         filtered=filtered,
         number=number,
-        present=[incident_row(*row[:7]) for row in rows],
+        present=INCIDENTS.rows(rows),
         counts={state: shown for state, shown in counts.items() if shown},
         hidden=sum(one["hidden"] for one in summary),
         lost={
@@ -221,12 +220,15 @@ def incidents(
             if one["jobs"]
         },
         choices=choices,
-        over=[Over(incident_row(*row[:7]), after.get(session)) for *row, session, _ in ended],
-        over_count=ended[0][-1] if ended else 0,
+        over=[
+            Over(row, after.get(found["after"]))
+            for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
+        ],
+        over_count=ended[0]["in_all"] if ended else 0,
         sessions={
-            session: Measured(number, slowdown, world)
-            for *_, session, number, slowdown, world in rows
-            if number is not None
+            row["session"]: Measured(row["number"], row["slowdown"], row["world"])
+            for row in rows
+            if row["number"] is not None
         },
     )
 
@@ -239,8 +241,10 @@ def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int
 
 def _listed(filtered: IncidentFilter) -> Select[Any]:
     return (
-        incident_rows()
-        .add_columns(SESSION_ID, Session.number, StoredVerdict.slowdown, Session.world)
+        INCIDENTS.query()
+        .add_columns(
+            SESSION_ID.label("session"), Session.number, StoredVerdict.slowdown, Session.world
+        )
         .outerjoin(Session, Session.id == SESSION_ID)
         .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
         .where(*listed(filtered), *_matching(filtered))
@@ -265,17 +269,19 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
     return [AlertIncident.id.in_(inner)]
 
 
-def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[Any]:
+def _over(tx: Reads, filtered: IncidentFilter, page: Select[Any]) -> Sequence[RowMapping]:
     """Return what is over: the page of it, or the latest together with what is open."""
     if filtered.over:
-        return tx.session.execute(page.add_columns(_AFTER, func.count().over())).all()
-    return tx.session.execute(
-        incident_rows()
-        .add_columns(_AFTER, func.count().over())
-        .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
-        .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
-        .limit(RESOLVED_LISTED)
-    ).all()
+        query = page
+    else:
+        query = (
+            INCIDENTS.query()
+            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
+            .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
+            .limit(RESOLVED_LISTED)
+        )
+    more = (_AFTER.label("after"), func.count().over().label("in_all"))
+    return tx.session.execute(query.add_columns(*more)).mappings().all()
 
 
 def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]], Choices]:
@@ -364,17 +370,16 @@ def incident_life(tx: Reads, incident_id: uuid.UUID) -> IncidentLife:
     """
     view, sessions = incident_and_sessions(tx, incident_id)
     group = select(AlertIncident.group_id).where(AlertIncident.id == incident_id)
-    rows = tx.session.execute(
-        select(AlertDelivery, AlertChannel.name)
-        .join(AlertChannel, AlertChannel.id == AlertDelivery.channel_id)
+    query = (
+        DELIVERIES.query()
         .where(
             AlertDelivery.group_id == group.scalar_subquery(),
             AlertDelivery.created_at >= view.row.incident.opened_at,
         )
         .order_by(AlertDelivery.created_at.desc(), AlertChannel.name)
         .limit(DELIVERIES_LISTED)
-    ).all()
-    sent = [delivery_row(row, name, view.row.job) for row, name in rows]
+    )
+    sent = DELIVERIES.rows(tx.session.execute(query).mappings())
     return IncidentLife(
         view=view,
         deliveries=[item for item in sent if _is_about(item, incident_id)],

@@ -34,7 +34,11 @@ class Seen:
 
 
 LIST = Listing(
-    Row, lambda query: query.join(Job), ties=(Session.id.expression,), default_sort="-steps"
+    Row,
+    lambda query: query.join(Job),
+    ties=(Session.id.expression,),
+    default_sort="-steps",
+    model=Session,
 )
 
 
@@ -54,8 +58,8 @@ def test_the_query_reads_each_column_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ("job", "job.name ASC"),
-        ("-job", "job.name DESC"),
+        ("job", "job.name ASC NULLS LAST"),
+        ("-job", "job.name DESC NULLS LAST"),
         ("steps", "session.steps ASC"),
         ("", "session.steps DESC"),
         ("archived", "job.archived_at ASC NULLS LAST"),

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from app.alerts.rules import Audience, Selector, ShortText
-from app.alerts.states import DeliveryState
 from app.api.frame.answers import ReadBody
 from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
+from app.services.alerts.deliveries.reads import DeliveryRow
 
 # Messages in ten minutes; what is over it goes in the next digest.
 RateLimit = Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
@@ -84,27 +84,7 @@ class TestResultBody(ReadBody):
     answer: str
 
 
-class DeliveryBody(ReadBody):
-    """A delivery; `id` is what its receiver was told as well."""
-
-    id: uuid.UUID
-    channel_id: uuid.UUID
-    channel: str
-    job: str
-    number: int
-    state: DeliveryState
-    attempt: int
-    created_at: datetime
-    next_attempt_at: datetime | None
-    finished_at: datetime | None
-    title: str | None
-    error_code: str | None
-    error: str | None
-    answer_status: int | None
-    answer: str | None
-
-
 class DeliveryListBody(BaseModel):
     """Deliveries, the newest first."""
 
-    deliveries: list[DeliveryBody]
+    deliveries: list[DeliveryRow]

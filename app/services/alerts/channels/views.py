@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import and_, exists, func, or_, select
+from sqlalchemy import and_, exists, func, or_
 from sqlalchemy.orm import aliased
 
 from app.alerts.states import DeliveryState
-from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.sessions import Job
-from app.services.alerts.deliveries.reads import DeliveryRow, delivery_row
+from app.db.models.alerts import AlertChannel, AlertDelivery
+from app.services.alerts.deliveries.reads import DELIVERIES, DeliveryRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,28 +56,29 @@ def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[U
     )
     if channel is not None:
         which = and_(which, AlertDelivery.channel_id == channel)
-    rows = tx.session.execute(
-        select(
-            AlertDelivery,
-            AlertChannel.name,
-            AlertChannel.enabled,
-            Job.name,
-            overtaken,
-            func.count().over(),
+    rows = (
+        tx.session.execute(
+            DELIVERIES.query()
+            .add_columns(
+                AlertChannel.enabled,
+                overtaken.label("overtaken"),
+                func.count().over().label("in_all"),
+            )
+            .where(which)
+            .order_by(*DELIVERIES.ties)
+            .limit(LISTED)
         )
-        .join(AlertChannel, AlertChannel.id == AlertDelivery.channel_id)
-        .join(AlertGroup, AlertGroup.id == AlertDelivery.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-        .where(which)
-        .order_by(AlertDelivery.created_at.desc(), AlertDelivery.id)
-        .limit(LISTED)
-    ).all()
+        .mappings()
+        .all()
+    )
     found = [
         Undelivered(
-            delivery=delivery_row(row, name, job),
-            overtaken=late,
-            can_replay=enabled and not late and row.state in DeliveryState.REPLAYABLE,
+            delivery=delivery,
+            overtaken=row["overtaken"],
+            can_replay=row["enabled"]
+            and not row["overtaken"]
+            and delivery.state in DeliveryState.REPLAYABLE,
         )
-        for row, name, enabled, job, late, _ in rows
+        for delivery, row in zip(DELIVERIES.rows(rows), rows, strict=True)
     ]
-    return found, rows[0][-1] if rows else 0
+    return found, rows[0]["in_all"] if rows else 0

@@ -5,49 +5,71 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
 
-from sqlalchemy import select
+from pydantic import Field, computed_field
+from sqlalchemy import case, select
 
-from app.alerts.message import MESSAGE, Message
+from app.alerts.message import Message
 from app.alerts.states import DeliveryState
 from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
 from app.db.models.sessions import Job
 from app.errors import ConflictError, NotFoundError
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
 from app.services.access.audit import Action, record
 from app.services.alerts.deliveries.flush import pump
 from app.services.alerts.store import lock_group
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
     from app.db.unit_of_work import Reads
     from app.services.container import Container
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRow:
-    """A delivery."""
+    """A delivery; `id` is what its receiver was told as well."""
 
-    id: uuid.UUID  # what the receiver was told as well
-    channel_id: uuid.UUID
-    channel: str
-    job: str
+    id: uuid.UUID
+    channel_id: Annotated[uuid.UUID, Column(csv=None)]
+    channel: Annotated[str, Column(AlertChannel.name)]
+    job: Annotated[str, Column(Job.name)]
     number: int  # rises within the job
     state: DeliveryState
     attempt: int  # how often it was tried
     created_at: datetime
-    next_attempt_at: datetime | None  # None unless it waits
+    next_attempt_at: Annotated[
+        datetime | None,
+        Column(case((AlertDelivery.state == DeliveryState.WAITING, AlertDelivery.next_attempt_at))),
+    ]
     finished_at: datetime | None
-    message: Message | None  # None before the first attempt
     # error_code, error: of the last attempt
     error_code: str | None
     error: str | None
     answer_status: int | None
     answer: str | None  # what the receiver said last
+    # What it says; None before the first attempt.
+    message: Annotated[Message | None, Column(), Field(exclude=True)]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def title(self) -> str | None:
         """Return what it says in one line."""
         return None if self.message is None else self.message.title
+
+
+DELIVERIES: Final = Listing(
+    DeliveryRow,
+    lambda query: (
+        query.join(AlertChannel, AlertChannel.id == AlertDelivery.channel_id)
+        .join(AlertGroup, AlertGroup.id == AlertDelivery.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+    ),
+    ties=(AlertDelivery.created_at.desc(), AlertDelivery.id.expression),
+    model=AlertDelivery,
+)
 
 
 def list_deliveries(
@@ -65,42 +87,14 @@ def list_deliveries(
     job : str, optional
         Only those.
     """
-    query = (
-        select(AlertDelivery, AlertChannel.name, Job.name)
-        .join(AlertChannel, AlertChannel.id == AlertDelivery.channel_id)
-        .join(AlertGroup, AlertGroup.id == AlertDelivery.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-        .order_by(AlertDelivery.created_at.desc(), AlertDelivery.id)
-        .limit(limit)
-    )
+    where: list[ColumnElement[bool]] = []
     if channel is not None:
-        query = query.where(AlertDelivery.channel_id == channel)
+        where.append(AlertDelivery.channel_id == channel)
     if state is not None:
-        query = query.where(AlertDelivery.state == state)
+        where.append(AlertDelivery.state == state)
     if job is not None:
-        query = query.where(Job.name == job)
-    return [delivery_row(*found) for found in tx.session.execute(query)]
-
-
-def delivery_row(row: AlertDelivery, channel: str, job: str) -> DeliveryRow:
-    """Return a delivery to a channel about a job."""
-    return DeliveryRow(
-        id=row.id,
-        channel_id=row.channel_id,
-        channel=channel,
-        job=job,
-        number=row.number,
-        state=row.state,
-        attempt=row.attempt,
-        created_at=row.created_at,
-        next_attempt_at=row.next_attempt_at if row.state == DeliveryState.WAITING else None,
-        finished_at=row.finished_at,
-        message=None if row.message is None else MESSAGE.validate_python(row.message),
-        error_code=row.error_code,
-        error=row.error,
-        answer_status=row.answer_status,
-        answer=row.answer,
-    )
+        where.append(Job.name == job)
+    return read(tx, DELIVERIES, *where, limit=limit)
 
 
 def replay_delivery(container: Container, delivery_id: uuid.UUID) -> None:
