@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.analysis.report.realized import Calibration
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.fixes.apply import apply_fix, take_back
@@ -37,22 +38,12 @@ class AppliedBody(BaseModel):
     by: Person = None
 
 
-class CalibrationBody(BaseModel):
-    """How predictions turned out: those measured, of these within 5 %, and the median error."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    measured: int
-    met: int
-    median_error: float
-
-
 class FixesBody(BaseModel):
     """Applied fixes, newest first, and how predictions of the project turned out."""
 
-    fixes: tuple[Realized, ...]
-    calibration: CalibrationBody | None
-    by_action: dict[str, CalibrationBody]
+    fixes: list[Realized]
+    calibration: Calibration | None
+    by_action: dict[str, Calibration]
 
 
 def router() -> APIRouter:
@@ -70,10 +61,7 @@ def router() -> APIRouter:
         """Return the newest hundred, with predicted and realized gains."""
         with container.reading() as tx:
             found = realized_fixes(tx, job=job, session=session)
-            figures = {
-                action: CalibrationBody.model_validate(item)
-                for action, item in calibrations(tx).items()
-            }
+            figures = dict(calibrations(tx))
         return FixesBody(
             fixes=found,
             calibration=figures.pop("", None),

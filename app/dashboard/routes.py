@@ -19,16 +19,17 @@ from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.compare.pages import add_compare_pages
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
-from app.dashboard.fixes.applied import applied_csv, applied_fixes
+from app.dashboard.fixes.applied import applied_csv, applied_fixes, fleet_fixes
 from app.dashboard.fleet.asked import FleetAsked
 from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
 from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
-from app.dashboard.fleet.job import job_page, job_url
+from app.dashboard.fleet.job import job_page
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.look.address import Address, page_number
 from app.dashboard.look.assets import Assets
 from app.dashboard.look.csv_text import csv_file, one_of
+from app.dashboard.look.places import job_url
 from app.dashboard.look.ranges import ALL
 from app.dashboard.look.time_asked import TimeAsked, TimeInAddress
 from app.dashboard.operation.pages import add_operation_pages
@@ -129,7 +130,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 silent_page=asked.silent_number,
             )
             brought = realized_fixes(tx, most=NEWEST_FIXES)
-            fixes = applied_fixes(brought, calibrations(tx) if brought else {}, "/fleet/fixes.csv")
+            figures = calibrations(tx) if brought else {}
+            fixes = fleet_fixes(brought, figures, "/fleet/fixes.csv", tx.now)
             unheard = not found.groups and about.end is None and not asked.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
@@ -172,7 +174,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 onset = onset_of_job(tx, job, about.end or found.now, STRAGGLING)
                 incidents = open_by_job(tx, job).get(job, [])
                 fixes = applied_fixes(
-                    realized_fixes(tx, job=job), calibrations(tx), f"{job_url(job)}/fixes.csv"
+                    realized_fixes(tx, job=job),
+                    calibrations(tx),
+                    f"{job_url(job)}/fixes.csv",
+                    tx.now,
                 )
         if not found.jobs:
             if groups:
@@ -218,6 +223,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 realized_fixes(tx, session=view.row.id),
                 calibrations(tx),
                 f"/sessions/{view.row.id}/applied.csv",
+                view.now,
+                unapply=True,
             )
         report = (
             None

@@ -19,7 +19,7 @@ def fixes_of(tx: Reads, row: IncidentRow) -> AppliedFixes:
     """Return the fixes of an incident's job since it was opened, until it was resolved."""
     found = realized_of(tx, row)
     csv = f"/incidents/{row.incident.id}/fixes.csv"
-    return applied_fixes(found, calibrations(tx) if found else {}, csv)
+    return applied_fixes(found, calibrations(tx) if found else {}, csv, tx.now)
 
 
 def realized_of(tx: Reads, row: IncidentRow) -> Sequence[Realized]:

@@ -5,45 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from app.analysis.report.realized import MET_WITHIN, Calibration
+from app.dashboard.look import html
 from app.dashboard.look.csv_text import Table
 from app.dashboard.look.format import percent, plural, seconds
+from app.dashboard.look.places import job_url
+from app.dashboard.look.tables import Drawn, Shown, drawn
 from app.services.fixes.read import Realized
 
-
-@dataclass(frozen=True, slots=True)
-class AppliedRow:
-    """A fix that was applied.
-
-    `outcome` says how the prediction turned out, or what it waits for.
-    """
-
-    job: str
-    title: str
-    action: str
-    session_url: str
-    number: int
-    applied_at: datetime
-    how: str
-    predicted: str
-    realized: str
-    outcome: str
-    measured_url: str
-    measured_number: int | None
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedFixes:
-    """The applied fixes of a session or a job, and how predictions fare in its project."""
+    """The applied fixes of a session, a job or the fleet, and how predictions fare."""
 
-    rows: Sequence[AppliedRow]
+    rows: Sequence[Realized]
+    table: Drawn
     calibration: str
-    csv: str
 
 
 def applied_fixes(
-    found: Sequence[Realized], figures: Mapping[str, Calibration], csv: str, action: str = ""
+    found: Sequence[Realized],
+    figures: Mapping[str, Calibration],
+    csv: str,
+    now: datetime,
+    *,
+    unapply: bool = False,
 ) -> AppliedFixes:
     """Return what pages show of applied fixes.
 
@@ -52,11 +43,20 @@ def applied_fixes(
     figures : mapping of str to Calibration
         By code of the fix; ``""`` is all of them.
     csv : str
-        Where they are to be had as a file.
-    action : str
-        Whose calibration is said.
+        Where their file is.
+    unapply : bool
+        Whether the page lets a mark be removed.
     """
-    return AppliedFixes(tuple(map(_row, found)), calibration_text(figures.get(action)), csv)
+    table = drawn(_columns(now, unapply=unapply), found, csv=csv, classes="plain applied")
+    return AppliedFixes(found, table, calibration_text(figures.get("")))
+
+
+def fleet_fixes(
+    found: Sequence[Realized], figures: Mapping[str, Calibration], csv: str, now: datetime
+) -> AppliedFixes:
+    """Return the applied fixes of all jobs."""
+    table = drawn(_fleet_columns(now), found, csv=csv, classes="fleet")
+    return AppliedFixes(found, table, calibration_text(figures.get("")))
 
 
 def applied_csv(found: Sequence[Realized]) -> Table:
@@ -73,29 +73,80 @@ def calibration_text(found: Calibration | None) -> str:
     return f"Of {told}, {found.met} came true {within}; median error {percent(found.median_error)}"
 
 
-def _row(fix: Realized) -> AppliedRow:
-    most = "up to " if fix.at_most else ""
-    predicted_s = fix.step_time_s * (1 - fix.predicted_gain)
-    realized = ""
-    if fix.realized_step_time_s is not None and fix.realized_gain is not None:
-        realized = f"{seconds(fix.realized_step_time_s)}, {percent(-fix.realized_gain)}"
-    return AppliedRow(
-        job=fix.job,
-        title=fix.title,
-        action=fix.action,
-        session_url=f"/sessions/{fix.session}",
-        number=fix.number,
-        applied_at=fix.applied_at,
-        how="seen in the metadata" if fix.applied_by is None else f"by {fix.applied_by}",
-        predicted=f"{most}{seconds(predicted_s)}, {percent(-fix.predicted_gain)}",
-        realized=realized,
-        outcome=_outcome(fix),
-        measured_url="" if fix.measured_by is None else f"/sessions/{fix.measured_by}",
-        measured_number=fix.measured_number,
+def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
+    def outcome_cell(fix: Realized) -> object:
+        if not unapply:
+            return outcome(fix)
+        button = html.element(
+            "button",
+            "Take back",
+            type="button",
+            class_="link",
+            data_unapply=fix.action,
+            data_fix=fix.title,
+            disabled=True,
+        )
+        return html.join((outcome(fix), " ", button))
+
+    return (
+        Shown("Fix", _fix),
+        Shown(
+            "Applied",
+            lambda fix: html.ago(fix.applied_at, now) + " " + html.muted(applied_how(fix)),
+            classes="opt",
+        ),
+        Shown("Predicted", predicted, classes="num"),
+        Shown("Realized", _realized, classes="num"),
+        Shown("Outcome", outcome_cell, classes="opt"),
     )
 
 
-def _outcome(fix: Realized) -> str:
+def _fleet_columns(now: datetime) -> tuple[Shown[Realized], ...]:
+    return (
+        Shown("Job", lambda fix: html.link(job_url(fix.job), fix.job), of_cells="grow"),
+        Shown("Fix", lambda fix: html.link(f"/sessions/{fix.session}", fix.title, plain=True)),
+        Shown("Predicted", predicted, classes="num"),
+        Shown("Realized", lambda fix: _realized(fix, plain=True), classes="num"),
+        Shown("Outcome", outcome, classes="opt", of_cells="muted"),
+        Shown("Applied", lambda fix: html.ago(fix.applied_at, now), classes="num opt"),
+    )
+
+
+def _fix(fix: Realized) -> Markup:
+    session = html.element(
+        "a", f"session {fix.number}", class_="note within", href=f"/sessions/{fix.session}"
+    )
+    return html.join((fix.title, " ", session)) + html.narrow(outcome(fix))
+
+
+def _realized(fix: Realized, *, plain: bool = False) -> Markup:
+    if fix.measured_by is None:
+        return html.muted("–")
+    title = "" if plain else f"Session {fix.measured_number}"
+    return html.link(f"/sessions/{fix.measured_by}", realized(fix), plain=plain, title=title)
+
+
+def applied_how(fix: Realized) -> str:
+    """Return who says that a fix was applied."""
+    return "seen in the metadata" if fix.applied_by is None else f"by {fix.applied_by}"
+
+
+def predicted(fix: Realized) -> str:
+    """Return the step time that was predicted, and the gain."""
+    most = "up to " if fix.at_most else ""
+    step_time_s = fix.step_time_s * (1 - fix.predicted_gain)
+    return f"{most}{seconds(step_time_s)}, {percent(-fix.predicted_gain)}"
+
+
+def realized(fix: Realized) -> str:
+    """Return the step time that was measured, and the gain; empty before."""
+    if fix.realized_step_time_s is None or fix.realized_gain is None:
+        return ""
+    return f"{seconds(fix.realized_step_time_s)}, {percent(-fix.realized_gain)}"
+
+
+def outcome(fix: Realized) -> str:
+    """Return how a prediction turned out, or what it waits for."""
     if fix.realized_gain is None:
         return "the next session measures it"
     if fix.unlike is not None:

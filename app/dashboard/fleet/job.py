@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
 from app.dashboard.fleet.history import change_text, history_finding
@@ -15,6 +14,7 @@ from app.dashboard.fleet.tables import row_attributes, session_columns
 from app.dashboard.look.address import Address
 from app.dashboard.look.format import count, plural, times
 from app.dashboard.look.parts import StateLabel, job_state, since_when
+from app.dashboard.look.places import job_url
 from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices
 from app.dashboard.look.tables import Drawn, drawn, pager, sorted_by
 from app.db.states import NoteKind, SessionState
@@ -133,11 +133,6 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
-
-
-def job_url(job: str) -> str:
-    """Return the path of a job's page."""
-    return f"/jobs/{quote(job)}"
 
 
 def _csv_url(address: Address, job: str, name: str) -> str:

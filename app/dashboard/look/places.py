@@ -10,6 +10,11 @@ def host_url(host: str) -> str:
     return f"/hosts/{quote(host, safe='')}"
 
 
+def job_url(job: str) -> str:
+    """Return the path of a job's page."""
+    return f"/jobs/{quote(job)}"
+
+
 def compare_url(a: object, b: object) -> str:
     """Return the path of the page that holds two sessions side by side, the earlier one first."""
     return f"/compare?{urlencode({'a': str(a), 'b': str(b)})}"

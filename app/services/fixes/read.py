@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import aliased
@@ -14,15 +14,22 @@ from app.analysis.report.realized import Calibration, calibration, prediction_er
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import Job, Session
 from app.db.states import FixSource
+from app.lists.columns import Column
+from app.lists.listing import Listing, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sqlalchemy import ColumnElement
 
     from app.db.unit_of_work import Reads
 
 # Newest ones that a page or an answer lists, and that a calibration is of.
 MOST_LISTED: Final = 100
 MOST_CALIBRATED: Final = 10_000
+
+
+_measured: Final = aliased(Session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +42,9 @@ class Realized:
     `error` is by how much steps are slower than predicted, null where nothing says so.
     """
 
-    job: str
-    session: uuid.UUID
-    number: int
+    job: Annotated[str, Column(Job.name)]
+    session: Annotated[uuid.UUID, Column(AppliedFix.session_id)]
+    number: Annotated[int, Column(Session.number)]
     action: str
     title: str
     applied_at: datetime
@@ -47,7 +54,7 @@ class Realized:
     predicted_gain: float
     at_most: bool
     measured_by: uuid.UUID | None
-    measured_number: int | None
+    measured_number: Annotated[int | None, Column(_measured.number)]
     realized_step_time_s: float | None
     realized_gain: float | None
     unlike: str | None
@@ -60,6 +67,18 @@ class Realized:
         object.__setattr__(self, "error", error)
 
 
+FIXES: Final = Listing(
+    Realized,
+    lambda query: (
+        query.join(Job, Job.id == AppliedFix.job_id)
+        .join(Session, Session.id == AppliedFix.session_id)
+        .outerjoin(_measured, _measured.id == AppliedFix.measured_by)
+    ),
+    ties=(AppliedFix.applied_at.desc(), AppliedFix.id.desc()),
+    model=AppliedFix,
+)
+
+
 def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     tx: Reads,
     *,
@@ -68,7 +87,7 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     since: datetime | None = None,
     until: datetime | None = None,
     most: int = MOST_LISTED,
-) -> tuple[Realized, ...]:
+) -> list[Realized]:
     """Return the fixes that were applied, newest first.
 
     Parameters
@@ -82,44 +101,16 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     most : int
         The newest of them.
     """
-    measured = aliased(Session)
-    query = (
-        select(
-            Job.name,
-            AppliedFix.session_id,
-            Session.number,
-            AppliedFix.action,
-            AppliedFix.title,
-            AppliedFix.applied_at,
-            AppliedFix.applied_by,
-            AppliedFix.source,
-            AppliedFix.step_time_s,
-            AppliedFix.predicted_gain,
-            AppliedFix.at_most,
-            AppliedFix.measured_by,
-            measured.number,
-            AppliedFix.realized_step_time_s,
-            AppliedFix.realized_gain,
-            AppliedFix.unlike,
-        )
-        .join(Job, Job.id == AppliedFix.job_id)
-        .join(Session, Session.id == AppliedFix.session_id)
-        .outerjoin(measured, measured.id == AppliedFix.measured_by)
-        .order_by(AppliedFix.applied_at.desc(), AppliedFix.id.desc())
-        .limit(most)
-    )
+    where: list[ColumnElement[bool]] = []
     if job is not None:
-        query = query.where(Job.name == job)
+        where.append(Job.name == job)
     if since is not None:
-        query = query.where(AppliedFix.applied_at >= since)
+        where.append(AppliedFix.applied_at >= since)
     if until is not None:
-        query = query.where(AppliedFix.applied_at <= until)
+        where.append(AppliedFix.applied_at <= until)
     if session is not None:
-        query = query.where(
-            or_(AppliedFix.session_id == session, AppliedFix.measured_by == session)
-        )
-    # More columns than the types of a row go: their order is that of the fields.
-    return tuple(Realized(*values) for values in map(tuple, tx.session.execute(query)))
+        where.append(or_(AppliedFix.session_id == session, AppliedFix.measured_by == session))
+    return read(tx, FIXES, *where, limit=most)
 
 
 def calibrations(tx: Reads) -> Mapping[str, Calibration]:

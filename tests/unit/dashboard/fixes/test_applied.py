@@ -9,7 +9,13 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.report.realized import Calibration
-from app.dashboard.fixes.applied import applied_fixes, calibration_text
+from app.dashboard.fixes.applied import (
+    applied_how,
+    calibration_text,
+    outcome,
+    predicted,
+    realized,
+)
 from app.db.states import FixSource
 from app.services.fixes.read import Realized
 
@@ -34,7 +40,7 @@ FIX = Realized(
 
 
 @pytest.mark.parametrize(
-    ("fix", "outcome"),
+    ("fix", "text"),
     [
         (FIX, "as predicted, off by 1.3 %"),
         (replace(FIX, realized_gain=0.1), "20.0 % slower than predicted"),
@@ -50,20 +56,18 @@ FIX = Realized(
         ),
     ],
 )
-def test_an_outcome_says_how_the_prediction_turned_out(fix: Realized, outcome: str) -> None:
-    (row,) = applied_fixes([fix], {}, "").rows
-    assert row.outcome.replace("\N{NO-BREAK SPACE}", " ") == outcome
+def test_an_outcome_says_how_the_prediction_turned_out(fix: Realized, text: str) -> None:
+    assert outcome(fix).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 def test_predicted_and_realized_step_times_stand_side_by_side() -> None:
-    (row,) = applied_fixes([FIX], {}, "").rows
-    shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (row.predicted, row.realized)]
+    shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in (predicted(FIX), realized(FIX))]
     assert shown == ["1.50 s, −25.0 %", "1.52 s, −24.0 %"]
 
 
 def test_a_fix_seen_in_the_metadata_says_so() -> None:
-    (row,) = applied_fixes([replace(FIX, applied_by=None, source=FixSource.METADATA)], {}, "").rows
-    assert row.how == "seen in the metadata"
+    fix = replace(FIX, applied_by=None, source=FixSource.METADATA)
+    assert applied_how(fix) == "seen in the metadata"
 
 
 def test_a_calibration_is_a_sentence_and_nothing_where_there_is_none() -> None:

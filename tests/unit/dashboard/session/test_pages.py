@@ -153,7 +153,7 @@ def page_text(report: Report) -> str:
         Navigation(0, ()),
         page=page,
         now=page.now,
-        applied=applied_fixes((), {}, ""),
+        applied=applied_fixes((), {}, "", page.now),
     )
     reader = Reader()
     reader.feed(bytes(response.body).decode())
