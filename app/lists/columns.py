@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column of a list: ``steps: Annotated[int, Column(Session.steps, sort="-steps")]``.
+    """A column of a list: ``steps: Annotated[int, Column(sort="-steps")]``.
 
     Its name and its type are those of the field. Pydantic's `Field` stands after it where the API
-    says more of it (``description``) or does not have it (``exclude``); then files do not have it
+    describes it (``description``) or does not have it (``exclude``); then files do not have it
     either.
     """
 
-    # what the database reads it from; None where the service
-    # fills it in itself.
+    # What the database reads it from; without it, the attribute of that name of the list's model,
+    # or nothing: the service fills it in itself.
     expression: Expression | None = None
     # What addresses call the order by it, with a minus sign where the largest comes first unless
     # the other order is asked for; empty where no order is by it.
     sort: str = ""
-    # what the order is by, where that is not `expression`.
+    # What the order is by, where that is not `expression`.
     by: Expression | None = None
     # Its name in files where that differs, or where the API does not have it; None where only
     # files leave it out.
