@@ -76,8 +76,7 @@ class Launches:
     # Nodes whose `late_ns` also holds what regularly passes before their launch, on all DP ranks:
     # a job that is replayed without it is replayed without such delays.
     regular: frozenset[int] = frozenset()
-    # mapping of (node, node) to float: what passes before launches without it, after what they
-    # follow
+    # What passes before launches without it, after what they follow: by (node, node).
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 

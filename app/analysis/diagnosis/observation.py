@@ -35,8 +35,7 @@ class Passes:
 
     nodes: IntArray  # (pp, passes)
     chunk: IntArray  # (passes,): 0-based number of the model chunk
-    # (pp, passes, steps, dp): relative precision 1e-7 is far beyond any clock's; a session may
-    # have many millions
+    # (pp, passes, steps, dp): single precision is far beyond any clock's; there may be millions.
     times_ns: SingleArray
     own_ns: FloatArray  # (pp, chunks, dp): median of each worker's passes through each chunk
 

@@ -33,12 +33,10 @@ class Typical:
     difference: Difference  # whether microbatches have times of their own
     # For each type how long they take; empty where they do not differ.
     microbatches: dict[str, Microbatches]
-    # (pp, steps, dp): for each type how many times as slow each worker is in each step as its
-    # stage's peers are over the session; all 1 with one DP rank but for what changes over the
-    # steps
+    # (pp, steps, dp), by type: how many times as slow each worker is in each step as its stage's
+    # peers are over the session; all 1 with one DP rank but for what changes over the steps.
     worker: dict[str, FloatArray]
-    # (pp, passes, steps, dp): residuals of forward and backward, relative to the worker's typical
-    # time
+    # (pp, passes, steps, dp): residuals of forward and backward over the worker's typical time.
     residual: dict[str, SingleArray]
 
     @property

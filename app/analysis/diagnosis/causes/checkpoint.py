@@ -58,8 +58,7 @@ THRESHOLDS: Final = Thresholds()
 class _Standstill:
     """Steps in which nothing is launched at first, on any stage."""
 
-    # (steps,): how late each step begins: of its stages the earliest, of their DP ranks the
-    # middle one
+    # (steps,): how late each step begins: the earliest stage's median over the DP ranks.
     late_ns: FloatArray
     struck: NDArray[np.bool_]  # (steps,)
     # What the numbers of the steps struck are apart, or several times that; 0 of a single one.
