@@ -46,11 +46,11 @@ class Selector:
 
     jobs: Annotated[
         tuple[ShortText, ...],
-        Field(description="Names; * and ? stand for anything.", examples=["llama-*"]),
+        Field(description="Names; * and ? are wildcards.", examples=["llama-*"]),
     ] = ()
     labels: Annotated[
         Mapping[ShortText, ShortText],
-        Field(description="All of which must be there.", examples=[{"project": "vision"}]),
+        Field(description="All of them are required.", examples=[{"project": "vision"}]),
     ] = field(default_factory=dict)
     importance: tuple[Importance, ...] = ()
     except_labels: Annotated[
@@ -211,7 +211,7 @@ class Rule:
         Sessions in a row that must be clear of it before it is over.
     severity : str
     audience : str
-        Who is told: channels of on call, or of the job's owner.
+        Recipients: channels of on call, or of the job's owner.
     channels : tuple of UUID
         Exactly these channels instead of those of the audience.
     escalation : Escalation or None

@@ -50,7 +50,7 @@ def router() -> APIRouter:
     """Return the routes."""
     routes = api_router("fixes", "/api/v1")
 
-    @routes.get("/fixes", summary="What applied fixes brought")
+    @routes.get("/fixes", summary="Results of applied fixes")
     def get_fixes(
         container: Here,
         job: Annotated[str | None, Query(description="Of this job only.")] = None,

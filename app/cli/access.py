@@ -92,7 +92,7 @@ def revoke(name: str) -> None:
     """Revoke a token."""
     with _installation() as container:
         revoke_token(container, name)
-    sys.stderr.write(f"Token {name} opens nothing any more.\n")
+    sys.stderr.write(f"Token {name} is revoked.\n")
 
 
 def renew(name: str, expires_days: int) -> None:
@@ -139,7 +139,7 @@ def change_password(name: str) -> None:
 
 
 def change_role(name: str, role: Role | None, project: str | None) -> None:
-    """Give a role to a user, or take it."""
+    """Grant a role to a user, or take it."""
     with _person(name) as (container, person_id):
         set_role(container, person_id, role, project)
     what = "no role" if role is None else f"the role {role}"
@@ -150,7 +150,7 @@ def change_entry(name: str, *, disabled: bool) -> None:
     """Disable a user, or enable them again."""
     with _person(name) as (container, person_id):
         set_disabled(container, person_id, disabled=disabled)
-    sys.stderr.write(f"{name} {'is out and stays out' if disabled else 'may sign in again'}.\n")
+    sys.stderr.write(f"{name} {'is disabled' if disabled else 'is enabled'}.\n")
 
 
 def remove_user(name: str) -> None:
@@ -164,7 +164,7 @@ def make_project(name: str) -> None:
     """Make a project."""
     with _installation() as container:
         create_project(container, name)
-    sys.stderr.write(f"Project {name} is there.\n")
+    sys.stderr.write(f"Project {name} exists.\n")
 
 
 def remove_project(name: str) -> None:

@@ -130,7 +130,7 @@ class Server:
             part.replace(target)
         except httpx.TransportError as error:
             raise UnreachableServerError(
-                f"The server at {self._url} went away: {str(error) or type(error).__name__}"
+                f"The server at {self._url} stopped answering: {str(error) or type(error).__name__}"
             ) from error
         finally:
             part.unlink(missing_ok=True)
@@ -216,7 +216,7 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
     if kind.startswith("application/problem+json"):
         problem = answer.json()
         raise ServerError(
-            f"The server refuses: {problem['detail']}",
+            f"The server refused the request: {problem['detail']}",
             code=problem["code"],
             faults=_faults(problem["faults"]),
         )
@@ -252,7 +252,7 @@ def _faults(faults: list[dict[str, Any]]) -> tuple[Fault, ...]:
 def _progress_of(session: dict[str, Any]) -> str:
     work = session["work"] or {}
     if session["state"] == SessionState.ANALYZING:
-        return "Analyzing" if work.get("attempt") == 1 else f"Analyzing, try {work['attempt']}"
+        return "Analyzing" if work.get("attempt") == 1 else f"Analyzing, attempt {work['attempt']}"
     ahead = (work.get("position") or 1) - 1
     return f"Waiting behind {ahead} others" if ahead else "Waiting for a worker"
 

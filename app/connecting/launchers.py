@@ -23,13 +23,13 @@ LAUNCHERS: Final[Mapping[str, Launcher]] = {
         Launcher(
             "torchrun",
             "torchrun",
-            "export PACELINE_TOKEN=…          # on every host, where the server asks for tokens\n"
+            "export PACELINE_TOKEN=…          # on every host, where the server requires tokens\n"
             "torchrun --nproc-per-node=8 train.py",
         ),
         Launcher(
             "slurm",
             "Slurm",
-            "export PACELINE_TOKEN=…          # in the batch script; srun hands it on\n"
+            "export PACELINE_TOKEN=…          # in the batch script; srun passes it on\n"
             "srun --export=ALL python train.py",
         ),
         Launcher(

@@ -39,11 +39,11 @@ def test_rules_of_what_is_kept_are_changed_on_their_page(
 ) -> None:
     _analyzed(container)
     page = visitor.open(f"{site}/retention", look)
-    expect(page.locator("h1")).to_have_text("Sessions stay as they are, however old")
+    expect(page.locator("h1")).to_have_text("Sessions are kept without limit")
     expect(page.locator("tbody tr")).to_have_count(len(KINDS))
     page.get_by_label("Operations: days").fill("30")
     page.get_by_label("Operations: GiB").fill("0.5")
-    page.get_by_role("button", name="Keep so").click()
+    page.get_by_role("button", name="Save").click()
     expect(page.locator("h1")).to_have_text("Of old sessions, operations go")
     expect(page.get_by_label("Operations: GiB")).to_have_value("0.5")
     keep(page, f"retention-{look.name}")
@@ -81,7 +81,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     page = visitor.open(f"{site}/sessions/{kept.session}", look)
     expect(page.locator("main")).to_contain_text("The report stays; timelines, questions")
     expect(page.locator("#op-read")).to_have_text(
-        "The operations are not kept any more: there is nothing to draw"
+        "The operations were deleted: there is nothing to draw"
     )
     expect(page.locator("#what-if")).to_contain_text("nothing can be asked of this session")
     expect(page.locator("#ask")).to_be_hidden()
@@ -105,7 +105,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     set_rules(container, RetentionRules(reports=Keep(days=30)))
     assert keep_to_rules(container) == 1
     page.goto(f"{site}/sessions/{stored.session}")
-    expect(page.locator("main")).to_contain_text("Not kept any more: its operations since")
+    expect(page.locator("main")).to_contain_text("Deleted: its operations since")
     expect(page.get_by_role("button", name="Analyze again")).to_have_count(0)
     page.get_by_role("button", name="Pin").click()
     expect(page.get_by_role("button", name="Unpin")).to_be_enabled()
@@ -119,7 +119,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     page.get_by_role("button", name="Rename").click()
     expect(page).to_have_url(f"{site}/jobs/llm-70b")
     page.get_by_role("button", name="Archive").click()
-    expect(page.get_by_role("button", name="Take out of the archive")).to_be_enabled()
+    expect(page.get_by_role("button", name="Restore from the archive")).to_be_enabled()
     wait_for_plots(page)
     keep(page, f"job-keep-{look.name}")
     expect_well_made(page, site, look)

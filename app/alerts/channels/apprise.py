@@ -78,7 +78,7 @@ def _notify(config: AppriseConfig, title: str, body: str, outbound: Outbound) ->
         raise DeliveryError("timeout", "Apprise was not done in time.")
     if not taken[0]:
         raise DeliveryError("apprise.failed", "Apprise could not send it; it does not say why.")
-    return ReceiverAnswer(None, "Taken by Apprise.")
+    return ReceiverAnswer(None, "Accepted by Apprise.")
 
 
 APPRISE: Final = ChannelKind(

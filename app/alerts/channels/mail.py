@@ -158,7 +158,7 @@ def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> Re
         raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
     if refused:
         names = ", ".join(sorted(refused))
-        return ReceiverAnswer(250, f"Taken, but not for {names}.")
+        return ReceiverAnswer(250, f"Accepted, but not for {names}.")
     return ReceiverAnswer(250, "Taken.")
 
 
@@ -167,7 +167,7 @@ def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
     said = "; ".join(f"{name}: {code} {excerpt(text)}" for name, (code, text) in recipients.items())
     return DeliveryError(
         "smtp.refused",
-        "The relay takes it for none of the recipients.",
+        "The relay accepts none of the recipients.",
         permanent=all(code >= PERMANENT for code in codes),
         answer=ReceiverAnswer(codes[0], excerpt(said)),
     )

@@ -131,7 +131,7 @@ def _post(config: SlackConfig, body: dict[str, Any], outbound: Outbound) -> Rece
         if error.permanent and said in GONE:
             raise DeliveryError(
                 "slack.gone",
-                f"Slack answered {response.status} {said}: the webhook is not there any more.",
+                f"Slack answered {response.status} {said}: the webhook no longer exists.",
                 disable=True,
                 answer=response.answer,
             ) from error

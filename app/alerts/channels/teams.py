@@ -31,7 +31,7 @@ STYLES: Final = {"critical": "Attention", "warning": "Warning", "info": "Default
 class TeamsConfig:
     """The address that a workflow gave, which is a secret."""
 
-    url: Annotated[Url, Field(description="That the workflow gave.", examples=["https://…"])]
+    url: Annotated[Url, Field(description="The address from the workflow.", examples=["https://…"])]
 
 
 def teams_body(message: Message, picture: bytes | None = None) -> bytes:

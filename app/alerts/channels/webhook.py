@@ -35,7 +35,7 @@ class WebhookConfig:
         tuple[Secret, ...],
         Field(
             max_length=4,
-            description="Each signs, so that a new one can be added before the old one goes.",
+            description="Each one signs, so that a new one can precede the removal of the old one.",
             examples=["whsec_…"],
         ),
     ] = ()

@@ -12,11 +12,11 @@ from app.access.principals import Right, Role
 from app.cli.commands.options import LOCAL_SERVER, OutOption, ServerOption
 
 app = typer.Typer()
-tokens = typer.Typer(help="Tokens, with which programs are let in.", no_args_is_help=True)
+tokens = typer.Typer(help="Tokens that give programs access.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 users = typer.Typer(help="People who sign in.", no_args_is_help=True)
 app.add_typer(users, name="user")
-projects = typer.Typer(help="Projects, which are kept apart.", no_args_is_help=True)
+projects = typer.Typer(help="Projects, which are separate.", no_args_is_help=True)
 app.add_typer(projects, name="project")
 
 ProjectOption = Annotated[

@@ -11,7 +11,7 @@ from app.cli.commands.options import LOCAL_SERVER, ServerOption
 app = typer.Typer()
 
 alerts = typer.Typer(
-    help="Try a channel, or encrypt the secrets of all anew; the server does it.",
+    help="Test a channel, or encrypt the secrets of all anew; the server does it.",
     no_args_is_help=True,
 )
 app.add_typer(alerts, name="alerts")

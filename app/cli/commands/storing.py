@@ -36,12 +36,12 @@ def set_retention(
     kind: Annotated[str, typer.Argument(help="traces, heatmaps, reports, task_runs…: see `show`")],
     *,
     days: Annotated[
-        str | None, typer.Option(help="What is older goes: a number, or `all` [unchanged]")
+        str | None, typer.Option(help="Delete what is older: a number, or `all` [unchanged]")
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
-            "--bytes", help="What is over it goes, the oldest first: a number, or `all` [unchanged]"
+            "--bytes", help="Delete the oldest beyond this size: a number, or `all` [unchanged]"
         ),
     ] = None,
     server: ServerOption = LOCAL_SERVER,

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A dump holds the secrets of channels as they are stored: encrypted.
-KEYS: str = (
-    "The keys that open channels' secrets are not in it: keep {where} as well, in another place.\n"
-)
+KEYS: str = "The keys of channels' secrets are not in it: back up {where} separately.\n"
 
 
 def make_backup(target: Path) -> None:

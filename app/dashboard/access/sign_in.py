@@ -107,7 +107,7 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
     ) -> Response:
         if error:
             said = clipped(error, MAX_SAID_CHARACTERS)
-            return form("/", f"The provider refuses: {said}.", HTTPStatus.UNAUTHORIZED)
+            return form("/", f"The provider refused the sign-in: {said}.", HTTPStatus.UNAUTHORIZED)
         try:
             back = _callback(request, settings.external_url)
             finished = await turns.run(

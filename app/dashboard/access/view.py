@@ -155,13 +155,13 @@ def _entries_title(entries: Sequence[Entry]) -> str:
         if len({entry.actor for entry in refused}) == 1:
             return f"{requests} came from {most.actor}"
         return f"{requests}, {count(most.count)} of them from {most.actor}"
-    return "Latest entries of the audit log" if entries else "Nothing was done yet"
+    return "Latest entries of the audit log" if entries else "No entries yet"
 
 
 def _people_title(people: Sequence[PersonView]) -> str:
     out = sum(person.disabled_at is not None for person in people)
     title = plural(len(people), "person", "people") if people else "No users yet"
-    return f"{title}, {count(out)} kept out" if out else title
+    return f"{title}, {count(out)} disabled" if out else title
 
 
 def _person(person: PersonView) -> PersonLine:

@@ -52,7 +52,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelH
 def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
     """Return a channel's health, in the words of its receiver where there are any."""
     if not channel.readable:
-        return "its secrets cannot be decrypted with the keys that there are"
+        return "no available key decrypts its secrets"
     why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
     if why:
         return said(why, tally.answer if tally and tally.error == why else None)

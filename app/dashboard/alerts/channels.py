@@ -196,7 +196,7 @@ def _heading(channels: Sequence[ChannelView]) -> str:
     heard = sum(channel.enabled for channel in channels)
     if not heard:
         return "No messages are sent: no channel is enabled"
-    return f"{plural(heard, 'channel')} {'hears' if heard == 1 else 'hear'} of incidents"
+    return f"{plural(heard, 'channel')} {'receives' if heard == 1 else 'receive'} incidents"
 
 
 def _states(lines: Sequence[ChannelLine]) -> list[tuple[StateLabel, str]]:
@@ -290,7 +290,7 @@ def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | N
         text
         for text in (
             f"{counted[True]} did not arrive" if counted[True] else "",
-            f"{counted[False]} on the way" if counted[False] else "",
+            f"{counted[False]} pending" if counted[False] else "",
         )
         if text
     ]
@@ -307,7 +307,7 @@ def _lost(item: Undelivered, now: datetime) -> Lost:
         id=delivery.id,
         channel=delivery.channel,
         job=delivery.job,
-        title=delivery.title or "its words are chosen when it is sent",
+        title=delivery.title or "its text is fixed when it is sent",
         state=DELIVERY_STATES[delivery.state],
         answer=answer,
         next_attempt=_next_attempt(delivery.next_attempt_at, now),

@@ -104,7 +104,7 @@ def _no_commands(found: Evidence) -> str:
     if found.commands:
         return ""
     if found.host:
-        return "The host's name is none that a scheduler takes for one node: no command is given"
+        return "The host's name is not a valid name of one node: there is no command"
     if not blames_machine(found.life.view.row.incident.cause):
-        return "No host is at fault: there is nothing to take out"
-    return "Its sessions name no host: there is nothing to take out"
+        return "No host is at fault: there is nothing to cordon"
+    return "Its sessions name no host: there is nothing to cordon"

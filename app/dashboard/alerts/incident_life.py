@@ -180,7 +180,7 @@ def chosen_incident(
         subtitle=_about(row, life.view.now),
         since="" if onset is None else since_when(onset, life.view.now),
         session_url=session_url(incident, job_url),
-        rules=listing(list(row.rules.values())) or "a rule that is gone",
+        rules=listing(list(row.rules.values())) or "a deleted rule",
         labels=labels(facts),
         events=_events(life),
         message=message,
@@ -335,7 +335,7 @@ def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
             by_state.setdefault(sent.state, []).append(sent.channel)
     told = by_state.get(DeliveryState.DELIVERED)
     if told:
-        to = f"To {listing(sorted(told))}; the same words to every channel"
+        to = f"To {listing(sorted(told))}; the same text to every channel"
         return "The message that was sent", f"{to}, with the heatmap where it can show one"
     underway = [
         name
@@ -344,12 +344,12 @@ def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
         for name in names
     ]
     if underway:
-        tried = f"Still tried: {listing(sorted(underway))}"
+        tried = f"Still trying: {listing(sorted(underway))}"
         return "A message that has not been delivered", tried
     failed = by_state.get(DeliveryState.FAILED)
     if failed:
-        return "The message that did not arrive", f"Not delivered to {listing(sorted(failed))}"
-    return "A message that was overtaken", "There was something newer to say before it was sent"
+        return "The undelivered message", f"Not delivered to {listing(sorted(failed))}"
+    return "A superseded message", "A newer message was due before it was sent"
 
 
 def _attempted(sent: DeliveryRow) -> Attempted:

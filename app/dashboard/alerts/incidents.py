@@ -205,9 +205,9 @@ def _list_title(found: Incidents) -> str:
 def _list_note(found: Incidents, asked: IncidentsInAddress) -> str:
     """Return in which order the list is, and what of it is not here."""
     if not found.present and asked.narrowed:
-        return "Other words, or fewer conditions, may find more"
+        return "Try other words or fewer conditions"
     if not found.present:
-        return "An incident opens when a rule of alerts holds for a job"
+        return "An incident opens when the condition of an alert rule holds for a job"
     text = "Severity first, then firing ones, then GPU-hours that the job loses each hour"
     if asked.sort:
         text = f"By {SORTED[asked.sort.removeprefix('-')]}"

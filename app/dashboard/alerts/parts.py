@@ -89,7 +89,7 @@ def context(incident: Incident, now: datetime) -> str:
         silence = incident.silence
         return f"to {until(silence.until, now)} by {silence.by}: {silence.reason}"
     if incident.state is IncidentState.PENDING:
-        return "not yet held for as many sessions as its rule asks"
+        return "the condition must hold for more sessions"
     return "critical" if incident.severity == "critical" else ""
 
 

@@ -84,7 +84,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         kind=_select("condition.kind", "Condition", condition.kind, CONDITIONS.items()),
         at_least=_number("condition.at_least", "From", at_least, scale),
         clears_below=_number(
-            "condition.clears_below", "Over below", getattr(condition, "clears_below", None), scale
+            "condition.clears_below", "Ends below", getattr(condition, "clears_below", None), scale
         ),
         causes=_checks(
             "condition.causes",
@@ -104,7 +104,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         ),
         hour=_number("condition.hour", "Hour, UTC", getattr(condition, "hour", 7)),
         consecutive=_number("consecutive", "Sessions in a row", rule.consecutive),
-        clear_sessions=_number("clear_sessions", "Good ones until it is over", rule.clear_sessions),
+        clear_sessions=_number("clear_sessions", "Good sessions to end it", rule.clear_sessions),
         jobs=_line(
             "jobs", "lines", "Names, with * and ?", rule.selector, "all; or llama-*, vision-?"
         ),
@@ -114,7 +114,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         except_labels=_line(
             "except_labels",
             "pairs",
-            "But none with",
+            "Except jobs with",
             rule.selector,
             "none; or demo=true",
         ),
@@ -136,7 +136,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
             plan.after_minutes,
             example="never",
         ),
-        escalates_to=_checks("escalation.channels", "Also told then", plan.channels, listed),
+        escalates_to=_checks("escalation.channels", "Further recipients", plan.channels, listed),
     )
 
 

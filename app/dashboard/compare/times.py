@@ -189,6 +189,6 @@ def _causes_title(found: TimesComparison) -> str:
     if not found.causes:
         return "No session of either time has a cause"
     if not gone and not came:
-        return "No cause went and none came"
-    went = f"{listing(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "Nothing went"
-    return f"{went}, {listing(came).lower() + ' came' if came else 'nothing came'}"
+        return "No cause disappeared or appeared"
+    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
+    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"

@@ -179,7 +179,7 @@ def _fix(report: Report | None) -> Recommendation | None:
 def _heading(found: Comparison, fix: Recommendation | None) -> str:
     steps = found.step_times
     if steps is None:
-        return "Not both sessions have a verdict: steps and causes cannot be compared"
+        return "At least one session has no verdict: steps and causes cannot be compared"
     who = f"{_name(found.b, found.a)} takes".capitalize()
     if not steps.real:
         return f"{who} as long as {_name(found.a, found.b)}: no difference can be shown"
@@ -236,7 +236,7 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
             "too few steps for an interval"
             if low is None or high is None
             else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
-            "Of the means; the interval by drawing the steps of both anew",
+            "Of the means; bootstrap interval over the steps of both",
         ),
         Fact("Chance finding", *chance(steps)),
         Fact(
@@ -250,7 +250,7 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
 
 def _predicted(steps: Difference, fix: Recommendation | None) -> Fact:
     if fix is None:
-        return Fact("Predicted", "nothing", "before had no fix whose gain is certain")
+        return Fact("Predicted", "nothing", "the session before had no fix with a certain gain")
     return Fact(
         "Predicted",
         _signed(-fix.predicted_gain),
@@ -346,9 +346,9 @@ def _causes_title(found: Comparison) -> str:
         for change in (Change.GONE, Change.CAME)
     )
     if not gone and not came:
-        return "No cause went and none came" if found.causes else "Neither session has a cause"
-    went = f"{listing(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else "Nothing went"
-    return f"{went}, {listing(came).lower() + ' came' if came else 'nothing came'}"
+        return "No cause disappeared or appeared" if found.causes else "Neither session has a cause"
+    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
+    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
 
 
 def _fields_title(found: Comparison) -> str:

@@ -32,7 +32,7 @@ def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
     """
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
-    hint = f"How likely ranks differ as much by chance; {of}s are taken as independent"
+    hint = f"Probability of such a difference of ranks by chance; {of}s are assumed independent"
     if steps.p is None:
         return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
     said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"

@@ -70,7 +70,7 @@ def calibration_text(found: Calibration | None) -> str:
         return ""
     within = f"within {percent(MET_WITHIN, 0)}"
     told = plural(found.measured, "measured prediction")
-    return f"Of {told}, {found.met} came true {within}; median error {percent(found.median_error)}"
+    return f"Of {told}, {found.met} held {within}; median error {percent(found.median_error)}"
 
 
 def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
@@ -153,7 +153,7 @@ def outcome(fix: Realized) -> str:
         return f"not comparable: {fix.unlike}"
     error = fix.error
     if error is None:
-        return "predicted was the most that it can bring"
+        return "the prediction was an upper bound"
     if abs(error) <= MET_WITHIN:
         return f"as predicted, off by {percent(abs(error))}"
     return f"{percent(abs(error))} {'slower' if error > 0 else 'faster'} than predicted"

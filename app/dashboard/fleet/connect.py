@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _REFUSALS: Final = {
     UnauthenticatedError.code: "401, token unknown. Set PACELINE_TOKEN on every host.",
-    ForbiddenError.code: "403, the token may not send. Make one with the scope ingest.",
+    ForbiddenError.code: "403, the token may not send. Create one with the scope ingest.",
 }
 
 
@@ -86,7 +86,7 @@ def arriving(
     if mend:
         more = f", and {len(mend) - 1} more" if len(mend) > 1 else ""
         first = mend[0].words
-        title = f"To mend: {first[:1].lower()}{first[1:]}{more}"
+        title = f"To fix: {first[:1].lower()}{first[1:]}{more}"
     return Arriving(title, tuple(checks))
 
 
@@ -100,8 +100,8 @@ def _workers(status: InstallationStatus) -> Check:
 def _token(found: Arrivals) -> Check:
     if found.token_at is None:
         how = f"paceline token create --project {found.project} --scope ingest NAME"
-        return Check("warn", "No token may send", f"Make one: {how}")
-    return Check("done", "Token made, scope ingest", at=found.token_at)
+        return Check("warn", "No token has the scope ingest", f"Create one: {how}")
+    return Check("done", "Token created, scope ingest", at=found.token_at)
 
 
 def _refused(code: str, at: datetime) -> Check:

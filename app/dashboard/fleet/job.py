@@ -167,4 +167,4 @@ def job_heading(session: SessionRow) -> str:
         SessionState.NO_VERDICT: "The latest session has no verdict",
         SessionState.FAILED: "The analysis of the latest session failed",
         SessionState.DISCARDED: "The latest session was discarded",
-    }.get(session.state, "The first session is being worked on")
+    }.get(session.state, "The first session is being analyzed")

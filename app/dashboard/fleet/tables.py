@@ -65,7 +65,7 @@ def job_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
             lambda line: line.owner,
             "owner",
             "opt w3",
-            "The label of that name; the others stand below",
+            "The label of that name; the others are below it",
             of_cells="muted",
         ),
         Shown("GPUs", lambda line: count(line.gpus), "gpus", "num opt"),

@@ -187,7 +187,7 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
     who = f"{host}: {named_gpus(named)}" if named else host
     text = f"{who} slow in {count(len(slow))} of {plural(len(sessions), 'session')}"
     if len(slow) < BLAMED_FROM:
-        return f"{text}: not blamed, another one would settle it"
+        return f"{text}: not blamed: a second slow session would blame it"
     jobs = len({one.job for one in slow})
     of_jobs = f" of {plural(jobs, 'job')}" if jobs > 1 else ""
     return f"{text}{of_jobs}, which cost {hours(_cost(slow))} GPU-hours in {about.words}"
@@ -312,8 +312,8 @@ def _repairs_title(repairs: Sequence[Repair]) -> str:
         Outcome.HELPED: "The last repair helped",
         Outcome.NO_HELP: "The last repair did not help",
         Outcome.NO_CHANGE: "The last repair changed nothing",
-        Outcome.WORSE: "It is slow since the last repair",
-        Outcome.OPEN: "Whether the last repair helped is open",
+        Outcome.WORSE: "It became slow after the last repair",
+        Outcome.OPEN: "The effect of the last repair is not known yet",
     }[judged.outcome]
     if judged.before is None or judged.after is None:
         return said

@@ -140,7 +140,7 @@ def _choices(totals: Totals, show: Show, address: Address) -> list[Choice]:
 def _list_title(found: Hosts, show: Show) -> str:
     total = plural(found.page.total, "host")
     if show is Show.BLAMED:
-        return f"{total} slow more than once" if found.page.total else "Nobody is blamed"
+        return f"{total} slow more than once" if found.page.total else "No host is blamed"
     return f"{total} with a repair" if show is Show.REPAIRED else total
 
 
@@ -187,7 +187,7 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
             "GPUs",
             lambda row: gpu_words(row.gpus),
             classes="opt w2",
-            hint="Those that causes name",
+            hint="GPUs that causes name",
             of_cells="nowrap",
         ),
         Shown(
@@ -202,7 +202,7 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
             "Incidents",
             lambda row: row.incidents,
             classes="num opt w2",
-            hint="All that were told of",
+            hint="Incidents that name the host and were sent",
         ),
         Shown("Cause", _causes, classes="opt"),
         Shown(
@@ -250,9 +250,9 @@ def _slow_in(row: HostSums) -> str:
 def _why_not(row: HostSums) -> str:
     if row.slow_sessions:
         after = "" if row.is_slow else "; not named since"
-        return f"one session only, by {_causes(row).lower()}{after}: another one would settle it"
+        return f"one session only, by {_causes(row).lower()}{after}: a second one would blame it"
     own = (
-        "its computing has no peers to hold it against"
+        "its computing has no peers to compare with"
         if row.computing_worst is None
         else f"its computing is at most {times(row.computing_worst)} its peers’"
     )

@@ -69,5 +69,5 @@ def outcome_words(judged: Judged) -> str:
     """Return what came of a repair in a word or two."""
     if judged.outcome is Outcome.OPEN:
         left = ENOUGH - judged.sessions_after
-        return f"open: {plural(left, 'more session')} will tell"
+        return f"open: {plural(left, 'more session')} needed"
     return judged.outcome.value

@@ -180,7 +180,7 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
         if row.gap is not None:
             facts.append(Fact("Gap so far", percent(row.gap), "between the best and its bound"))
         return (
-            f"A worker is looking for the best pipeline on {plural(row.gpus, 'GPU')}",
+            f"A worker is searching for the best pipeline on {plural(row.gpus, 'GPU')}",
             "The template appears here when it is found, without a reload.",
             tuple(facts),
         )
@@ -192,13 +192,13 @@ def _waiting(view: PlanView) -> tuple[str, str, tuple[Fact, ...]]:
             tuple(facts),
         )
     if row.state == PlanState.CANCELED:
-        return "This plan was canceled", "Nothing was stored. It can be asked for again.", ()
+        return "This plan was canceled", "No plan was stored. You can start it again.", ()
     reason = row.reason or "the reason was not recorded"
     code = (Fact("Code", row.reason_code or "unknown"), *facts)
     if row.state == PlanState.INFEASIBLE:
         why = "Each of these changes would be enough by itself." if view.faults else ""
         return reason[:1].upper() + reason[1:], why, code
-    return f"Planning failed: {reason}", "The worker's log has the rest; ask again.", code
+    return f"Planning failed: {reason}", "The worker's log has the details; plan again.", code
 
 
 def _facts(document: PlanDocument, timeline: SimulatedIteration) -> tuple[Fact, ...]:
@@ -224,7 +224,7 @@ def _facts(document: PlanDocument, timeline: SimulatedIteration) -> tuple[Fact, 
 def _proof(document: PlanDocument) -> Fact:
     bound, own, gap = document.lower_bound_ms, document.cost_ms, document.gap
     if bound is None or own is None or gap is None:
-        return Fact("Proof", "None", f"{METHOD_NAMES[document.method]} proves nothing")
+        return Fact("Proof", "None", f"{METHOD_NAMES[document.method]} gives no proof")
     return Fact(
         "Proof",
         "Gap 0" if document.optimal else f"Gap {percent(gap)}",

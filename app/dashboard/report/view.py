@@ -335,7 +335,7 @@ def _hosts(report: FleetReport) -> list[BarLine]:
 
 
 def _met(fix: FixLine) -> bool:
-    """Return whether a fix brought what was predicted; of one that is at most so, no less."""
+    """Return whether a fix reached the predicted gain; of one that is at most so, no less."""
     error = prediction_error(fix.predicted, fix.realized)
     return error <= MET_WITHIN if fix.at_most else abs(error) <= MET_WITHIN
 
@@ -345,7 +345,7 @@ def _fixes_title(fixes: Sequence[FixLine]) -> str:
     if not measured:
         return "No fix was measured"
     met = sum(_met(fix) for fix in measured)
-    return f"{count(met)} of {plural(len(measured), 'fix', 'fixes')} brought what was predicted"
+    return f"{count(met)} of {plural(len(measured), 'fix', 'fixes')} reached the predicted gain"
 
 
 def _fix(fix: FixLine) -> FixView:
@@ -368,7 +368,7 @@ def _change(gain: float) -> str:
 def _trend_title(trend: Sequence[Period]) -> str:
     known = [period.costs.share for period in trend if period.costs.sessions]
     if len(known) < 2:  # noqa: PLR2004 - of one there is no trend
-        return "There is nothing before to compare with"
+        return "There is no earlier time to compare with"
     first, last = known[0], known[-1]
     if abs(last - first) < CHANGED:
         return f"Waste stayed at {rough_percent(last)}"

@@ -17,7 +17,7 @@ NAMED: Final = 6
 SEALED_BY: Final = {
     "request": "sealed on request",
     "final": "sealed by the last producer's last chunk",
-    "silence": "sealed because nothing more came",
+    "silence": "sealed after a silence",
 }
 
 

@@ -98,7 +98,7 @@ def _interval(ci95: Interval) -> str:
 
 def _cause_fact(cause: NamedCause, label: str = "Cause") -> Fact:
     share = cause.contribution
-    note = "may be it instead" if share is None else f"explains {rough_percent(share)}"
+    note = "is another possible cause" if share is None else f"explains {rough_percent(share)}"
     if cause.confidence is not None:
         note += f", {sure(cause.confidence)} sure"
     return Fact(label, title_of(cause.cause), note)

@@ -121,7 +121,7 @@ def strip_finding(report: Report) -> str:
     if cost(high) < 2 * NEGLIGIBLE:
         return f"No step is slow: {span}"
     if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
-        return f"Every step is slow, {span}: the cause does not come and go"
+        return f"Every step is slow, {span}: the cause is constant"
     bound = 1 + (high - 1) / 2
     beyond = sum(value > bound for value in slowdowns)
     worst = report.steps.analyzed[slowdowns.index(high)]
@@ -198,18 +198,18 @@ def recovery_finding(report: Report) -> str:
     """Return the title of what recovers the lost time."""
     m_w, m_s, k50 = report.m_w.rem, report.m_s.rem, report.k50
     if m_w is None or m_s is None:
-        return "Too little is lost to say what would bring it back"
+        return "Too little is lost to say what would recover it"
     if m_w >= MAJORITY and m_w >= m_s:
         taken = len(report.m_w.workers)
         if k50 is not None and k50 < taken:
-            few = f"{plural(k50, 'worker')} would bring back half of the lost time"
+            few = f"{plural(k50, 'worker')} would recover half of the lost time"
             return f"{few}, {count(taken)} {_of_all(m_w)} it"
-        return f"{plural(taken, 'worker')} would bring back {_of_all(m_w)} the lost time"
+        return f"{plural(taken, 'worker')} would recover {_of_all(m_w)} the lost time"
     if m_s >= MAJORITY:
-        return f"The last stage would bring back {_of_all(m_s)} the lost time"
+        return f"The last stage would recover {_of_all(m_s)} the lost time"
     if k50 is not None:
-        return f"It takes {plural(k50, 'worker')} to bring back half of the lost time"
-    return "Neither a few workers nor the last stage would bring back half of it"
+        return f"It takes {plural(k50, 'worker')} to recover half of the lost time"
+    return "Neither a few workers nor the last stage would recover half of it"
 
 
 def _of_all(share: float) -> str:
@@ -228,7 +228,7 @@ def correlation_finding(report: Report) -> str:
     """Return the title of the forward–backward scatter."""
     r = report.fb_correlation.pearson
     if r is None:
-        return "Sequence lengths: cannot say"
+        return "Sequence lengths: unknown"
     if r >= CORRELATION_BOUND:
         return f"Forward and backward rise together: r = {ratio(r)}, over 0.90"
     return f"Not sequence lengths: r = {ratio(r)}, under 0.90"

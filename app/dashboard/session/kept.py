@@ -35,7 +35,7 @@ def kept(view: SessionView) -> Kept:
     ]
     note = _note(gone)
     if view.has_report and not view.has_heatmaps:
-        note = f"{note} Of the heatmaps the mean over the steps is kept, single steps are not."
+        note = f"{note} Only the mean of the heatmaps over the steps is kept."
     return Kept(
         note=note.strip(),
         pinned=row.pinned,
@@ -49,7 +49,7 @@ def _note(gone: list[tuple[str, datetime]]) -> str:
     if not gone:
         return ""
     said = [f"{what} since {at:%-d %B %Y}" for what, at in gone]
-    text = f"Not kept any more: {', '.join(said)}."
+    text = f"Deleted: {', '.join(said)}."
     if len(gone) == 1 and gone[0][0] == "its operations":
         return (
             f"{text} The report stays; timelines, questions and another analysis need operations."

@@ -106,7 +106,7 @@ def without_report(view: SessionView) -> Body:
     """Return what lists still know of a session whose report went by its age."""
     row = view.row
     shown = row.headline
-    sentence = row.verdict.sentence if row.verdict is not None else "The report is gone"
+    sentence = row.verdict.sentence if row.verdict is not None else "The report was deleted"
     facts = [
         Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
         Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
@@ -138,7 +138,7 @@ def ended(view: SessionView) -> Body:
     ]
     if failed:
         why = (
-            "The code names what broke; the worker's log has the rest."
+            "The code names the failure; the worker's log has the details."
             if row.trace_removed_at is not None
             else "Nothing is lost: the trace is stored as it was sent. The code names what broke; "
             "the worker's log has the rest."
@@ -146,9 +146,9 @@ def ended(view: SessionView) -> Body:
     else:
         facts.append(Fact("Remedy", *REMEDIES.get(code, OTHER_REMEDY)))
         why = (
-            "No verdict could come from its trace."
+            "Its trace allows no verdict."
             if row.trace_removed_at is not None
-            else "The trace is stored as it was sent, but no verdict can come from it."
+            else "The trace is stored as it was sent, but it allows no verdict."
         )
     return Body(
         state=STATES[SessionState.FAILED if failed else SessionState.DISCARDED],

@@ -253,7 +253,7 @@ def _range(recovery: Recovery) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "cannot say: too little lost" if value is None else rough_percent(value)
+    return "unknown: too little lost" if value is None else rough_percent(value)
 
 
 def launch_rows(report: Report) -> tuple[Row, ...]:

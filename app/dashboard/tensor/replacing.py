@@ -21,7 +21,7 @@ def replace_title(view: GroupView, document: MitigationDocument, where: str) -> 
         return ""
     gain = _gain(view, document)
     if gain < _LEAST_GAIN:
-        return f"Replacing {where} would bring no more than the plan does"
+        return f"Replacing {where} would gain no more than the plan"
     again = " again" if view.row.latest.plan_version is not None else ""
     return f"Or replace {where}: {percent(gain, 0 if gain >= _ROUND else 1)} less{again}, no loss"
 
@@ -42,12 +42,12 @@ def replace_note(view: GroupView, document: MitigationDocument) -> str:
         so = "at this plan" if planned else "without a plan"
         parts[0] += f"; it pays after {age(pays_s)} {so}"
     if restart.measured:
-        parts.append("So long the job’s last restart kept this group")
+        parts.append("The job’s last restart took this long for this group")
     else:
-        parts.append("The restart’s length is assumed: none was seen yet")
+        parts.append("The restart’s length is assumed: no restart was recorded yet")
     if view.row.replace_node:
         parts.append(
-            "It has straggled for over 1,000 steps; resize, migrate and sticky are for what passes"
+            "It has straggled for over 1,000 steps; resize, migrate and sticky are for short ones"
         )
     return ". ".join(parts) + "."
 

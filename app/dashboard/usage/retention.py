@@ -73,10 +73,10 @@ def retention_heading(rules: RetentionRules) -> str:
         if (keep := kind.keep(rules)).days is not None or keep.bytes is not None
     ]
     if not goes:
-        return "Sessions stay as they are, however old"
+        return "Sessions are kept without limit"
     if len(goes) == len(of_sessions):
-        return "Of old sessions, what lists show stays"
-    return f"Of old sessions, {listing(goes)} go"
+        return "Old sessions keep only what lists show"
+    return f"Old sessions lose {listing(goes)}"
 
 
 def add_retention_page(routes: APIRouter, pages: Pages) -> None:

@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 def make_first_token(container: Container) -> None:
-    """Make the token in `admin_token_file` valid; where there is no such file, write a new one.
+    """Create token in `admin_token_file` valid; where there is no such file, write a new one.
 
     Done again it changes nothing. A token that was revoked stays so: a new one in the file, under
     a name that is free again, is how a lost one is replaced.

@@ -215,7 +215,7 @@ def sign_in_from_provider(
 
 
 def sign_out(container: Container, cookie: str) -> None:
-    """End a browser's session; its cookie opens nothing any more."""
+    """End a browser's session; its cookie is revoked."""
     with container.everywhere().uow() as tx:
         ended = tx.session.execute(
             delete(BrowserSession)

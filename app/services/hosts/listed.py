@@ -78,9 +78,9 @@ class HostRow(HostSums):
         float, Field(description="That of its slowest worker alone, in its latest session.")
     ]
     gpus: Annotated[
-        Sequence[str], Column(csv="gpus_named"), Field(description="Those that causes name.")
+        Sequence[str], Column(csv="gpus_named"), Field(description="GPUs that causes name.")
     ]
-    incidents: Annotated[int, Column(csv=None), Field(description="That name it and were told of.")]
+    incidents: Annotated[int, Column(csv=None), Field(description="Sent incidents that name it.")]
     firing: Annotated[bool, Column(csv=None)]
     # Slowdown in the latest sessions, oldest first.
     trend: Annotated[Sequence[float], Field(exclude=True)]

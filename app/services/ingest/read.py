@@ -231,7 +231,7 @@ def _refusals(tx: Reads, since: datetime) -> list[Refusal]:
 
 
 def _jobs(tx: Reads, since: datetime) -> list[JobIntake]:
-    """Return what came of each job, those with trouble first."""
+    """Return what came of each job, jobs with problems first."""
 
     def of(*states: str) -> ColumnElement[int]:
         return func.count().filter(Session.state.in_(states))

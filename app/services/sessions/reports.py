@@ -83,7 +83,7 @@ def heatmap(tx: Reads, session_id: uuid.UUID, step: int | None = None) -> NDArra
             mean = open_report(read_document(tx, report)).by_worker.exact
             return np.asarray(mean, np.float32)
         raise NotFoundError(
-            "The heatmaps of single steps are not kept any more.", code="report.heatmaps_removed"
+            "The heatmaps of single steps were deleted.", code="report.heatmaps_removed"
         )
     maps = _heatmaps.get(blob)
     if maps is None:

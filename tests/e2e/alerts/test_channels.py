@@ -60,7 +60,7 @@ def test_the_page_of_channels(
     assert states == ["Dead", "Retrying", "Alive", "Not used yet", "Disabled"]
     lost = page.locator("[aria-label=Undelivered]")
     expect(lost).to_contain_text("maintenance until 18:00")
-    expect(lost).to_contain_text("1 did not arrive, 1 on the way")
+    expect(lost).to_contain_text("1 did not arrive, 1 pending")
     keep(page, f"channels-{look.name}")
     expect_well_made(page, place.url, look)
     page.goto(f"{place.url}/channels/{dead.id}")
@@ -128,7 +128,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     field(page, "name").fill("ops")
     field(page, "rate_limit").fill("5")
     page.get_by_label("high").uncheck()
-    page.get_by_label("Remove what is set").check()
+    page.get_by_label("Remove the stored value").check()
     act(page, "Save")
     expect(page.locator("[data-saved]")).to_have_text("Saved.")
     expect(page.locator("#chosen h2")).to_contain_text("ops: Webhook")
@@ -183,7 +183,7 @@ def test_a_channel_that_dies_shows_on_every_page_until_it_is_enabled_again(
         expect(page.locator(".nav .count.dead")).to_have_count(0)
         # What was lost can be sent again now.
         lost.get_by_role("button", name="Send again").click()
-        expect(lost).to_contain_text("on the way")
+        expect(lost).to_contain_text("pending")
         place.alerting.work()
         page.goto(f"{place.url}/channels")
         expect(page.locator("[aria-label=Channels] tbody .state")).to_have_text("Alive")

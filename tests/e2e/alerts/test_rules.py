@@ -127,7 +127,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     page.get_by_label("Name", exact=True).fill("Wasteful")
     page.get_by_label("Condition").select_option("waste")
     page.get_by_label("From, %", exact=True).fill("20")
-    page.get_by_label("Over below, %").fill("17.5")
+    page.get_by_label("Ends below, %").fill("17.5")
     page.get_by_label("Names, with * and ?").fill("llama-*, moe-1t")
     page.get_by_label("Labels").fill("owner=ann")
     page.get_by_label("low", exact=True).uncheck()
@@ -149,7 +149,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
 
     page.get_by_label("Condition").select_option("cause")
     page.get_by_label("From, %", exact=True).fill("90")
-    page.get_by_label("Over below, %").fill("80")
+    page.get_by_label("Ends below, %").fill("80")
     page.get_by_label("Slow worker", exact=True).check()
     page.get_by_label("Sessions in a row").fill("1")
     press(page, "Save")
@@ -212,14 +212,14 @@ def test_faults_stand_next_to_their_fields(place: Place, visitor: Visitor) -> No
     expect(page.locator("#rule-name-fault")).to_have_text("This is needed.")
 
     name.fill("No data")
-    page.get_by_label("Over below, ×").fill("2")
+    page.get_by_label("Ends below, ×").fill("2")
     press(page, "Add rule")
     expect(page.locator("#rule-condition-clears_below-fault")).to_have_text(
-        "“Over below” must not be above “From”"
+        "“Ends below” must not be above “From”"
     )
     expect(page.locator("#rule-name-fault")).to_be_hidden()
 
-    page.get_by_label("Over below, ×").fill("1.05")
+    page.get_by_label("Ends below, ×").fill("1.05")
     press(page, "Add rule")
     expect(page.locator("#rule-name-fault")).to_have_text("Another rule has this name.")
 

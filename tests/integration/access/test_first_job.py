@@ -31,7 +31,7 @@ def _looked_at(company: Company, token: str, project: str = "default") -> tuple[
 def test_a_token_that_is_missing_and_a_sender_that_is_refused_are_said(company: Company) -> None:
     reader = company.token(Right.READ)
     page, rows = _looked_at(company, reader)
-    assert rows[2].startswith("No token may send")
+    assert rows[2].startswith("No token has the scope ingest")
     assert "paceline token create --project default --scope ingest NAME" in rows[2]
     assert "project default" in page.text
     assert page.one("aside").one("a", href="/ingest").text == "Ingest health"
@@ -42,7 +42,7 @@ def test_a_token_that_is_missing_and_a_sender_that_is_refused_are_said(company: 
         assert client.get("/api/v1/sessions").status_code == 401
     write_refusals(company.container)
     page, rows = _looked_at(company, reader)
-    assert rows[2].startswith("Token made, scope ingest")
+    assert rows[2].startswith("Token created, scope ingest")
     assert rows[3].startswith("A sender was refused 401, token unknown. Set PACELINE_TOKEN")
     # Whose it was is not known: it may be of another project.
     assert "llama-70b" not in page.text
@@ -56,7 +56,7 @@ def test_only_what_sends_counts_and_only_of_this_project(company: Company) -> No
     write_refusals(company.container)
     count_refused_body(company.ours, "llama-70b", 12, "trace.bad_json")
     _, rows = _looked_at(company, reader, "other")
-    assert rows[2].startswith("No token may send")
+    assert rows[2].startswith("No token has the scope ingest")
     assert not any("refused" in row for row in rows)
 
     _, rows = _looked_at(company, company.token(Right.READ, name="ours"))

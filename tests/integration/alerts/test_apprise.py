@@ -29,7 +29,7 @@ def _send(url: str) -> str:
 
 
 def test_a_message_goes_out_through_the_library(receiver: Receiver) -> None:
-    assert _send(f"json://127.0.0.1:{receiver.port}/hook") == "Taken by Apprise."
+    assert _send(f"json://127.0.0.1:{receiver.port}/hook") == "Accepted by Apprise."
     [got] = receiver.got
     assert got.json["title"] == "[FIRING] llm: Slow worker: node-7"
     assert "predicted gain 20.0\N{NO-BREAK SPACE}%" in got.json["message"]

@@ -1,4 +1,4 @@
-"""Who is told: on call, the owner of a job, exactly some channels, and more people later."""
+"""Recipients: on call, the owner of a job, exactly some channels, and more people later."""
 
 from __future__ import annotations
 

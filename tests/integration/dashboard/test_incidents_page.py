@@ -141,9 +141,9 @@ def test_no_name_is_asked_for_where_nothing_can_be_done(
 @pytest.mark.parametrize(
     ("status", "heading", "note"),
     [
-        (204, "The message that was sent", "To hook; the same words to every channel"),
-        (400, "The message that did not arrive", "Not delivered to hook"),
-        (503, "A message that has not been delivered", "Still tried: hook"),
+        (204, "The message that was sent", "To hook; the same text to every channel"),
+        (400, "The undelivered message", "Not delivered to hook"),
+        (503, "A message that has not been delivered", "Still trying: hook"),
     ],
 )
 def test_a_message_is_called_sent_where_it_was(

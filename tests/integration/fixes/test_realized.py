@@ -188,7 +188,7 @@ def test_the_fleet_shows_what_fixes_brought_and_how_predictions_turn_out(
     assert waiting.one("h2").text == "No applied fix has been measured yet"
     send(installation, body(1.0, seed=2))
     shown = parse(client.get("/").text).one("section", id="applied")
-    assert shown.one("h2").text.startswith("Of 1 measured prediction, 1 came true within 5")
+    assert shown.one("h2").text.startswith("Of 1 measured prediction, 1 held within 5")
     assert [link.text for link in shown.one("td", "grow").all("a")] == ["llm"]
     assert f"/sessions/{slow}" in [link.attributes["href"] for link in shown.all("a")]
 

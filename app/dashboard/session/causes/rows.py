@@ -62,7 +62,7 @@ def causes_table(report: Report) -> tuple[CauseRow, ...]:
     ]
     diagnosis = report.diagnosis
     cheap = [c for c in diagnosis.ruled_out if any(c == x.runner_up for x in report.causes)]
-    rows += [_note(title_of(c), "its sign is there, but costs too little") for c in cheap]
+    rows += [_note(title_of(c), "present, but costs too little") for c in cheap]
     ruled_out = [title_of(c).lower() for c in diagnosis.ruled_out if c not in cheap]
     if ruled_out:
         rows.append(_note("Not found", listing(ruled_out)))
@@ -70,7 +70,7 @@ def causes_table(report: Report) -> tuple[CauseRow, ...]:
     for item in diagnosis.cannot_judge:
         reasons.setdefault(item.reason, []).append(title_of(item.cause))
     rows += [
-        _note(listing([names[0], *(name.lower() for name in names[1:])]), f"cannot say: {reason}")
+        _note(listing([names[0], *(name.lower() for name in names[1:])]), f"unknown: {reason}")
         for reason, names in reasons.items()
     ]
     return tuple(rows)

@@ -53,7 +53,7 @@ export function placeOf(kind, column) {
 /** The API's words, with the names that the form has. */
 export function said(kind, fault, place) {
   if (SAYS[fault.code]) return SAYS[fault.code];
-  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Over below”').replace(/\b(at_least|confidence)\b/, '“From”');
+  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Ends below”').replace(/\b(at_least|confidence)\b/, '“From”');
   const message = plain[0].toUpperCase() + plain.slice(1);
   // The form has per cent where the rule has shares.
   return SHARES.has(kind) && SCALED.includes(place) ? message.replace(/[\d.]+$/, (bound) => `${exact(100 * Number(bound))} %`) : message;

@@ -253,7 +253,7 @@ export class WhatIf {
     $('#ask-ideal').cells[3].textContent = percent(ideal / now - 1);
     if ($('#ask-reference')) $('#ask-reference').cells[3].textContent = percent(reference / now - 1);
     $('#ask-copy').disabled = !answer;
-    $('#ask-read').textContent = answer ? this.sentence() : this.form.hidden ? 'Bars show each step as it was.' : 'Not asked yet: bars show each step as it is.';
+    $('#ask-read').textContent = answer ? this.sentence() : this.form.hidden ? 'Bars show each step as it was.' : 'No question yet: bars show each step as it is.';
     if (answer) {
       $('#ask-data').textContent = ['step\tas_it_is_s\twith_changes_s', ...answer.steps.map((step, at) => `${step}\t${this.data.simulated_s[at]}\t${answer.step_times_s[at]}`)].join('\n');
     }

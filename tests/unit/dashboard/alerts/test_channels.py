@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.reads import ChannelView
 
 REFUSED = "The receiver answered 410."
-UNREADABLE = "its secrets cannot be decrypted with the keys that there are"
+UNREADABLE = "no available key decrypts its secrets"
 
 
 def page_of(
@@ -103,7 +103,7 @@ def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:
 
 def test_says_how_many_hear() -> None:
     one = page_of(channel())
-    assert one.heading == "1\N{NO-BREAK SPACE}channel hears of incidents"
+    assert one.heading == "1\N{NO-BREAK SPACE}channel receives incidents"
     off = channel(enabled=False, disabled_reason=DISABLED_BY_PERSON)
     assert page_of(off).heading == "No messages are sent: no channel is enabled"
     assert channels_title([off]) == "No channel is enabled"
@@ -150,7 +150,7 @@ def test_what_did_not_arrive() -> None:
     failed = undelivered("failed", overtaken=True, can_replay=False)
     fresh = undelivered("waiting", attempt=0, error=None, answer=None, next_attempt_at=NOW)
     page = page_of(channel(), lost=([waiting, failed, fresh], 3))
-    assert page.lost_title == "Messages: 1 did not arrive, 2 on the way"
+    assert page.lost_title == "Messages: 1 did not arrive, 2 pending"
     assert [item.answer for item in page.lost] == [
         "The receiver answered 503: maintenance",
         "The receiver answered 503: maintenance. A later message was sent.",

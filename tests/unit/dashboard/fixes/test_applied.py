@@ -49,7 +49,7 @@ FIX = Realized(
             replace(FIX, unlike="ran as DP 8, not as DP 4"),
             "not comparable: ran as DP 8, not as DP 4",
         ),
-        (replace(FIX, at_most=True), "predicted was the most that it can bring"),
+        (replace(FIX, at_most=True), "the prediction was an upper bound"),
         (
             replace(FIX, measured_by=None, realized_step_time_s=None, realized_gain=None),
             "the next session measures it",
@@ -72,5 +72,5 @@ def test_a_fix_seen_in_the_metadata_says_so() -> None:
 
 def test_a_calibration_is_a_sentence_and_nothing_where_there_is_none() -> None:
     text = calibration_text(Calibration(12, 11, 0.012)).replace("\N{NO-BREAK SPACE}", " ")
-    assert text == "Of 12 measured predictions, 11 came true within 5 %; median error 1.2 %"
+    assert text == "Of 12 measured predictions, 11 held within 5 %; median error 1.2 %"
     assert not calibration_text(None)

@@ -265,7 +265,7 @@ def test_a_sparkline_has_one_range_marks_what_is_above_and_hatches_gaps() -> Non
     [
         ({"slowdown": 1.31, "state": SessionState.ANALYZED}, "slow"),
         ({"state": SessionState.DISCARDED}, "The latest session was discarded"),
-        ({"state": SessionState.ANALYZING}, "The first session is being worked on"),
+        ({"state": SessionState.ANALYZING}, "The first session is being analyzed"),
     ],
 )
 def test_a_job_says_what_is_known_of_it(changes: dict[str, Any], heading: str) -> None:

@@ -105,7 +105,7 @@ def test_methods_are_held_against_the_best_and_say_why_there_is_none(result: Pla
     ("state", "changes", "heading"),
     [
         ("queued", {"ahead": 2}, "This plan waits for a worker"),
-        ("planning", {"gap": 0.013}, "A worker is looking for the best pipeline"),
+        ("planning", {"gap": 0.013}, "A worker is searching for the best pipeline"),
         ("canceled", {}, "This plan was canceled"),
         ("infeasible", {"reason": "no template fits"}, "No template fits"),
         ("failed", {"reason": "it broke"}, "Planning failed: it broke"),

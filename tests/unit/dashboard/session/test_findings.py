@@ -62,7 +62,7 @@ def test_ties_go_to_the_lower_dp_rank_then_stage(slow_worker: Report) -> None:
 @pytest.mark.parametrize(
     ("total", "slowdowns", "title"),
     [
-        (1.97, [1.94, 1.99], "Every step is slow, 1.94× to 1.99×: the cause does not come and go"),
+        (1.97, [1.94, 1.99], "Every step is slow, 1.94× to 1.99×: the cause is constant"),
         (1.01, [1.0, 1.015], "No step is slow: 1.00× to 1.01×"),
         (1.2, [1.0, 1.0, 1.8], "1 of 3 steps exceed 1.40×; step 7 reaches 1.80×"),
     ],
@@ -114,7 +114,7 @@ def test_the_causes_are_summed_up(
 @pytest.mark.parametrize(
     ("pearson", "title"),
     [
-        (None, "Sequence lengths: cannot say"),
+        (None, "Sequence lengths: unknown"),
         (0.88, "Not sequence lengths: r = 0.88, under 0.90"),
         (0.97, "Forward and backward rise together: r = 0.97, over 0.90"),
     ],
@@ -156,17 +156,17 @@ def test_no_set_is_said_to_bring_back_more_than_all(
 ) -> None:
     report = changed(slow_worker, m_w__rem=share, m_s__rem=0.0)
     title = plain(findings.recovery_finding(report))
-    assert title == f"1 worker would bring back {said} the lost time"
+    assert title == f"1 worker would recover {said} the lost time"
 
 
 def test_where_one_worker_brings_back_half_it_is_said_and_not_hundreds(slow_worker: Report) -> None:
     hundreds = tuple((0, rank) for rank in range(492))
     report = changed(slow_worker, m_w__rem=0.94, m_w__workers=hundreds, m_s__rem=0.0, k50=1)
     title = plain(findings.recovery_finding(report))
-    assert title == "1 worker would bring back half of the lost time, 492 94 % of it"
+    assert title == "1 worker would recover half of the lost time, 492 94 % of it"
     report = changed(report, k50=492)
     title = plain(findings.recovery_finding(report))
-    assert title == "492 workers would bring back 94 % of the lost time"
+    assert title == "492 workers would recover 94 % of the lost time"
 
 
 def test_a_step_that_loses_nothing_says_so() -> None:

@@ -155,7 +155,7 @@ def test_what_was_not_judged_is_named(slow_worker: Report) -> None:
     assert first.strong
     assert (not_found.name, not_found.evidence[0].text) == ("Not found", "network and data loading")
     assert unjudged.name == "Memory fragmentation and tensor-parallel straggler"
-    assert unjudged.evidence[0].text == "cannot say: TP is 1"
+    assert unjudged.evidence[0].text == "unknown: TP is 1"
 
 
 @pytest.mark.parametrize(
