@@ -106,5 +106,5 @@ def _no_commands(found: Evidence) -> str:
     if found.host:
         return "The host's name is not a valid name of one node: there is no command"
     if not blames_machine(found.life.view.row.incident.cause):
-        return "No host is at fault: there is nothing to cordon"
-    return "Its sessions name no host: there is nothing to cordon"
+        return "No host is at fault: there is no command"
+    return "Its sessions name no host: there is no command"
