@@ -32,7 +32,7 @@ from app.analysis.wording import percent
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether what is left over is named."""
+    """What decides whether the unexplained rest is named."""
 
     # What no cause explains is named when it is this share of the lost time.
     unknown_share: float = 0.5
@@ -112,9 +112,9 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     adapted = bool(lags_ns) or graph is not group.graph
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
-        beside = replace(observation, group=group)
+        adapting = replace(observation, group=group)
         # of the same time nothing counts twice
-        late = {node: np.minimum(ns, beside.delay_ns(node)) for node, ns in late.items()}
+        late = {node: np.minimum(ns, adapting.delay_ns(node)) for node, ns in late.items()}
     replays = Counterfactuals(
         group,
         changes,
@@ -128,7 +128,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         replays.replay(one_or_all(len(found)))
     explained = _off(replays, recorded_s) <= DISCREPANCY_LIMIT
     if not explained:
-        # Launches are late beside the causes that were found: with and without them.
+        # Launches are late that no found cause explains: with and without the causes.
         stays = {
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
             for node, delay_ns in late_launches(signs.observation).items()
@@ -239,13 +239,13 @@ def _weigh(
                     where=doubt.alternative.where,
                 )
             )
-    left_s = loss.unknown_s
+    rest_s = loss.unknown_s
     if (
-        left_s >= THRESHOLDS.unknown_share * loss.lost_s
-        and left_s >= THRESHOLDS.unknown_cost * mean_s
+        rest_s >= THRESHOLDS.unknown_share * loss.lost_s
+        and rest_s >= THRESHOLDS.unknown_cost * mean_s
     ):
-        unknown = _unknown(left_s, loss.lost_s, len(causes))
-        causes.insert(0 if not causes else _place(causes, left_s), unknown)
+        unknown = _unknown(rest_s, loss.lost_s, len(causes))
+        causes.insert(0 if not causes else _place(causes, rest_s), unknown)
     chosen = {cause.cause for cause in causes}
     diagnosis = Diagnosis(
         causes=tuple(_with_runners_up(causes, found)),
@@ -290,16 +290,18 @@ def _with_reducing(
     )
 
 
-def _unknown(left_s: float, lost_s: float, others: int) -> Cause:
-    besides = (
+def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
+    explained = (
         "what the causes named here explain" if others else "any cause that this session can show"
     )
     return Cause(
         cause=UNKNOWN,
-        contribution=left_s / lost_s,
-        cost_s=left_s,
+        contribution=rest_s / lost_s,
+        cost_s=rest_s,
         confidence=None,
-        evidence=(Evidence(f"{percent(left_s / lost_s, 0)} of the lost time is beyond {besides}"),),
+        evidence=(
+            Evidence(f"{percent(rest_s / lost_s, 0)} of the lost time is beyond {explained}"),
+        ),
     )
 
 

@@ -118,7 +118,7 @@ class TransferLevels:
     Parameters
     ----------
     by_step : tuple of float
-        Transfer time of the middle link ÷ that in the quietest steps.
+        Transfer time of the median link ÷ that in the quietest steps.
     """
 
     kind: Literal["transfer_levels"] = "transfer_levels"

@@ -27,7 +27,7 @@ class Change:
     less_ns : mapping
         Time that computations lose.
     times : mapping
-        Factors of what is left of computations.
+        Factors of the remaining time of computations.
     transfers_ns : mapping
         Transfer durations.
     on_time : mapping of bool arrays

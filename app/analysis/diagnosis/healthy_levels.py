@@ -1,7 +1,7 @@
-"""How well it is known what workers would take that are at fault: as well as their peers tell.
+"""How well the healthy times of workers at fault are known from their peers.
 
-Whoever is at fault is replayed as the middle one of its peers, and workers differ. Where all hosts
-are at fault nothing tells what healthy ones take.
+A worker at fault is replayed as the median of its peers, and workers differ. Where all hosts are at
+fault nothing tells what healthy ones take.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> U
     if observation.passes and layout.dp > 1:
         taken = [passes.own_ns.sum(axis=1) for passes in observation.passes.values()]
         level = np.log(np.add.reduce(taken))
-        middle = (level * healthy).sum(axis=1) / np.maximum(peers, 1)
-        beyond = (level - middle[:, None])[healthy]
+        center = (level * healthy).sum(axis=1) / np.maximum(peers, 1)
+        beyond = (level - center[:, None])[healthy]
         squares += float(beyond @ beyond)
         pairs += int(np.maximum(peers - 1, 0).sum())
     fewest = max(int(peers[stages].min()), 1)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, sample, spread
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.means import share_of
@@ -121,7 +121,7 @@ def _after_computing(observation: Observation) -> list[int]:
     return found
 
 
-def spread_over_workers(by_worker: NDArray[np.int64]) -> bool:
+def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
     """Return whether stalls, counted by worker, come on one or another as pauses do."""
     count, possible = int(by_worker.sum()), by_worker.size
     workers = int((by_worker > 0).sum())
@@ -150,7 +150,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     least = THRESHOLDS.late * float(median(sample(observation.recorded_ns[forwards])))
     delays = delays_of(observation.group, forwards)
     late = _beyond_typical(delays)
-    limit = max(least, THRESHOLDS.to_scatter * spread(late))
+    limit = max(least, THRESHOLDS.to_scatter * robust_deviation(late))
     often = float((late > limit).mean())
     if not 0 < often <= THRESHOLDS.most:
         return None
@@ -165,7 +165,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
     np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))
     costly = late.sum() >= THRESHOLDS.least_share * step_ns * len(layout.steps)
-    if not costly or not spread_over_workers(by_worker):
+    if not costly or not on_many_workers(by_worker):
         return None
     stalled = late.any(axis=(1, 2))
     return StalledLaunches(forwards[stalled], late[stalled])

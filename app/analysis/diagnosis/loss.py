@@ -61,7 +61,7 @@ def named_loss(
 
     The reference is the session without them, where that is as good as a healthy one: all healthy
     jobs lose a little against the ideal, and against the job without its causes that is no loss.
-    Where more is left, the reference is ideal, and what no cause explains is unknown; but not where
+    Where more remains, the reference is ideal, and what no cause explains is unknown; but not where
     the causes alone weigh more than S, which knows no late launches.
     """
     numbers = _that_matter(replays, count)

@@ -212,22 +212,22 @@ def _middle(times: SingleArray) -> FloatArray:
 
 
 def lower_median(values: NDArray[Real], axis: int) -> NDArray[Real]:
-    """Return the middle value, of two the lower: one of two that is high does not move it."""
+    """Return the lower median: of an even number of values the lower of the two in the middle."""
     rows = values if axis == 0 else np.moveaxis(values, axis, 0)
     low, high = np.minimum, np.maximum
-    # Sorting so few along an axis takes ten times as long.
+    # Sorting few values along an axis takes ten times as long.
     match tuple(rows) if len(rows) <= _FEW else ():
         case (a,):
-            middle = a
+            found = a
         case a, b:
-            middle = low(a, b)
+            found = low(a, b)
         case a, b, c:
-            middle = high(low(a, b), low(high(a, b), c))
+            found = high(low(a, b), low(high(a, b), c))
         case a, b, c, d:
-            middle = low(high(low(a, b), low(c, d)), low(high(a, b), high(c, d)))
+            found = low(high(low(a, b), low(c, d)), low(high(a, b), high(c, d)))
         case _:
-            middle = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
-    return np.asarray(middle)
+            found = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
+    return np.asarray(found)
 
 
 def sample(values: NDArray[Real]) -> NDArray[Real]:
@@ -238,7 +238,7 @@ def sample(values: NDArray[Real]) -> NDArray[Real]:
 
 
 def scatter_of_most(values: NDArray[Real]) -> float:
-    """Return the standard deviation of the values near the middle; half of them may be at fault.
+    """Return the standard deviation by the values near the median; half of them may be at fault.
 
     Of fewer than four values none can be called typical: 0.
     """
@@ -249,7 +249,7 @@ def scatter_of_most(values: NDArray[Real]) -> float:
     return float(np.quantile(distance, 0.25) / 0.3186)
 
 
-def spread(values: NDArray[Real]) -> float:
-    """Return the scatter of values as a standard deviation that outliers do not move."""
+def robust_deviation(values: NDArray[Real]) -> float:
+    """Return the standard deviation by the median absolute one, which outliers do not move."""
     values = sample(values)
     return float(1.4826 * median(np.abs(values - median(values))))

@@ -23,9 +23,9 @@ class SlowSpells:
     Parameters
     ----------
     steps : int
-        In so many steps it is slow.
+        Number of steps in which it is slow.
     of : int
-        So many steps were compared.
+        Number of steps that were compared.
     times : float
         Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer
         time ÷ that in quiet steps.
@@ -226,7 +226,7 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobFacts(Hosts):
-    """What a sentence about a cause can name besides it."""
+    """What a sentence about a cause can name of its job."""
 
     # Slowdown if only this operation type kept its recorded durations.
     by_optype: Mapping[str, float]

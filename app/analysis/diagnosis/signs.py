@@ -67,5 +67,5 @@ class Signs:
         return None
 
     def less(self, explained: Explained) -> Signs:
-        """Return the signs that are left when some of the time is explained."""
+        """Return the signs that remain when some of the time is explained."""
         return replace(self, observation=replace(self.observation, explained=explained))

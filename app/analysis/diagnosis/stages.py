@@ -59,7 +59,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
     """Return the heaviest stage, where stages differ; without it all have the same to compute."""
     if not observation.comparable:
         return None
-    # The middle of the DP ranks, so that one slow worker does not make a heavy stage.
+    # The median over the DP ranks, so that one slow worker does not make a heavy stage.
     levels = {
         name: lower_median(passes.own_ns, axis=2) for name, passes in observation.passes.items()
     }
@@ -120,11 +120,13 @@ def tell_apart(observation: Observation) -> StageOrWorker:
         slow = _slow_workers(observation, ratio, np.array([stage]))
         return _at_an_end(heavy, slow, stage, layers, slowness[stage])
     excess = slowness - 1
-    beside = inner[
+    inner_slow = inner[
         (slowness[inner] >= THRESHOLDS.slow)
         & (excess[inner] >= THRESHOLDS.to_slowest * excess[stage])
     ]
-    slow = _slow_workers(observation, ratio, beside[np.argsort(-excess[beside], kind="stable")])
+    slow = _slow_workers(
+        observation, ratio, inner_slow[np.argsort(-excess[inner_slow], kind="stable")]
+    )
     if layers:
         return StageOrWorker(None, slow)
     return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, heavy))
@@ -140,7 +142,7 @@ def _at_an_end(
 
 
 def _ratios(observation: Observation, layers: IntArray) -> dict[str, FloatArray]:
-    """Return each stage's time a layer over the middle one of the others, by type, shape (pp,)."""
+    """Return each stage's time a layer over the median of the others, by type, shape (pp,)."""
     ratios = {}
     for name, passes in observation.passes.items():
         rate = lower_median(passes.own_ns, axis=2).sum(axis=1) / layers
@@ -164,7 +166,7 @@ def _slow_workers(
             + ", ".join(
                 f"{name.split('-')[0]} {by_stage[stage]:.2f}×" for name, by_stage in ratio.items()
             )
-            + " the middle one of the other stages, by layer",
+            + " the median of the other stages, by layer",
             WorkerView(dp=0, pp=stage),
         )
         for stage in stages.tolist()

@@ -83,7 +83,7 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
             own = microbatches[name]
             for stage, of_stage in enumerate(lasting):
                 of_stage /= own.on(stage, longer)  # noqa: PLW2901 - in place
-            # Of all DP ranks the same middle: those above it have other peers than those below.
+            # One median of all DP ranks: those above it have other peers than those below.
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
             microbatches[name] = own.times(by_chance(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.diagnosis.finding import Cause
-from app.analysis.diagnosis.observation import Observation, SingleArray, sample, spread
+from app.analysis.diagnosis.observation import Observation, SingleArray, robust_deviation, sample
 from app.analysis.mitigation.fix import Balancing, Fix
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
@@ -36,7 +36,7 @@ _MOST_SEQUENCES: Final = 40_000
 _FITTED: Final = 2_000
 # Metadata are their sender's: a longer one is no sequence.
 _LONGEST: Final = 1e9
-# Times so many standard deviations off are not what lengths make.
+# Times this number of standard deviations off are not what lengths make.
 _OUTLYING: Final = 4.0
 # Turns of telling what lengths cost from how fast workers are.
 _TURNS: Final = 4
@@ -245,7 +245,7 @@ def _with(recorded: _Recorded, today: _Sums, after: _Sums) -> Replacement:
 
 
 def _curve(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArray:
-    """Return what 1, Σs and Σs² cost on a stage, its usual microbatch taken as 1.
+    """Return what 1, Σs and Σs² cost on a stage, its median microbatch taken as 1.
 
     Workers differ, and so do chunks: how much each is off from what its own microbatches cost is
     found by turns with the cost.
@@ -266,7 +266,7 @@ def _curve(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArr
         for _ in range(2):
             curve = np.linalg.lstsq(known[near] / scale, times[near], rcond=None)[0] / scale
             apart = times - known @ curve
-            near = np.abs(apart) <= max(_OUTLYING * spread(apart), _LEAST)
+            near = np.abs(apart) <= max(_OUTLYING * robust_deviation(apart), _LEAST)
         fitted = np.maximum(np.tensordot(curve, sums, 1), _LEAST)
         for number in range(int(chunk.max()) + 1):
             mine = chunk == number

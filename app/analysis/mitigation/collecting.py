@@ -1,7 +1,7 @@
 """Garbage collected on all workers at once: how often, how long each pause will be, and its gain.
 
 Every worker collects as often as one stalls now, so that memory grows no further than it does. All
-wait for the longest of the pauses, which is longer than the usual one, and the longer the more
+wait for the longest of the pauses, which is longer than the mean one, and the longer the more
 workers there are. (What-if paper, section 5.4.)
 """
 
@@ -30,7 +30,7 @@ class _Pauses:
 
     count: int
     workers: int
-    usual_s: float
+    mean_s: float
     longest_s: float
     grown: float  # how many times as long they are at the end as on average
 
@@ -40,9 +40,9 @@ class _Pauses:
         The largest of many normal values lies as far from the mean as `_above` says, so that the
         largest of those that were seen tells the largest of another number.
         """
-        most = max(self.longest_s / (self.usual_s * self.grown), 1.0)
+        most = max(self.longest_s / (self.mean_s * self.grown), 1.0)
         share = _above(self.workers) / _above(max(self.count, self.workers, 2))
-        return self.usual_s * (1 + (most - 1) * share)
+        return self.mean_s * (1 + (most - 1) * share)
 
 
 def _above(count: int) -> float:
@@ -109,8 +109,8 @@ def _grown(stalls: Stalls) -> float:
         return 1.0
     step = np.arange(len(by_step)) - (len(by_step) - 1) / 2
     mean, slope = by_step.mean(), (step @ by_step) / (step @ step)
-    left = by_step - mean - slope * step
-    error = np.sqrt((left @ left) / (len(step) - 2) / (step @ step))
+    residual = by_step - mean - slope * step
+    error = np.sqrt((residual @ residual) / (len(step) - 2) / (step @ step))
     if slope <= _SURE * error:
         return 1.0
     return float(min(1 + slope * step[-1] / mean, 1 / _LEAST_SHARE))

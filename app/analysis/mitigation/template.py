@@ -101,7 +101,7 @@ def recommend_template(
 
 
 def _of_division(trace: Trace, replayed: Replayed, fix: Fix) -> PlannedTemplate | None:
-    """Return a division of the layers as a template: nobody moves."""
+    """Return a division of the layers as a template: no unit moves."""
     division = fix.division
     today = layers_per_chunk(trace.meta.extra, replayed.layout.pp, trace.meta.sizes.vpp)
     costs = None if today is None else estimate_costs(Observation(trace, replayed.main), today)

@@ -67,12 +67,12 @@ class _Standstill:
 
 
 def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:
-    """Return the steps that stand still: one, or every so many; None where they are not such."""
+    """Return the steps that stand still: a single one, or some at even intervals; else None."""
     stages = observation.layout.nodes.pp
     by_stage: dict[int, FloatArray] = {}
     for node, delay in first.items():
-        stage, middle = int(stages[node]), median(delay.T)
-        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), middle)
+        stage, delay_ns = int(stages[node]), median(delay.T)
+        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), delay_ns)
     if not by_stage:
         # Of no stage is it known when a step begins.
         return None
@@ -91,7 +91,7 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
 
 
 def _is_period(steps: IntArray, struck: NDArray[np.bool_], apart: int) -> bool:
-    """Return whether every recorded step that is so many apart is struck as well."""
+    """Return whether every recorded step at that interval is struck as well."""
     return bool((struck == (steps % apart == steps[struck][0] % apart)).all())
 
 

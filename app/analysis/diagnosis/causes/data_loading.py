@@ -69,7 +69,7 @@ def _find(signs: Signs) -> Finding | None:
         figure = replace(figure, by_dp_s=tuple((by_rank / 1e9).tolist()))
         evidence.append(
             Evidence(
-                f"DP rank {slowest} waits longest: {by_rank[slowest] / 1e6:.0f} ms, the middle one "
+                f"DP rank {slowest} waits longest: {by_rank[slowest] / 1e6:.0f} ms, the median "
                 f"{np.median(by_rank) / 1e6:.0f} ms",
                 FigureView(part="ranks"),
             )

@@ -13,7 +13,7 @@ import numpy as np
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
-from app.analysis.diagnosis.late_launches import spread_over_workers
+from app.analysis.diagnosis.late_launches import on_many_workers
 from app.analysis.diagnosis.observation import Observation, SingleArray
 from app.analysis.diagnosis.places import FigureView, JobFacts, StepView
 from app.analysis.diagnosis.signs import Signs
@@ -37,7 +37,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
-    """Return the stalls, where they are spread over the workers; without it they take no time."""
+    """Return the stalls, where they are on many workers; without it they take no time."""
     if signs.observation.layout.paused_ns:
         return _recorded(signs.observation)
     found = [finding for finding in (_stalled(signs), _not_launched(signs)) if finding is not None]
@@ -107,7 +107,7 @@ def _stalled(signs: Signs) -> Finding | None:
         beyond = this - 1
         of_stage[:] = (beyond > limit) & (back - 1 < THRESHOLDS.backward * beyond)
     by_worker = stalled.sum(axis=(1, 2)).T
-    if by_worker.sum() > THRESHOLDS.most * stalled.size or not spread_over_workers(by_worker):
+    if by_worker.sum() > THRESHOLDS.most * stalled.size or not on_many_workers(by_worker):
         return None
     stall_ns = np.empty_like(forward)
     for stage, times_ns in enumerate(passes.times_ns):

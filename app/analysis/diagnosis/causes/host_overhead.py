@@ -78,8 +78,8 @@ class _Idling:
     # Of a worker's time between computations and in them, what regularly passes before the former
     # although all that they need is there.
     share: FloatArray
-    late_ns: FloatArray  # how long that is before the middle computation
-    launch_ns: FloatArray  # the middle time from one launch to the next where devices wait
+    late_ns: FloatArray  # how long that is before the median computation
+    launch_ns: FloatArray  # the median time from one launch to the next where devices wait
 
 
 def _late_ns(observation: Observation, nodes: IntArray, steps: slice) -> FloatArray:
@@ -139,7 +139,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
 
 
 def _typical_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
-    """Return how long computations wait together, each as long as the middle one of its kind."""
+    """Return how long computations wait together, each as long as the median of its kind."""
     dp = late_ns.shape[-1]
     waits = []
     for number in dict.fromkeys(kind.tolist()):

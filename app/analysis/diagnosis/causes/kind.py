@@ -65,7 +65,7 @@ class CauseKind:
     # that little seems lost.
     hides: Callable[[Signs], bool] | None = None
     remedy: Callable[[Cause, Hosts], Remedy] | None = None  # takes a cause and the hosts of its job
-    plan: Plan | None = None  # how its fix is planned; beside a remedy, or in its place
+    plan: Plan | None = None  # how its fix is planned; with a remedy, or in its place
     turn: Turn = Turn.GENERAL
     planned_around: bool = False  # whether another division of the layers makes up for it
     everywhere: bool = False  # whether it is on all DP ranks alike, and names no place

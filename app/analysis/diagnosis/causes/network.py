@@ -204,11 +204,11 @@ def _typical_elsewhere(
         for code in distinct(types).tolist() if len(ranks) else ():
             fast.setdefault(code, []).append((np.asarray(nodes)[types == code], ranks))
 
-    def middle(parts: list[tuple[IntArray, IntArray]]) -> float:
+    def median_of(parts: list[tuple[IntArray, IntArray]]) -> float:
         chosen = [recorded[nodes][:, :, ranks].ravel() for nodes, ranks in parts]
         return float(median(np.concatenate(chosen)))
 
-    return _typical(observation) | {code: middle(parts) for code, parts in fast.items()}
+    return _typical(observation) | {code: median_of(parts) for code, parts in fast.items()}
 
 
 def _typical_on_other_stages(
@@ -273,18 +273,20 @@ def _at_fault(
     """
     found: list[Worker] = []
     for dp in range(dp_ranks):
-        left = {index for index in range(len(links.ends)) if slow.shape[1] > dp and slow[index, dp]}
-        while left:
+        uncovered = {
+            index for index in range(len(links.ends)) if slow.shape[1] > dp and slow[index, dp]
+        }
+        while uncovered:
             scored = []
             for stage in sorted({stage for ends in links.ends for stage in ends}):
                 own = {index for index, ends in enumerate(links.ends) if stage in ends}
                 fast = sum(not slow[index, dp] for index in own)
-                score = len(own & left) - fast + (0.5 if stage in slow_at else 0.0)
-                if own & left:
+                score = len(own & uncovered) - fast + (0.5 if stage in slow_at else 0.0)
+                if own & uncovered:
                     scored.append((score, -stage, own))
             _, negative, own = max(scored, key=lambda item: item[:2])
             found.append((dp, -negative))
-            left -= own
+            uncovered -= own
     return tuple(found)
 
 

@@ -68,9 +68,9 @@ class _Traffic:
     # Groups of nodes that move data together, by carrier.
     units: Mapping[_Carrier, list[tuple[int, ...]]]
     # (lines, steps): for each link of each DP rank, or the collectives of each stage: how much
-    # longer than in the middle step its transfers take
+    # longer its transfers take than in the median step
     level: FloatArray
-    by_step: FloatArray  # (steps,): the middle line's, over that in the quietest steps
+    by_step: FloatArray  # (steps,): the median line's, over that in the quietest steps
 
     @property
     def slow(self) -> NDArray[np.bool_]:
@@ -158,7 +158,7 @@ def _traffic(
     taken = np.maximum(observation.recorded_ns[every], _LEAST_NS)
     if not by_rank:
         taken = taken.mean(axis=2, keepdims=True)
-    # each transfer against its own middle step: buckets and directions differ
+    # each transfer against its own median step: buckets and directions differ
     ratio = taken / median(taken.swapaxes(0, 1))[:, None]
     by_line: dict[tuple[int, int], list[FloatArray]] = {}
     first = 0

@@ -70,12 +70,12 @@ def _find(signs: Signs) -> Finding | None:
 def _how_different(typical: Typical, factor: SingleArray) -> str:
     if typical.difference.rare:
         values = sample(factor)
-        middle = float(np.median(values))
-        long = values[values > typical.difference.long * middle]
+        typical_factor = float(np.median(values))
+        long = values[values > typical.difference.long * typical_factor]
         if len(long):
             return (
                 f"{percent(len(long) / len(values), 0)} of the microbatches take "
-                f"{np.median(long) / middle:.1f}× as long as the middle one"
+                f"{np.median(long) / typical_factor:.1f}× as long as the median"
             )
     low, high = np.quantile(factor / factor.mean(), (0.05, 0.95))
     return (

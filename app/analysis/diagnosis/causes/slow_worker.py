@@ -88,7 +88,7 @@ class _Slow:
 class _Bursts:
     """Passes that take far longer than their worker's others."""
 
-    limit: float  # a pass is slow when it takes more than so many times its worker's typical time
+    limit: float  # a pass is slow beyond this multiple of its worker's typical time
     workers: NDArray[np.bool_]  # (pp, dp): on which workers such passes are many
 
     def of(self, residual: SingleArray) -> NDArray[np.bool_]:
@@ -114,9 +114,9 @@ def _find(signs: Signs) -> Finding | None:
     severity = excess / np.maximum(found.when.mean(axis=1), 1e-9)
     slowest = np.unravel_index(np.argmax(excess), excess.shape)
     lasting = found.when.mean(axis=1) >= THRESHOLDS.nearly_all
-    beside = severity >= np.where(lasting, THRESHOLDS.straggling, np.inf)
+    straggling = severity >= np.where(lasting, THRESHOLDS.straggling, np.inf)
     chosen = np.argwhere(
-        (excess > 0) & (beside | (severity >= THRESHOLDS.to_slowest * severity[slowest]))
+        (excess > 0) & (straggling | (severity >= THRESHOLDS.to_slowest * severity[slowest]))
     )
     workers = sorted(
         ((int(dp), int(pp)) for pp, dp in chosen), key=lambda w: -float(excess[w[1], w[0]])
@@ -159,7 +159,7 @@ def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
 def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
     """Return on which workers single passes are slow, forward and backward; None on none.
 
-    Workers are left out that whole steps explain nearly as well; `by_step` is their excess.
+    Workers that whole steps explain nearly as well are not among them; `by_step` is their excess.
     """
     forward, backward = typical.residual[FORWARD_COMPUTE], typical.residual[BACKWARD_COMPUTE]
     if forward[:, 0, 0].size == 1:
@@ -174,9 +174,10 @@ def _bursts(typical: Typical, by_step: FloatArray) -> _Bursts | None:
         ]
         shares.append(np.array(by_stage))
     share = np.minimum(*shares)
-    middle = float(lower_median(share.ravel(), axis=0))
+    typical_share = float(lower_median(share.ravel(), axis=0))
     workers = share > np.maximum(
-        max(THRESHOLDS.least_bursts, THRESHOLDS.to_median * middle), THRESHOLDS.no_steps * by_step
+        max(THRESHOLDS.least_bursts, THRESHOLDS.to_median * typical_share),
+        THRESHOLDS.no_steps * by_step,
     )
     return _Bursts(limit, workers) if workers.any() else None
 

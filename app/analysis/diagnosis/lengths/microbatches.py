@@ -19,8 +19,8 @@ from app.analysis.diagnosis.observation import (
     Real,
     SingleArray,
     lower_median,
+    robust_deviation,
     sample,
-    spread,
 )
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median
@@ -67,13 +67,13 @@ THRESHOLDS: Final = Thresholds()
 class Microbatches:
     """How long microbatches take."""
 
-    factor: SingleArray  # (passes, steps, dp): their time ÷ that of the middle one
+    factor: SingleArray  # (passes, steps, dp): their time ÷ the median
     # (pp, 3): how the times of each stage follow that: at 0, and by how much they rise below 1
     # and above. With one stage they are the factor, and there is no row.
     curves: FloatArray
 
     def times(self, by: FloatArray) -> Microbatches:
-        """Return what takes so many times as long, shape (dp,)."""
+        """Return these with times longer by a factor of each DP rank, shape (dp,)."""
         return replace(self, factor=self.factor * by.astype(np.float32))
 
     def of_stage(self, stage: int) -> SingleArray:
@@ -179,16 +179,16 @@ def of_steps(relative: SingleArray) -> SingleArray:
 
 
 def _rise(within: SingleArray) -> FloatArray:
-    """Return how much the times of each stage scatter, over the middle stage's."""
-    scatter = _spreads(within)
-    middle = float(median(scatter))
-    if middle <= 0:
+    """Return how much the times of each stage scatter, over the median stage's."""
+    scatter = _deviations(within)
+    typical = float(median(scatter))
+    if typical <= 0:
         return np.ones(len(within))
-    return np.asarray(np.maximum(scatter / middle, THRESHOLDS.least))
+    return np.asarray(np.maximum(scatter / typical, THRESHOLDS.least))
 
 
-def _spreads(within: SingleArray) -> FloatArray:
-    """Return the `spread` of each stage, shape (pp,); of all at once, as few calls as one."""
+def _deviations(within: SingleArray) -> FloatArray:
+    """Return the `robust_deviation` of each stage, shape (pp,), in one call for all."""
     # Each stage's values are neighbors in memory: only then is partitioning quick.
     some = np.array([sample(of_stage) for of_stage in within]).T
     return np.asarray(1.4826 * median(np.abs(some - median(some))), dtype=np.float64)
@@ -206,14 +206,14 @@ def _common(within: NDArray[Real], rise: FloatArray) -> NDArray[Real]:
 def _noise(some: Mapping[str, SingleArray], rise: FloatArray) -> float:
     backward = some[BACKWARD_COMPUTE]
     if len(backward) == 1:
-        return spread(some[FORWARD_COMPUTE] / backward)
+        return robust_deviation(some[FORWARD_COMPUTE] / backward)
     # Of two stages the lower one is half of all values: held against it nothing scatters.
     aligned = 1 + (backward - 1) / rise.astype(np.float32)[:, None, None, None]
-    return spread(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
+    return robust_deviation(aligned[1:] - aligned[:-1]) / float(np.sqrt(2))
 
 
 def _scatter(factor: SingleArray) -> tuple[float, float]:
-    """Return the scatter of a DP rank's microbatches: of the mean, and of the middle DP rank.
+    """Return the scatter of a DP rank's microbatches: of the mean, and of the median DP rank.
 
     One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
     """
@@ -313,7 +313,7 @@ def _curve(times: SingleArray, factor: SingleArray, rise: float, scatter: float)
     known = np.stack([np.ones_like(x), under, x - under], axis=-1)
     apart = y - known @ best
     # Bursts and stalls do not bend it.
-    near = np.abs(apart) <= max(THRESHOLDS.outlying * spread(apart), scatter)
+    near = np.abs(apart) <= max(THRESHOLDS.outlying * robust_deviation(apart), scatter)
     found: FloatArray = np.linalg.lstsq(known[near], y[near], rcond=None)[0]
     return found if (found[1:] >= 0).all() else best
 
@@ -334,7 +334,7 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     """Return how much longer the microbatches of each DP rank happen to be, shape (…, dp).
 
     That is the same on all stages (the first axis), and within what their number allows. What is
-    beyond that on some stages is a slow worker's, or that of peers beside one; where all stages
+    beyond that on some stages is a slow worker's, or that of its peers; where all stages
     say the same the DP rank has longer microbatches.
     """
     telling = rise >= THRESHOLDS.telling * rise.max()
@@ -343,9 +343,9 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
     likely = np.maximum(aligned, 1 / aligned) <= 1 + error
     count = likely.sum(axis=0)
     in_order = np.sort(np.where(likely, aligned, np.inf), axis=0)
-    middle = np.take_along_axis(in_order, (np.maximum(count, 1) - 1)[None] // 2, axis=0)[0]
+    typical = np.take_along_axis(in_order, (np.maximum(count, 1) - 1)[None] // 2, axis=0)[0]
     if len(aligned) == 1:
-        return np.where(count > 0, middle, 1.0)
+        return np.where(count > 0, typical, 1.0)
     low, high = aligned.min(axis=0), aligned.max(axis=0)
     alike = np.where(high <= (1 + THRESHOLDS.alike) * low, low, 1.0)
-    return np.where(count > 0, middle, alike)
+    return np.where(count > 0, typical, alike)

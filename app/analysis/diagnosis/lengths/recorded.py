@@ -1,4 +1,4 @@
-"""Lengths of sequences as the metadata hold them, beside the computations of their microbatches."""
+"""Lengths of sequences as the metadata hold them, by the computations of their microbatches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE
 
-# Fewer microbatches tell nothing; so many tell whether times follow lengths.
+# Fewer microbatches tell nothing; this number tells whether times follow lengths.
 FEWEST: Final = 8
 ENOUGH: Final = 4_000
 # Metadata are their sender's: a length beyond this is none.
@@ -52,7 +52,7 @@ def recorded_lengths(observation: Observation, most: int | None = None) -> Recor
     observation : Observation
         With comparable stages.
     most : int, optional
-        About so many microbatches are enough; those of some steps and DP ranks are taken.
+        About this number of microbatches is enough; those of some steps and DP ranks are taken.
     """
     recorded = observation.trace.meta.extra.get(_KEY)
     if not isinstance(recorded, dict):

@@ -61,9 +61,9 @@ def is_division(observation: Observation, groups: Sequence[Waiting]) -> bool:
 def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> list[Waiting]:
     """Return groups that wait as long as the last rank comes later than all do on average.
 
-    What one rank does less the others do more. By how much ranks differ besides, from collective to
-    collective and from group to group, they differ when sequences are divided evenly, too: so long
-    such groups wait. A single group does not tell it of groups.
+    What one rank does less the others do more. Further differences between ranks, from collective
+    to collective and from group to group, are there when sequences are divided evenly, too, and
+    make such groups wait. A single group does not show how groups differ.
     """
     typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
@@ -118,7 +118,7 @@ def _typical(observation: Observation, groups: Sequence[Waiting]) -> float:
     """Return the share of its computing time that an evenly divided group waits.
 
     What a rank takes is its share of the work, and chance: the latest by chance is waited for. The
-    middle one counts, so that no pause makes it.
+    median counts, so that no pause decides it.
     """
     taken: dict[tuple[int, int], list[FloatArray]] = defaultdict(list)
     for group in groups:

@@ -160,7 +160,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     count = len(ranks)
     if count == 1:
         return None
-    # A collective of which a record is missing is left out.
+    # A collective of which a record is missing is not counted.
     change = np.zeros(len(rows), bool)
     change[0] = True
     for column in (trace.step, trace.op, trace.order):
@@ -173,7 +173,7 @@ def _waits(observation: Observation, rows: IntArray) -> Waits | None:
     duration = trace.duration_ns[table].astype(np.float64)
     dp, pp = int(trace.dp[rows[0]]), int(trace.pp[rows[0]])
     analyzed = int(np.searchsorted(ranks, observation.layout.ranks[dp, pp]))
-    # Of two ranks the other one, of more the middle one.
+    # Of two ranks the longer one, of more the median.
     typical = np.sort(duration, axis=1)[:, count // 2]
     return Waits(
         cell=(dp, pp),
@@ -202,10 +202,10 @@ def waiting_groups(
     shares = np.array([w.wait_ns.sum() / total[w.cell[1], w.cell[0]] for w in waits])
     if not len(shares):
         return []
-    middle = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
+    typical_share = float(np.median(shares)) if len(shares) > 2 else 0.0  # noqa: PLR2004 - of two there is none
     if to_median is None:
         to_median = THRESHOLDS.to_median
-    limit = max(THRESHOLDS.least_share, to_median * middle)
+    limit = max(THRESHOLDS.least_share, to_median * typical_share)
     others = shares[shares < limit]
     typical = float(median(others)) if len(others) else THRESHOLDS.typical_wait
     found = [

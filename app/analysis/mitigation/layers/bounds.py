@@ -28,7 +28,7 @@ class Rows:
     fixed_ns: FloatArray  # (chains,)
     # (places, layers + 1, chains): what all layers before one cost at a place
     before_ns: FloatArray
-    added_ns: FloatArray  # (places, chains): what each place costs besides
+    added_ns: FloatArray  # (places, chains): what each place costs beyond layers
 
     @property
     def places(self) -> int:
@@ -81,7 +81,7 @@ def rows_of(costs: LayerCosts, chains: Sequence[Chain]) -> Rows:
 
 
 def rest_ns(rows: Rows, room: Room) -> FloatArray:
-    """Return for each chain alone the least that places from one on cost with what layers are left.
+    """Return for each chain alone the least that places from one on cost with remaining layers.
 
     Shape (places + 1, layers + 1, chains), by place and the first of the layers.
     """
@@ -96,7 +96,7 @@ def rest_ns(rows: Rows, room: Room) -> FloatArray:
 
 
 def _best_ends(costs: FloatArray, most: int) -> FloatArray:
-    """Return the least cost of an end after each first layer, at most so many layers later."""
+    """Return the least cost of an end after each first layer, at most `most` layers later."""
     if most >= len(costs):
         return np.asarray(np.minimum.accumulate(costs[::-1], axis=0)[::-1][1:])
     return np.array(

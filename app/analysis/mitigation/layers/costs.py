@@ -39,14 +39,14 @@ class LayerCosts:
     passes: tuple[str, ...]  # types of computations
     level_ns: FloatArray  # (passes, places): what each chunk takes, lastingly
     layer_ns: FloatArray  # (passes, total layers): what each layer takes, in the order of the model
-    # (passes, places): what a chunk takes besides its layers: the embedding of the first, the
+    # (passes, places): what a chunk takes beyond its layers: the embedding of the first, the
     # head of the last
     extra_ns: FloatArray
 
     def times_ns(self, layers: IntArray) -> FloatArray:
-        """Return what chunks of so many layers take, shape (passes, places).
+        """Return what chunks of these numbers of layers take, shape (passes, places).
 
-        What a chunk takes today beside what its layers cost anywhere stays its own.
+        What a chunk takes today beyond what its layers cost anywhere stays its own.
         """
         own = self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS)
         return np.asarray(self._modelled(layers) * own)
@@ -63,8 +63,8 @@ class LayerCosts:
         return np.asarray(total[:, ends] - total[:, ends - layers] + self.extra_ns)
 
     @property
-    def usual_layer_ns(self) -> float:
-        """Return what the middle layer takes of a microbatch, forward and backward."""
+    def median_layer_ns(self) -> float:
+        """Return what the median layer takes of a microbatch, forward and backward."""
         return float(np.median(self.layer_ns.sum(axis=0)))
 
     @property
@@ -81,8 +81,8 @@ class LayerCosts:
 def lasting_levels(observation: Observation) -> dict[str, FloatArray]:
     """Return what a pass takes on each stage and chunk, shape (pp, chunks), by type.
 
-    The middle microbatch of the middle step, and the middle DP rank, of two the faster one: neither
-    a slow worker nor a spell of one makes a stage heavy.
+    The median over microbatches and steps, and the lower median over DP ranks: neither a slow
+    worker nor a spell of one makes a stage heavy.
     """
     return {
         name: lower_median(passes.own_ns, axis=2)
@@ -132,7 +132,7 @@ def _in_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, 
 
 
 def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return what a layer of each chunk takes, and what its ends take besides."""
+    """Return what a layer of each chunk takes, and what the ends take beyond layers."""
     blocks = level_ns / layers
     last = len(layers) - 1
     rates = blocks.copy()

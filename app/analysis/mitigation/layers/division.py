@@ -121,7 +121,7 @@ def _division(costs: LayerCosts, counts: IntArray, room: Room, *, proven: bool) 
     return Division(
         today=_by_chunk(costs.places, costs.layers),
         layers=layers,
-        layer_ms=costs.usual_layer_ns * _MS,
+        layer_ms=costs.median_layer_ns * _MS,
         embedding_ms=costs.embedding_ns * _MS,
         head_ms=costs.head_ns * _MS,
         proven=proven,

@@ -29,7 +29,7 @@ class Chain:
 
     fixed_ns: float  # what does not depend on the division
     passes: FloatArray  # (passes, places): how many passes of each chunk
-    # (places,): what each layer of a chunk adds besides: its parameters are gathered, its
+    # (places,): what each layer of a chunk adds to its passes: its parameters are gathered, its
     # gradients reduced
     by_layer_ns: FloatArray
 
@@ -102,13 +102,13 @@ class Lane:
         self.costs = costs
         self._owners = find_owners(group, costs)
         recorded = group.durations.recorded_ns
-        usual = np.median(recorded.reshape(len(recorded), -1), axis=1)
-        self._usual_ns = np.maximum(usual, 0.0)
+        typical = np.median(recorded.reshape(len(recorded), -1), axis=1)
+        self._typical_ns = np.maximum(typical, 0.0)
         self._units = [(unit.members, unit.after) for unit in group.graph.units]
         self._lags = group.graph.lags_ns
 
     def longest(self, layers: IntArray) -> tuple[float, Chain]:
-        """Return how long a step takes with so many layers in each chunk, and why."""
+        """Return how long a step takes with these numbers of layers of the chunks, and why."""
         ran = self._run(self.durations_ns(layers).tolist())
         last = max(ran.ends, key=ran.ends.__getitem__)
         chain = self._chain(_walk(ran.before, last)[::-1], ran.ends[last], layers)
@@ -117,7 +117,7 @@ class Lane:
     def durations_ns(self, layers: IntArray) -> FloatArray:
         """Return what each node takes with a division."""
         owners, today = self._owners, self.costs.layers
-        durations = self._usual_ns.copy()
+        durations = self._typical_ns.copy()
         times = self.costs.times_ns(layers)
         computing = owners.kind != _NOWHERE
         durations[computing] = times[owners.kind[computing], owners.place[computing]]
@@ -161,18 +161,18 @@ class Lane:
 
     def _follow(self, durations: list[float]) -> dict[int, int]:
         """Return which node follows each on the longest way to the end."""
-        left: dict[int, float] = {}
+        remaining: dict[int, float] = {}
         then: dict[int, int] = {}
         for members, afters in reversed(self._units):
-            longest = max(members, key=lambda node: durations[node] + left.get(node, 0.0))
-            takes = durations[longest] + left.get(longest, 0.0)
+            longest = max(members, key=lambda node: durations[node] + remaining.get(node, 0.0))
+            takes = durations[longest] + remaining.get(longest, 0.0)
             for node in members:
                 then.setdefault(node, _NOWHERE)
             for node, after in zip(members, afters, strict=True):
                 for other in after:
                     rest = takes + self._lags.get((node, other), 0.0)
-                    if rest > left.get(other, 0.0):
-                        left[other], then[other] = rest, longest
+                    if rest > remaining.get(other, 0.0):
+                        remaining[other], then[other] = rest, longest
         return then
 
     def _chain(
@@ -187,15 +187,15 @@ class Lane:
         by_layer = np.zeros(len(today))
         fixed = 0.0
         for node in nodes:
-            usual, place = float(self._usual_ns[node]), owners.place[node]
+            typical, place = float(self._typical_ns[node]), owners.place[node]
             if owners.kind[node] != _NOWHERE:
                 passes[owners.kind[node], place] += 1
             elif node in owners.shared:
-                by_layer[owners.shared[node]] += usual / today[owners.shared[node]].sum()
+                by_layer[owners.shared[node]] += typical / today[owners.shared[node]].sum()
             elif place != _NOWHERE:
-                by_layer[place] += usual / today[place]
+                by_layer[place] += typical / today[place]
             else:
-                fixed += usual
+                fixed += typical
         if total_ns is not None and layers is not None:
             variable = (passes * self.costs.times_ns(layers)).sum() + by_layer @ layers
             fixed = total_ns - float(variable)

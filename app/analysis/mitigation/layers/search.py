@@ -30,7 +30,7 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 _MOST_RUNS: Final = 250
 # Parts of divisions that are looked at, altogether.
 _MOST_NODES: Final = 40_000
-# Divisions that differ by a smaller share of a step are as good: nobody can measure it.
+# Divisions that differ by a smaller share of a step are as good: that cannot be measured.
 EQUAL: Final = 5e-4
 # Layers that are moved at once, and chunks among which more than one is.
 _MOVES: Final = 2
@@ -147,7 +147,7 @@ class _Search:
                 moves = 1
 
     def _neighbors(self, layers: IntArray, moves: int) -> IntArray:
-        """Return the divisions not executed yet that have so many layers elsewhere."""
+        """Return the divisions not executed yet that have this number of layers elsewhere."""
         places = len(layers)
         unit = np.eye(places, dtype=np.int64)
         step = (unit[None, :, :] - unit[:, None, :]).reshape(-1, places)
@@ -209,13 +209,13 @@ class _Branch:
         self.nodes -= 1
         if self.nodes <= 0:
             return
-        left, behind = self._rows.total - first, self._rows.places - place - 1
-        if int(self._free.sum()) < left:
+        remaining, behind = self._rows.total - first, self._rows.places - place - 1
+        if int(self._free.sum()) < remaining:
             return
         stage = self._room.stage[place]
-        least = max(1, left - int(self._behind[place + 1]))
+        least = max(1, remaining - int(self._behind[place + 1]))
         free = int(self._free[stage]) - self._later[place]
-        sizes = np.arange(least, min(int(self._most[place]), free, left - behind) + 1)
+        sizes = np.arange(least, min(int(self._most[place]), free, remaining - behind) + 1)
         if not len(sizes):
             return
         here = prefix + self._rows.cost_ns(place, first, sizes)

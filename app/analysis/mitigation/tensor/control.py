@@ -120,12 +120,12 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
     """
     group = problem.group
     clear = clear or Clarity.nothing(group.ranks)
-    spread = float(group.time_s.max()) / group.fastest_s
-    if spread <= STRAGGLES and standing is None:
+    slowdown = float(group.time_s.max()) / group.fastest_s
+    if slowdown <= STRAGGLES and standing is None:
         return Decision(Act.KEEP, Streak())
     since = step if streak.since_step is None else streak.since_step
     streak = replace(streak, since_step=since)
-    if spread <= RECOVERED:
+    if slowdown <= RECOVERED:
         streak = replace(streak, calm=_counted(streak.calm, clear.fallen), drifted=0, missed=0)
         if streak.calm >= IN_A_ROW:
             return Decision(Act.WITHDRAW, Streak())
@@ -135,7 +135,7 @@ def decide(  # noqa: PLR0913, PLR0917 - what is known of the group
         over = _counted(streak.over, clear.risen[group.stragglers])
         streak = replace(streak, over=over, calm=0)
         return _first(problem, _escalated(streak, problem.methods, step), lasting=lasting)
-    if spread <= STRAGGLES:
+    if slowdown <= STRAGGLES:
         # Between the limits: neither recovered nor worth another plan.
         return Decision(Act.KEEP, replace(streak, calm=0, drifted=0, missed=0))
     missed = under_plan_s is not None and under_plan_s > STRAGGLES * standing.predicted_time_s

@@ -27,7 +27,7 @@ class Affine:
     column_s: float  # seconds for each
 
     def __call__(self, columns: float) -> float:
-        """Return what so many columns cost, seconds."""
+        """Return what a number of columns costs, seconds."""
         return self.fixed_s + self.column_s * columns if columns > 0 else 0.0
 
 
@@ -44,7 +44,7 @@ class Costs:
     allocate_s: float = 0.0  # Ω1, seconds a step
     extract: Affine = FREE  # Ω2, seconds a step
     # What handing columns over takes of the rank that sheds them, seconds a step. Where that rank
-    # has done its own before the others, nobody waits for it.
+    # has done its own before the others, no rank waits for it.
     lend: Affine = FREE
 
 
@@ -58,10 +58,10 @@ def fit(samples: Sequence[Sample]) -> Affine:
     """
     columns, seconds = (np.array(part, dtype=np.float64) for part in zip(*samples, strict=True))
     candidates = [_through_origin(columns, seconds), Affine(float(seconds.mean()), 0.0)]
-    spread = columns - columns.mean()
-    square = float(spread @ spread)
+    centered = columns - columns.mean()
+    square = float(centered @ centered)
     if square > 0:
-        slope = float(spread @ seconds) / square
+        slope = float(centered @ seconds) / square
         offset = float(seconds.mean() - slope * columns.mean())
         if slope >= 0 and offset >= 0:
             return Affine(offset, slope)

@@ -34,7 +34,7 @@ class Criterion(StrEnum):
 class LossRisk(StrEnum):
     """What leaving columns out may do to the model's accuracy."""
 
-    NONE = "none"  # nothing is left out
+    NONE = "none"  # nothing is dropped
     SMALL = "small"  # within the budget: to be measured
     BEYOND_BUDGET = "beyond_budget"
 
@@ -52,9 +52,9 @@ class RankShare:
     predicted_time_s : float
         The same under the alternative.
     gamma : float
-        The share of its columns that is left out: `resized_columns` ÷ K.
+        The share of its columns that is not computed: `resized_columns` ÷ K.
     resized_columns : int
-        Columns that nobody computes in the step.
+        Columns that no rank computes in the step.
     migrated_columns : int
         Columns that other ranks compute.
     received_columns : int

@@ -73,11 +73,11 @@ def resized_share(shed_columns: float, receivers: int, costs: Costs, column_s: f
     if resizing_costs_more(low):
         return low
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if resizing_costs_more(middle):
-            high = middle
+        beta = (low + high) / 2
+        if resizing_costs_more(beta):
+            high = beta
         else:
-            low = middle
+            low = beta
     return high
 
 

@@ -82,10 +82,10 @@ def _semi_of_one(group: Group, straggler: int, costs: Costs, budget: int) -> Sha
 
 
 def fill(group: Group, costs: Costs) -> Shares:
-    """Return water-filling: work goes where it ends soonest, and none is left out.
+    """Return water-filling: work goes where it ends soonest, and none is dropped.
 
     Moving more levels the ranks, and costs more communication: the best of all levels that ranks
-    stand at, and of the one at which nobody waits.
+    stand at, and of the one at which no rank waits.
     """
     levels = np.unique(group.time_s)[1:-1].tolist()
     choices = [_down_to(group, level_s) for level_s in levels]

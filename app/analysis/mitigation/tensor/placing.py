@@ -64,14 +64,14 @@ def routed(shed: IntArray, received: IntArray) -> IntArray:
     ranks = len(shed)
     moved = np.zeros((ranks, ranks), dtype=np.int64)
     senders, receivers = np.flatnonzero(shed).tolist(), np.flatnonzero(received).tolist()
-    left, room = shed.tolist(), received.tolist()
+    remaining, room = shed.tolist(), received.tolist()
     at = 0
     for sender in senders:
-        while left[sender]:
+        while remaining[sender]:
             receiver = receivers[at]
-            part = min(left[sender], room[receiver])
+            part = min(remaining[sender], room[receiver])
             moved[sender, receiver] = part
-            left[sender] -= part
+            remaining[sender] -= part
             room[receiver] -= part
             if room[receiver] == 0:
                 at += 1
@@ -97,7 +97,7 @@ def apportioned(parts: Sequence[int], total: int) -> list[int]:
 def levelled(fixed_s: FloatArray, unit_s: FloatArray, total: int, least: int = 1) -> IntArray:
     """Return how many of `total` units each rank computes for the slowest to be soonest done.
 
-    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down, and what is left goes
+    Water-filling: min τ with Σ (τ − fixed)⁺ / unit_s = total, rounded down, and the rest goes
     one by one where it ends soonest. No other division in whole units ends sooner.
 
     Parameters

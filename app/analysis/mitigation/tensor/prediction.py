@@ -14,7 +14,7 @@ from app.analysis.mitigation.tensor.placing import apportioned
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Layers in which a rank's columns are so many units: the heads of attentions, for one."""
+    """Layers in which a rank's columns are whole units: the heads of attention, for one."""
 
     # Of a rank, in each of these layers. Who leaves out 31 % of eight heads leaves out two.
     units: int
@@ -44,8 +44,8 @@ class _Done:
 
 def _done(group: Group, shares: Shares, places: Sequence[Place]) -> _Done:
     if not places:
-        left = (group.units - shares.shed)[None] / group.units
-        return _Done(left, shares.received[None] / group.units, np.ones(1))
+        remaining = (group.units - shares.shed)[None] / group.units
+        return _Done(remaining, shares.received[None] / group.units, np.ones(1))
     own = np.ones((len(places), group.ranks))
     received = np.zeros_like(own)
     for number, place in enumerate(places):

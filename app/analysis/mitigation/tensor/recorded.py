@@ -1,6 +1,6 @@
 """Advice for the slow tensor-parallel groups of a recorded session, replayed.
 
-All ranks of a group end a collective together, and the last to arrive waits for nobody: what a rank
+All ranks of a group end a collective together, and the last to arrive does not wait: what a rank
 records beyond the shortest record is its waiting, and the group's computing time less that is T. A
 trace says nothing of kernels: what is neither waiting nor transfer counts as M.
 """
@@ -37,7 +37,7 @@ from app.analysis.wording import named, percent
 NS: Final = 1e-9
 # The paper's own question is how much; a quarter is what its accuracies bear.
 ACCURACY_BUDGET: Final = 0.25
-# Where the metadata do not say how many columns a rank has, shares are of so many.
+# Where the metadata do not say how many columns a rank has, shares are of this number.
 THOUSANDTHS: Final = 1000
 MOST_COLUMNS: Final = 10_000_000
 COLUMNS_KEY: Final = "tensor_columns"
@@ -151,7 +151,7 @@ def _group_of(group: Waiting, computing: float, steps: int, columns: int) -> Gro
     durations = group.waits.duration_ns
     transfer = durations.min(axis=1)
     waiting = (durations - transfer[:, None]).sum(axis=0)
-    # Records of ends differ a little: some computing is always left.
+    # Records of ends differ a little: some computing always remains.
     time_ns = np.maximum(computing - waiting, 0.01 * computing)
     matmul_ns = np.maximum(time_ns - transfer.sum(), 0.01 * time_ns)
     return Group(time_ns * NS / steps, matmul_ns * NS / steps, columns)

@@ -50,7 +50,7 @@ class Sizes:
         return 2 * self.width + 1 if self.kind is Kind.HIDDEN_UNIT else self.width
 
     def step_bytes(self, columns: float) -> int:
-        """Return what a step sends for so many migrated columns, and brings back.
+        """Return what a step sends for migrated columns, and brings back.
 
         A hidden unit sends parameters and brings their gradients back; what it computes rides the
         all-reduce. Columns of a column-parallel layer also need dY and bring back their part of Y,
@@ -67,7 +67,7 @@ class Sizes:
         return round(self.layers * self.value_bytes * (fixed + each * columns))
 
     def once_bytes(self, columns: float) -> int:
-        """Return what moving so many columns for good sends: parameters and optimizer state."""
+        """Return what moving columns for good sends: parameters and optimizer state."""
         return round(self.layers * self.state_bytes * self._parameters * columns)
 
 
@@ -89,7 +89,7 @@ def layers_of(sizes: Sequence[Sizes]) -> list[tuple[object, ...]]:
 
 
 def extra_bytes(sizes: Sequence[Sizes], columns: int, of: int, *, once: bool) -> int:
-    """Return what migrating so many of a rank's columns sends, in a step or once.
+    """Return what migrating some of a rank's columns sends, in a step or once.
 
     Parameters
     ----------

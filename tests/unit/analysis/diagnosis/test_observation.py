@@ -9,9 +9,9 @@ from app.analysis.diagnosis.observation import (
     Explained,
     Observation,
     lower_median,
+    robust_deviation,
     sample,
     scatter_of_most,
-    spread,
 )
 from app.analysis.replay.session import prepare_replay
 from tests.random_jobs import random_job
@@ -34,7 +34,7 @@ def test_scatter_of_a_sample_is_that_of_the_whole() -> None:
     values = np.random.default_rng(1).normal(5.0, 0.3, (400, 1000))
 
     assert sample(values).size < values.size / 5
-    assert spread(values) == pytest.approx(0.3, rel=0.02)
+    assert robust_deviation(values) == pytest.approx(0.3, rel=0.02)
 
 
 def test_an_observation_is_looked_at_once_and_again_when_more_is_explained() -> None:

@@ -133,7 +133,7 @@ def _group(
         return None
     step, order = trace.step[rows], trace.order[rows]
     first = np.flatnonzero(np.concatenate([[True], (np.diff(step) != 0) | (np.diff(order) != 0)]))
-    # A collective of which a record is missing is left out.
+    # A collective of which a record is missing is not counted.
     first = first[np.diff(np.append(first, len(rows))) == size]
     if not len(first):
         return None

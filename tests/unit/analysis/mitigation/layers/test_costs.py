@@ -32,7 +32,7 @@ def estimated(*injections: Injection, job: JobModel = JOB) -> LayerCosts:
 def test_layers_embedding_and_head_are_told_apart() -> None:
     costs = estimated(StageImbalance(forward_factor=1.5, backward_factor=1.5))
     # 120 ms of eight layers; a tenth of it is the embedding, half of it the head
-    assert costs.usual_layer_ns == pytest.approx(15e6, rel=0.01)
+    assert costs.median_layer_ns == pytest.approx(15e6, rel=0.01)
     assert costs.embedding_ns == pytest.approx(12e6, rel=0.1)
     assert costs.head_ns == pytest.approx(60e6, rel=0.05)
 
@@ -42,7 +42,7 @@ def test_a_middle_stage_of_heavier_layers_keeps_them() -> None:
     per_layer = costs.layer_ns.sum(axis=0)
     np.testing.assert_allclose(per_layer[8:16] / per_layer[0], 1.5, rtol=0.02)
     np.testing.assert_allclose(per_layer[16:] / per_layer[0], 1.0, rtol=0.02)
-    assert costs.head_ns < 0.05 * costs.usual_layer_ns
+    assert costs.head_ns < 0.05 * costs.median_layer_ns
 
 
 def test_more_layers_are_no_heavier_layers() -> None:
@@ -77,4 +77,4 @@ def test_virtual_stages_come_in_the_order_of_the_model() -> None:
     )
     costs = estimated(StageImbalance(), job=job)
     assert costs.places == ((0, 0), (1, 0), (0, 1), (1, 1))
-    assert costs.head_ns > 3 * costs.usual_layer_ns
+    assert costs.head_ns > 3 * costs.median_layer_ns
