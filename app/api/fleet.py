@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, Field
 
+from app.analysis.fleet.statistics import Point
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.db.states import SessionState
 from app.door.here import Here
-from app.services.fleet_report.curves import Name, figures
+from app.services.fleet_report.curves import Curve, Name, figures
 from app.services.fleet_report.read import fleet_report
 
 if TYPE_CHECKING:
@@ -78,28 +79,13 @@ class ExampleBody(ReadBody):
     what: str = Field(validation_alias="note")
 
 
-class CurveBody(ReadBody):
-    """A distribution: [value, share that is at most so large]."""
-
-    label: str
-    points: list[tuple[float, float]]
-
-
-class PaperPointBody(ReadBody):
-    """What the paper says of its own fleet: this share is at most at the value."""
-
-    value: float
-    share: float
-    words: str
-
-
 class FigureBody(ReadBody):
     """A figure of the paper, of this fleet."""
 
     name: Name
     jobs: int
-    curves: list[CurveBody]
-    paper: list[PaperPointBody]
+    curves: list[Curve]
+    paper: list[Point]
     examples: list[ExampleBody]
 
 

@@ -25,7 +25,6 @@ from app.api.alerts.bodies.orders import (
     AssigneeBody,
     AssignManyBody,
     OrderBody,
-    OrderedBody,
     SaidBody,
     SilenceBody,
     SilenceManyBody,
@@ -40,7 +39,12 @@ from app.services.alerts.incidents import (
     silence_incident,
 )
 from app.services.alerts.triage.notes import assign_incidents, comment_on
-from app.services.alerts.triage.orders import acknowledge_many, resolve_many, silence_many
+from app.services.alerts.triage.orders import (
+    OrderOutcome,
+    acknowledge_many,
+    resolve_many,
+    silence_many,
+)
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -137,7 +141,7 @@ def _reads(routes: APIRouter) -> None:
 
 def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="The same order for many incidents")
-    def post_order(container: Here, body: OrderBody) -> OrderedBody:
+    def post_order(container: Here, body: OrderBody) -> OrderOutcome:
         """All or none where one is not there; what the order does not apply to is listed."""
         ids = set(body.incidents)
         if isinstance(body, SilenceManyBody):
@@ -148,7 +152,7 @@ def _orders(routes: APIRouter) -> None:
             done = acknowledge_many(container, ids, by=body.by, note=body.note)
         else:
             done = resolve_many(container, ids, by=body.by, note=body.note)
-        return OrderedBody.model_validate(done)
+        return done
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
     def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:

@@ -14,8 +14,6 @@ from app.api.alerts.bodies.channels import (
     ChannelPatchBody,
     DeliveryListBody,
     ResealedBody,
-    StoredChannelBody,
-    TestResultBody,
 )
 from app.api.alerts.bodies.rules import (
     PreviewBody,
@@ -27,8 +25,8 @@ from app.api.alerts.bodies.rules import (
 from app.api.alerts.incidents import add_incidents
 from app.api.frame.routers import api_router
 from app.door.here import Here
-from app.services.alerts.channels.example import send_example
-from app.services.alerts.channels.reads import get_channel, list_channels
+from app.services.alerts.channels.example import TestResult, send_example
+from app.services.alerts.channels.reads import ChannelView, get_channel, list_channels
 from app.services.alerts.channels.write import (
     create_channel,
     delete_channel,
@@ -103,23 +101,19 @@ def _channels(routes: APIRouter) -> None:
     def get_channels(container: Here) -> ChannelListBody:
         with container.reading() as tx:
             found = list_channels(tx)
-        return ChannelListBody(
-            channels=[StoredChannelBody.model_validate(channel) for channel in found]
-        )
+        return ChannelListBody(channels=found)
 
     @routes.post("/channels", status_code=CREATED, summary="Add a channel")
-    def post_channel(container: Here, body: ChannelBody) -> StoredChannelBody:
-        return StoredChannelBody.model_validate(
-            create_channel(
-                container,
-                name=body.name,
-                kind=body.kind,
-                config=body.config,
-                audience=body.audience,
-                selector=body.selector,
-                enabled=body.enabled,
-                rate_limit=body.rate_limit,
-            )
+    def post_channel(container: Here, body: ChannelBody) -> ChannelView:
+        return create_channel(
+            container,
+            name=body.name,
+            kind=body.kind,
+            config=body.config,
+            audience=body.audience,
+            selector=body.selector,
+            enabled=body.enabled,
+            rate_limit=body.rate_limit,
         )
 
     @routes.post("/channels/reseal", summary="Encrypt all secrets with the newest key")
@@ -127,26 +121,21 @@ def _channels(routes: APIRouter) -> None:
         return ResealedBody(channels=reseal(container.everywhere()))
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
-    def get_one_channel(container: Here, channel: uuid.UUID) -> StoredChannelBody:
+    def get_one_channel(container: Here, channel: uuid.UUID) -> ChannelView:
         with container.reading() as tx:
-            found = get_channel(tx, channel)
-        return StoredChannelBody.model_validate(found)
+            return get_channel(tx, channel)
 
     @routes.patch("/channels/{channel}", summary="Change, enable or disable a channel")
-    def patch_channel(
-        container: Here, channel: uuid.UUID, body: ChannelPatchBody
-    ) -> StoredChannelBody:
-        return StoredChannelBody.model_validate(
-            update_channel(
-                container,
-                channel,
-                name=body.name,
-                config=body.config,
-                audience=body.audience,
-                selector=body.selector,
-                enabled=body.enabled,
-                rate_limit=body.rate_limit,
-            )
+    def patch_channel(container: Here, channel: uuid.UUID, body: ChannelPatchBody) -> ChannelView:
+        return update_channel(
+            container,
+            channel,
+            name=body.name,
+            config=body.config,
+            audience=body.audience,
+            selector=body.selector,
+            enabled=body.enabled,
+            rate_limit=body.rate_limit,
         )
 
     @routes.delete("/channels/{channel}", status_code=NO_CONTENT, summary="Delete a channel")
@@ -155,9 +144,9 @@ def _channels(routes: APIRouter) -> None:
         return Response(status_code=NO_CONTENT)
 
     @routes.post("/channels/{channel}/test", summary="Send a marked example")
-    def post_test(container: Here, channel: uuid.UUID) -> TestResultBody:
+    def post_test(container: Here, channel: uuid.UUID) -> TestResult:
         """Answer with what the receiver said, within the time of one attempt."""
-        return TestResultBody.model_validate(send_example(container, channel))
+        return send_example(container, channel)
 
 
 def _deliveries(routes: APIRouter) -> None:

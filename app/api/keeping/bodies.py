@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.db.states import SessionState
 from app.inputs.keeping import RetentionRules
 
 MAX_AT_ONCE: Final = 1000
 _NEW: Final = RetentionRules()
-
-
-class AgainBody(BaseModel):
-    """A session that is analyzed again; `queued` unless it was under way already."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    session: uuid.UUID
-    state: SessionState
-    queued: bool
 
 
 class SelectionBody(BaseModel):
@@ -39,16 +27,6 @@ class SelectionBody(BaseModel):
         description="Only those whose state is older: the time of an update. Null: now.",
     )
     limit: Annotated[int, Field(ge=1, le=MAX_AT_ONCE)] = 100
-
-
-class ManyAgainBody(BaseModel):
-    """How many sessions were queued, and how many are left; ask with `before` for the rest."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    queued: int
-    left: int
-    before: datetime
 
 
 class JobChangeBody(BaseModel):

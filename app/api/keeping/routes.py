@@ -11,9 +11,7 @@ from fastapi.responses import StreamingResponse
 from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.api.keeping.bodies import (
-    AgainBody,
     JobChangeBody,
-    ManyAgainBody,
     RetentionBody,
     RetentionStateBody,
     SelectionBody,
@@ -22,7 +20,13 @@ from app.api.keeping.bodies import (
 from app.db.states import SessionState
 from app.door.here import Here
 from app.inputs.keeping import retention_rules
-from app.services.keeping.again import Selection, analyze_again, analyze_many_again
+from app.services.keeping.again import (
+    Again,
+    ManyAgain,
+    Selection,
+    analyze_again,
+    analyze_many_again,
+)
 from app.services.keeping.changes import archive_job, pin_session, rename_job
 from app.services.keeping.delete import delete_job, delete_session
 from app.services.keeping.export import export_job, export_project, export_session
@@ -52,12 +56,12 @@ def router() -> APIRouter:
 
 def _sessions(routes: APIRouter) -> None:
     @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
-    def post_many(here: Here, body: SelectionBody) -> ManyAgainBody:
+    def post_many(here: Here, body: SelectionBody) -> ManyAgain:
         """Queue them, the newest first: after an update, or once what broke is repaired."""
         selection = Selection(
             tuple(SessionState(state) for state in body.states), body.job, body.before
         )
-        return ManyAgainBody.model_validate(analyze_many_again(here, selection, body.limit))
+        return analyze_many_again(here, selection, body.limit)
 
     @routes.post(
         "/sessions/{session}/analyze",
@@ -65,9 +69,9 @@ def _sessions(routes: APIRouter) -> None:
         summary="Analyze a session again",
         responses={409: problems.described("Its operations still arrive, or are gone")},
     )
-    def post_again(here: Here, session: uuid.UUID) -> AgainBody:
+    def post_again(here: Here, session: uuid.UUID) -> Again:
         """Keep its report until the new one is there."""
-        return AgainBody.model_validate(analyze_again(here, session))
+        return analyze_again(here, session)
 
     @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
     def put_pin(here: Here, session: uuid.UUID) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -20,12 +19,13 @@ from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import replayed_timeline
 from app.api.frame.routers import api_router
 from app.api.sessions.report_schema import reference
-from app.db.states import SealedBy, SessionState
+from app.db.states import SessionState
 from app.door.here import Here
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,
     SessionView,
+    WorkStatus,
     get_session,
     list_sessions,
 )
@@ -112,39 +112,6 @@ class SessionBody(BaseModel):
     headline: HeadlineBody | None
 
 
-class WorkBody(BaseModel):
-    """The latest analysis of a session; `position` is its place in the queue, from 1."""
-
-    state: str
-    attempt: int
-    position: int | None
-    error_code: str | None
-    error: str | None
-
-
-class ProducerBody(BaseModel):
-    """What one producer of a session has sent; `final` with its last chunk."""
-
-    producer: str
-    chunks: int
-    operations: int
-    body_bytes: int
-    final: bool
-
-
-class IntakeBody(BaseModel):
-    """How a session came in chunks; `seals_at` unless another one comes before."""
-
-    chunks: int
-    refused_chunks: int
-    refused_bytes: int
-    last_chunk_at: datetime
-    sealed_at: datetime | None
-    sealed_by: SealedBy | None
-    seals_at: datetime | None
-    producers: list[ProducerBody]
-
-
 class SessionDetailBody(SessionBody):
     """A session with what its sender said and how its analysis stands.
 
@@ -153,8 +120,8 @@ class SessionDetailBody(SessionBody):
 
     meta: dict[str, Any]
     reason_detail: dict[str, Any] | None
-    work: WorkBody | None
-    intake: IntakeBody | None
+    work: WorkStatus | None
+    intake: IntakeView | None
     has_report: bool
 
 
@@ -362,33 +329,11 @@ def _cause(cause: VerdictCause) -> dict[str, object]:
 
 
 def _detail(view: SessionView) -> SessionDetailBody:
-    work = view.work
     return SessionDetailBody(
         **_session(view.row),
         meta=dict(view.meta),
         reason_detail=None if view.reason_detail is None else dict(view.reason_detail),
-        work=None
-        if work is None
-        else WorkBody(
-            state=work.state,
-            attempt=work.attempt,
-            position=work.position,
-            error_code=work.error_code,
-            error=work.error,
-        ),
-        intake=None if view.intake is None else _intake(view.intake),
+        work=view.work,
+        intake=view.intake,
         has_report=view.has_report,
-    )
-
-
-def _intake(intake: IntakeView) -> IntakeBody:
-    return IntakeBody(
-        chunks=intake.chunks,
-        refused_chunks=intake.refused_chunks,
-        refused_bytes=intake.refused_bytes,
-        last_chunk_at=intake.last_chunk_at,
-        sealed_at=intake.sealed_at,
-        sealed_by=intake.sealed_by,
-        seals_at=intake.seals_at if intake.sealed_at is None else None,
-        producers=[ProducerBody(**asdict(producer)) for producer in intake.producers],
     )

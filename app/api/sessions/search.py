@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from app.api.frame.routers import api_router
 from app.door.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS
-from app.services.search.find import find
-
-
-class FoundBody(BaseModel):
-    """Something that was found; `path` is that of its page, within the project."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    kind: Literal["job", "session", "host", "incident"]
-    name: str
-    note: str
-    path: str
+from app.services.search.find import Found, find
 
 
 class SearchBody(BaseModel):
     """What was found, a handful of each kind."""
 
-    found: list[FoundBody]
+    found: list[Found]
 
 
 def router() -> APIRouter:
@@ -48,6 +37,6 @@ def router() -> APIRouter:
     ) -> SearchBody:
         with container.reading() as tx:
             found = find(tx, q)
-        return SearchBody(found=[FoundBody.model_validate(item) for item in found])
+        return SearchBody(found=found)
 
     return routes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
@@ -31,14 +30,6 @@ from app.services.sessions.receive import Body, Receipt, check_job_name, receive
 log = structlog.get_logger(__name__)
 
 
-class UnmappedBody(BaseModel):
-    """Things of one kind that are in a body and are no operation."""
-
-    what: str
-    count: int
-    remedy: str | None = Field(description="The recorder's setting that records what is missing.")
-
-
 class ReceiptBody(BaseModel):
     """Where a received session is and what has become of it so far."""
 
@@ -47,7 +38,7 @@ class ReceiptBody(BaseModel):
     state: str
     job: str
     number: int
-    unmapped: list[UnmappedBody] = Field(
+    unmapped: list[Unmapped] = Field(
         default_factory=list, description="What else a foreign recording holds."
     )
 
@@ -71,7 +62,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
         state=state,
         job=job,
         number=number,
-        unmapped=[UnmappedBody(**asdict(one)) for one in unmapped],
+        unmapped=list(unmapped),
     )
     return JSONResponse(
         body.model_dump(mode="json"),

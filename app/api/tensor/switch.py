@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -17,17 +16,7 @@ from app.door.here import Here
 from app.inputs.tensor.timings import WrittenSwitch, parse_switch
 from app.services.container import Container
 from app.services.tensor.groups import Switch
-from app.services.tensor.switches import read_switch, switch_plans
-
-
-class SwitchedBody(BaseModel):
-    """Who switched a job's plans to what, and when."""
-
-    at: datetime
-    by: str
-    mode: TensorMode
-    max_gamma: float | None
-    expires_after_steps: int
+from app.services.tensor.switches import Switched, read_switch, switch_plans
 
 
 class SwitchBody(BaseModel):
@@ -36,7 +25,7 @@ class SwitchBody(BaseModel):
     mode: TensorMode
     max_gamma: float | None
     expires_after_steps: int
-    history: list[SwitchedBody]
+    history: list[Switched]
 
 
 def router(waiting: Waiting) -> APIRouter:
@@ -50,16 +39,7 @@ def router(waiting: Waiting) -> APIRouter:
             mode=switch.mode,
             max_gamma=switch.max_gamma,
             expires_after_steps=switch.expires_after_steps,
-            history=[
-                SwitchedBody(
-                    at=item.at,
-                    by=item.by,
-                    mode=item.mode,
-                    max_gamma=item.max_gamma,
-                    expires_after_steps=item.expires_after_steps,
-                )
-                for item in switched
-            ],
+            history=list(switched),
         )
 
     @routes.get("", summary="Whether a job's tensor-parallel plans are applied")

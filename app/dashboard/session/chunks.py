@@ -36,8 +36,11 @@ def arrival_facts(row: SessionRow, intake: IntakeView) -> list[Fact]:
         Fact("Received", byte_size(row.body_bytes)),
         *refused_facts(intake),
         Fact("Last chunk", "", clock_time(intake.last_chunk_at), moment=intake.last_chunk_at),
-        Fact("Sealed", clock_time(intake.seals_at), "unless another chunk comes"),
-    ]
+    ] + (
+        []
+        if intake.seals_at is None
+        else [Fact("Sealed", clock_time(intake.seals_at), "unless another chunk comes")]
+    )
 
 
 def refused_facts(intake: IntakeView | None) -> list[Fact]:

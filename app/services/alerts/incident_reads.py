@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from sqlalchemy import Nullable, Text, case, cast, func, literal_column, select
 from sqlalchemy.orm import aliased
 
@@ -135,7 +135,7 @@ class InsideRow:
     cause: str
     state: IncidentState
     slowdown: float | None
-    lost: float | None  # GPU-hours that its job loses each hour
+    lost: Annotated[float | None, Field(description="GPU-hours that the job loses each hour.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class EventRow:
 class Comment:
     """Something that a person said about an incident."""
 
-    id: int
+    id: Annotated[int, Field(exclude=True)]
     at: datetime
     author: str
     words: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import CursorResult, exists, func, or_, select, update
@@ -20,8 +21,6 @@ from app.services.access.audit import Action, record
 from app.services.sessions.read import no_session
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from sqlalchemy import ColumnElement
 
     from app.db.unit_of_work import UnitOfWork

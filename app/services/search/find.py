@@ -35,13 +35,13 @@ MAX_DIGITS: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that words lead to."""
+    """A search result; `path` is that of its page, within the project."""
 
     kind: Kind
     # name, note: what it is called, and what tells it from others
     name: str
     note: str
-    path: str  # of its page, within the project
+    path: str
 
 
 def find(tx: Reads, asked: str) -> list[Found]:

@@ -109,30 +109,17 @@ class ProducerView:
 
 @dataclass(frozen=True, slots=True)
 class IntakeView:
-    """How a session came in chunks.
-
-    Parameters
-    ----------
-    chunks : int
-    refused_chunks, refused_bytes : int
-        Of chunks that were not taken.
-    last_chunk_at : datetime
-    sealed_at : datetime or None
-    sealed_by : str or None
-    seals_at : datetime
-        When silence seals the session, if no further chunk comes.
-    producers : tuple of ProducerView
-        By name; at most `MAX_PRODUCERS`.
-    """
+    """How a session came in chunks; `seals_at` unless another one comes before."""
 
     chunks: int
+    # refused_chunks, refused_bytes: of chunks that were not taken
     refused_chunks: int
     refused_bytes: int
     last_chunk_at: datetime
     sealed_at: datetime | None
     sealed_by: SealedBy | None
-    seals_at: datetime
-    producers: tuple[ProducerView, ...]
+    seals_at: datetime | None  # when silence seals it; None where it is sealed
+    producers: tuple[ProducerView, ...]  # by name; at most `MAX_PRODUCERS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +256,9 @@ def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeV
         last_chunk_at=intake.last_chunk_at,
         sealed_at=intake.sealed_at,
         sealed_by=intake.sealed_by,
-        seals_at=intake.last_chunk_at + silence(intake.longest_gap_s, silence_limit_s),
+        seals_at=None
+        if intake.sealed_at is not None
+        else intake.last_chunk_at + silence(intake.longest_gap_s, silence_limit_s),
         producers=tuple(
             ProducerView(name, chunks, int(operations), int(body_bytes), final)
             for name, chunks, operations, body_bytes, final in producers

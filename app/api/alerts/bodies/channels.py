@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from app.alerts.rules import Audience, Selector, ShortText
-from app.api.frame.answers import ReadBody
+from app.services.alerts.channels.reads import ChannelView
 from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
 from app.services.alerts.deliveries.reads import DeliveryRow
 
@@ -40,48 +38,16 @@ class ChannelPatchBody(BaseModel):
     rate_limit: RateLimit | None = None
 
 
-class StoredChannelBody(ReadBody):
-    """A channel; of its secrets only their names, and the host of those that are addresses."""
-
-    id: uuid.UUID
-    name: str
-    kind: str
-    audience: Audience
-    selector: Selector
-    config: dict[str, Any]
-    secrets: dict[str, str | None]
-    readable: bool
-    enabled: bool
-    rate_limit: int
-    disabled_reason: str | None
-    failures: int
-    last_error: str | None
-    last_failure_at: datetime | None
-    last_success_at: datetime | None
-    waiting: int
-    created_at: datetime
-
-
 class ChannelListBody(BaseModel):
     """All channels by name."""
 
-    channels: list[StoredChannelBody]
+    channels: list[ChannelView]
 
 
 class ResealedBody(BaseModel):
     """How many channels were encrypted anew."""
 
     channels: int
-
-
-class TestResultBody(ReadBody):
-    """The receiver's answer to an example."""
-
-    delivered: bool
-    code: str | None
-    error: str | None
-    status: int | None
-    answer: str
 
 
 class DeliveryListBody(BaseModel):

@@ -12,19 +12,13 @@ from pydantic import BaseModel, Field
 
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
-from app.api.frame.answers import ReadBody
-from app.services.alerts.incident_reads import IncidentRow, IncidentView
-
-
-class InsideBody(ReadBody):
-    """An incident that stands inside of another one: the same machine, another job."""
-
-    id: uuid.UUID
-    job: str
-    cause: str
-    state: IncidentState
-    slowdown: float | None
-    lost: float | None = Field(description="GPU-hours that the job loses each hour.")
+from app.services.alerts.incident_reads import (
+    Comment,
+    EventRow,
+    IncidentRow,
+    IncidentView,
+    InsideRow,
+)
 
 
 class IncidentBody(BaseModel):
@@ -50,7 +44,7 @@ class IncidentBody(BaseModel):
     why_resolved: str | None
     resolved_by: str | None
     assignee: str | None
-    inside: list[InsideBody] = Field(
+    inside: list[InsideRow] = Field(
         description="Other incidents on the same machine that it speaks for."
     )
     lead: uuid.UUID | None = Field(
@@ -59,31 +53,11 @@ class IncidentBody(BaseModel):
     facts: dict[str, Any] | None
 
 
-class EventBody(ReadBody):
-    """A transition of an incident."""
-
-    at: datetime
-    event: str
-    from_state: str | None
-    to_state: str
-    actor: str | None
-    note: str | None
-    session: uuid.UUID | None
-
-
-class CommentBody(ReadBody):
-    """Something that a person said about an incident."""
-
-    at: datetime
-    author: str
-    words: str
-
-
 class IncidentDetailBody(IncidentBody):
     """An incident with its history, the oldest event first, and its latest 100 comments."""
 
-    events: list[EventBody]
-    comments: list[CommentBody]
+    events: list[EventRow]
+    comments: list[Comment]
 
 
 class IncidentListBody(BaseModel):
@@ -105,7 +79,7 @@ def incident_values(row: IncidentRow) -> dict[str, Any]:
         **same,
         "job": row.job,
         "assignee": row.assignee,
-        "inside": [InsideBody.model_validate(one) for one in row.inside],
+        "inside": row.inside,
         "lead": row.lead,
         "rules": dict(row.rules),
         "silenced_until": silence.until if silence else None,
@@ -119,6 +93,6 @@ def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
     """Return an incident with its history as the API has it."""
     return IncidentDetailBody(
         **incident_values(view.row),
-        events=[EventBody.model_validate(event) for event in view.events],
-        comments=[CommentBody.model_validate(comment) for comment in view.comments],
+        events=list(view.events),
+        comments=list(view.comments),
     )

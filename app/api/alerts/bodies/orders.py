@@ -7,8 +7,6 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from app.alerts.states import IncidentState
-from app.api.frame.answers import ReadBody
 from app.services.alerts.triage.orders import MOST
 
 Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
@@ -81,18 +79,3 @@ OrderBody = Annotated[
     AcknowledgeManyBody | SilenceManyBody | ResolveManyBody | AssignManyBody,
     Field(discriminator="order"),
 ]
-
-
-class LeftBody(ReadBody):
-    """An incident that the order does not apply to."""
-
-    id: uuid.UUID
-    state: IncidentState
-    why: str
-
-
-class OrderedBody(ReadBody):
-    """The outcome of an order for many incidents."""
-
-    changed: list[uuid.UUID]
-    left: list[LeftBody]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Row, Select, func, select
@@ -16,10 +18,6 @@ from app.errors import NotFoundError
 from app.services.alerts.routing import SELECTOR
 
 if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Mapping
-    from datetime import datetime
-
     from app.db.unit_of_work import Reads
 
 DISABLED_BY_PERSON: Final = "disabled by hand"
@@ -31,7 +29,7 @@ COUNTED_FOR: Final = timedelta(hours=24)
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """A channel without its secrets."""
+    """A channel; of its secrets only their names, and the host of those that are addresses."""
 
     id: uuid.UUID
     name: str

@@ -12,7 +12,7 @@ from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident
 from app.services.alerts.incidents import called, locked
 from app.services.alerts.store import incident_of
-from app.services.alerts.triage.orders import Left, Outcome
+from app.services.alerts.triage.orders import Left, OrderOutcome
 
 if TYPE_CHECKING:
     import uuid
@@ -42,7 +42,7 @@ def comment_on(
 
 def assign_incidents(
     container: Container, ids: Collection[uuid.UUID], *, to: str | None, by: str | None
-) -> Outcome:
+) -> OrderOutcome:
     """Say whose incidents are; what is theirs already stays so.
 
     Parameters
@@ -90,4 +90,4 @@ def assign_incidents(
             subject = called(tx, group, incident_of(row))
             record(tx, who, Action.ASSIGNED, subject, detail=f"to {to}" if to else "to no one")
             changed.append(row.id)
-    return Outcome(changed, left)
+    return OrderOutcome(changed, left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +14,7 @@ from app.services.alerts.machines.leads import inside_of, leave
 from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
     from datetime import datetime
 
     from app.access.principals import Principal
@@ -34,7 +35,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OrderOutcome:
     """The outcome of an order for many incidents."""
 
     changed: Sequence[uuid.UUID]
@@ -43,7 +44,7 @@ class Outcome:
 
 def acknowledge_many(
     container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
-) -> Outcome:
+) -> OrderOutcome:
     """Acknowledge incidents; those that it does not apply to stay as they are.
 
     Raises
@@ -62,7 +63,7 @@ def silence_many(
     until: datetime,
     reason: str,
     by: str | None,
-) -> Outcome:
+) -> OrderOutcome:
     """Silence incidents; those that it does not apply to stay as they are.
 
     Raises
@@ -78,7 +79,7 @@ def silence_many(
 
 def resolve_many(
     container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
-) -> Outcome:
+) -> OrderOutcome:
     """Resolve incidents; those that are over stay as they are.
 
     Raises
@@ -96,7 +97,7 @@ def _order(
     order: Order,
     who: Principal,
     note: str | None,
-) -> Outcome:
+) -> OrderOutcome:
     changed, left = [], []
     with container.uow() as tx:
         over = []
@@ -120,4 +121,4 @@ def _order(
             if change.incident.state is IncidentState.RESOLVED:
                 over.append(change.incident)
         leave(tx, over)
-    return Outcome(changed, left)
+    return OrderOutcome(changed, left)
