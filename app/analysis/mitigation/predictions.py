@@ -9,18 +9,16 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import Plan
-from app.analysis.diagnosis.causes.registry import cause_of
+from app.analysis.diagnosis.causes.registry import KINDS, cause_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Worker
+from app.analysis.diagnosis.places import Hosts, Worker
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.collecting import plan_collections
-from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.layers.divided import Division, as_text
+from app.analysis.mitigation.fix import Division, Fix, as_text
 from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
-from app.analysis.mitigation.remedies import remedies
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -74,8 +72,7 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         Replayed elsewhere.
     """
     now_s = metrics.simulated_step_s * diagnosis.late
-    places = observation.hosts
-    fixes = [*remedies(causes, places, now_s), *others]
+    fixes = [*_remedies(causes, observation.hosts, now_s), *others]
     fixes += _planned(observation.trace, replayed, causes, now_s, trusted=trusted)
     if trusted:
         fixes += _by_replay(replayed, _changes(observation, replayed, metrics, causes), now_s)
@@ -87,6 +84,22 @@ def predict_fixes(  # noqa: PLR0913 - what is known of the session and of its ca
         most = max(most, 1 - headline.reference_step_time_s / now_s)
     bounded = [_no_better_than(fix, most, now_s) for fix in fixes]
     return sorted((fix for fix in bounded if fix.gain >= MIN_GAIN), key=lambda fix: -fix.gain)
+
+
+def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
+    """Return what removes each cause, with what the session replayed without it gains.
+
+    Slow workers and heavy stages are not among them: those are replayed with late launches. Nor are
+    pauses and lengths, which stay in the job: their fixes are plans.
+    """
+    fixes = []
+    for cause in causes:
+        kind = KINDS.get(cause.cause)
+        if kind is not None and kind.remedy is not None and cause.saves is not None:
+            remedy = kind.remedy(cause, hosts)
+            words = (remedy.action, remedy.title, remedy.detail)
+            fixes.append(Fix(*words, now_s * (1 - cause.saves), cause.saves, cause=cause.cause))
+    return fixes
 
 
 def _planned(

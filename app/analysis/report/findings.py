@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from app.analysis.diagnosis.figures import FigureData
 from app.analysis.diagnosis.places import View, Where
 from app.analysis.json_text import OMITTED
-from app.analysis.mitigation.fix import Balancing, PlannedCollections
-from app.analysis.mitigation.layers.divided import Division
+from app.analysis.mitigation.fix import Balancing, Division, PlannedCollections
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.mitigation.layers.costs import LayerCosts
+from app.analysis.mitigation.layers.costs import LayerCosts, Room
 from app.analysis.mitigation.layers.lane import Chain
-from app.analysis.mitigation.layers.memory import Room
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 
 # Layers whose prices differ by a smaller share are alike.

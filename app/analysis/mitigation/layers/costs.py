@@ -8,9 +8,9 @@ wherever they go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +25,9 @@ _ALIKE: Final = 0.04
 _LEAST_NS: Final = 1.0
 # In which a chunk computes.
 PASSES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
+# The field of the metadata that says what stages can hold, and what stands for no limit.
+KEY: Final = "max_layers"
+_ANY: Final = 1 << 30
 
 Place = tuple[int, int]
 
@@ -48,8 +51,7 @@ class LayerCosts:
 
         What a chunk takes today beyond what its layers cost anywhere stays its own.
         """
-        own = self.level_ns / np.maximum(self._modelled(self.layers), _LEAST_NS)
-        return np.asarray(self._modelled(layers) * own)
+        return np.asarray(self._modelled(layers) * self.own())
 
     def own(self) -> FloatArray:
         """Return what chunks take today over what their layers cost anywhere."""
@@ -148,3 +150,36 @@ def _rates(level_ns: FloatArray, layers: IntArray) -> tuple[FloatArray, FloatArr
     for end in (0, last):
         extra_ns[:, end] = np.maximum(level_ns[:, end] - ends * layers[end], 0.0)
     return rates, extra_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """The most layers that each stage can hold."""
+
+    stage: IntArray  # (places,): stage of each place of the model
+    layers: IntArray  # (stages,): the most that fits
+    known: bool  # whether the metadata say so
+
+    def most(self, place: int) -> int:
+        """Return the most layers of one chunk."""
+        return int(self.layers[self.stage[place]])
+
+
+def room_of(extra: Mapping[str, Any], costs: LayerCosts) -> Room:
+    """Return what the metadata of a session say of the memory of its stages.
+
+    ``max_layers`` is a number, or a list with one for each stage. A stage that holds more today
+    holds what it holds.
+    """
+    stage = np.array([stage for stage, _ in costs.places])
+    stages = int(stage.max()) + 1
+    given = extra.get(KEY)
+    numbers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
+    if numbers is None:
+        numbers = [given] * stages
+    known = len(numbers) == stages and all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
+    )
+    layers = np.array(numbers if known else [_ANY] * stages, dtype=np.int64)
+    today = np.bincount(stage, weights=costs.layers, minlength=stages).astype(np.int64)
+    return Room(stage, np.maximum(layers, today), known)

@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.mitigation.layers.costs import LayerCosts, Place, estimate_costs
-from app.analysis.mitigation.layers.divided import ByChunk, Division
+from app.analysis.mitigation.fix import ByChunk, Division
+from app.analysis.mitigation.layers.costs import LayerCosts, Place, Room, estimate_costs, room_of
 from app.analysis.mitigation.layers.lane import Lane, find_owners
-from app.analysis.mitigation.layers.memory import Room, room_of
 from app.analysis.mitigation.layers.search import EQUAL, search
 from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Replacement

@@ -80,14 +80,6 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
     return Owners(kind, place, shared)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ran:
-    """When nodes end, and which one each waited for last."""
-
-    ends: dict[int, float]
-    before: dict[int, int]
-
-
 class Lane:
     """The lasting step of a session, for any division of its layers.
 
@@ -109,10 +101,9 @@ class Lane:
 
     def longest(self, layers: IntArray) -> tuple[float, Chain]:
         """Return how long a step takes with these numbers of layers of the chunks, and why."""
-        ran = self._run(self.durations_ns(layers).tolist())
-        last = max(ran.ends, key=ran.ends.__getitem__)
-        chain = self._chain(_walk(ran.before, last)[::-1], ran.ends[last], layers)
-        return ran.ends[last], chain
+        ends, before = self._run(self.durations_ns(layers).tolist())
+        last = max(ends, key=ends.__getitem__)
+        return ends[last], self._chain(_walk(before, last)[::-1], ends[last], layers)
 
     def durations_ns(self, layers: IntArray) -> FloatArray:
         """Return what each node takes with a division."""
@@ -130,7 +121,7 @@ class Lane:
     def through_stages(self, layers: IntArray) -> list[Chain]:
         """Return for each stage what leads to its first pass, all of its passes, what follows."""
         durations = self.durations_ns(layers).tolist()
-        ran = self._run(durations)
+        ends, before = self._run(durations)
         after = self._follow(durations)
         chains = []
         for stage in sorted({stage for stage, _ in self.costs.places}):
@@ -139,12 +130,13 @@ class Lane:
                 for node in np.flatnonzero(self._owners.kind != _NOWHERE).tolist()
                 if self.costs.places[self._owners.place[node]][0] == stage
             ]
-            mine.sort(key=lambda node: ran.ends[node])
-            ahead = _walk(ran.before, ran.before[mine[0]])
+            mine.sort(key=ends.__getitem__)
+            ahead = _walk(before, before[mine[0]])
             chains.append(self._chain([*ahead[::-1], *mine, *_walk(after, after[mine[-1]])]))
         return chains
 
-    def _run(self, durations: list[float]) -> _Ran:
+    def _run(self, durations: list[float]) -> tuple[dict[int, float], dict[int, int]]:
+        """Return when nodes end, and which one each waited for last."""
         ends: dict[int, float] = {}
         before: dict[int, int] = {}
         for members, afters in self._units:
@@ -157,7 +149,7 @@ class Lane:
             for node in members:
                 before[node] = last
                 ends[node] = begin + durations[node]
-        return _Ran(ends, before)
+        return ends, before
 
     def _follow(self, durations: list[float]) -> dict[int, int]:
         """Return which node follows each on the longest way to the end."""

@@ -21,9 +21,8 @@ from app.analysis.mitigation.layers.bounds import (
     rest_ns,
     rows_of,
 )
-from app.analysis.mitigation.layers.costs import LayerCosts
+from app.analysis.mitigation.layers.costs import LayerCosts, Room
 from app.analysis.mitigation.layers.lane import Chain, Lane
-from app.analysis.mitigation.layers.memory import Room
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 
 # Divisions that are executed, at most, before the best one so far is taken, unproven.
