@@ -13,11 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_gathers
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always, needs_gathers
 from app.analysis.diagnosis.figures import LateLaunches
 from app.analysis.diagnosis.finding import (
     Alternative,
-    Cause,
     Change,
     Doubt,
     Evidence,
@@ -26,7 +25,7 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Hosts, JobFacts, StepView
+from app.analysis.diagnosis.places import StepView
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
@@ -152,22 +151,6 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     ]
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del cause, job
-    return "all stages stand still at the start of some steps, as with checkpoints"
-
-
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del cause, hosts
-    return Remedy(
-        "save_in_background",
-        "Save checkpoints in the background",
-        "Replayed with the first operations of those steps launched as soon as in the others: "
-        "weights are copied to the host's memory and written out while the job goes on. Saved half "
-        "as often, half of it comes back.",
-    )
-
-
 CHECKPOINT: Final = CauseKind(
     name="checkpoint",
     title="Checkpoint",
@@ -176,8 +159,16 @@ CHECKPOINT: Final = CauseKind(
     "stages are launched late, about equally.",
     blames_machine=False,
     cannot_judge=needs_gathers,
-    because=_because,
+    because=always("all stages stand still at the start of some steps, as with checkpoints"),
     find=_find,
-    remedy=_remedy,
+    remedy=always(
+        Remedy(
+            "save_in_background",
+            "Save checkpoints in the background",
+            "Replayed with the first operations of those steps launched as soon as in the others: "
+            "weights are copied to the host's memory and written out while the job goes on. Saved "
+            "half as often, half of it comes back.",
+        )
+    ),
     turn=Turn.SPECIAL,
 )

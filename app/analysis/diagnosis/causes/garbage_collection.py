@@ -10,14 +10,14 @@ from typing import Final, cast
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
 from app.analysis.diagnosis.figures import Stalls
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.late_launches import on_many_workers
 from app.analysis.diagnosis.observation import Observation, SingleArray
-from app.analysis.diagnosis.places import FigureView, JobFacts, StepView
+from app.analysis.diagnosis.places import FigureView, StepView
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.layout.dense import IntArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 
@@ -84,11 +84,7 @@ def _not_launched(signs: Signs) -> Finding | None:
     return Finding(
         change=Change(on_time={node: late_ns > 0 for node, late_ns in late.items()}),
         evidence=lines,
-        figure=Stalls(
-            by_step_s=tuple((by_step / 1e9).tolist()),
-            by_worker=tuple(map(tuple, by_worker.T.tolist())),
-            longest_s=float(stalls.max()) / 1e9,
-        ),
+        figure=_figure(by_step, by_worker.T, stalls.max()),
         launches=Launches(late),
     )
 
@@ -120,11 +116,7 @@ def _stalled(signs: Signs) -> Finding | None:
     return Finding(
         change=Change(less_ns=less),
         evidence=tuple(_evidence(observation, stall_ns, by_worker)),
-        figure=Stalls(
-            by_step_s=tuple((stall_ns.sum(axis=(0, 1, 3)) / 1e9).tolist()),
-            by_worker=tuple(map(tuple, by_worker.tolist())),
-            longest_s=float(stall_ns.max()) / 1e9,
-        ),
+        figure=_figure(stall_ns.sum(axis=(0, 1, 3)), by_worker, stall_ns.max()),
     )
 
 
@@ -153,11 +145,16 @@ def _recorded(observation: Observation) -> Finding | None:
     return Finding(
         change=Change(less_ns=paused),
         evidence=lines,
-        figure=Stalls(
-            by_step_s=tuple((by_step / 1e9).tolist()),
-            by_worker=tuple(map(tuple, by_worker.tolist())),
-            longest_s=float(pauses.max()) / 1e9,
-        ),
+        figure=_figure(by_step, by_worker, pauses.max()),
+    )
+
+
+def _figure(by_step_ns: FloatArray | SingleArray, by_worker: IntArray, longest_ns: float) -> Stalls:
+    """Return the data of the picture; `by_worker` has shape (dp, pp)."""
+    return Stalls(
+        by_step_s=tuple((by_step_ns / 1e9).tolist()),
+        by_worker=tuple(map(tuple, by_worker.tolist())),
+        longest_s=float(longest_ns) / 1e9,
     )
 
 
@@ -201,11 +198,6 @@ def _growth(stall_ns: SingleArray) -> float | None:
     return float(last / begin) if begin > 0 else None
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del cause, job
-    return "forwards stall on random workers, as with garbage collection"
-
-
 GARBAGE_COLLECTION: Final = CauseKind(
     name="garbage_collection",
     title="Garbage collection",
@@ -214,7 +206,7 @@ GARBAGE_COLLECTION: Final = CauseKind(
     "their backwards are not.",
     blames_machine=False,
     cannot_judge=needs_like_stages,
-    because=_because,
+    because=always("forwards stall on random workers, as with garbage collection"),
     find=_find,
     plan=Plan.COLLECT_TOGETHER,
 )

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
+from app.analysis.diagnosis.places import StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray
@@ -112,21 +112,6 @@ def _cannot_judge(signs: Signs) -> str | None:
     return None
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del cause, job
-    return "computations wait for reduce-scatters that they do not need"
-
-
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del cause, hosts
-    return Remedy(
-        "separate_kernels",
-        "Keep reduce-scatters from holding up computations",
-        "Replayed with computations launched when they may be. A larger "
-        "CUDA_DEVICE_MAX_CONNECTIONS can keep the two in different hardware queues.",
-    )
-
-
 KERNEL_DEPENDENCY: Final = CauseKind(
     name="false_kernel_dependency",
     title="False kernel dependency",
@@ -134,7 +119,14 @@ KERNEL_DEPENDENCY: Final = CauseKind(
     sign="Computations are launched the moment a reduce-scatter ends that they do not need.",
     blames_machine=False,
     cannot_judge=_cannot_judge,
-    because=_because,
+    because=always("computations wait for reduce-scatters that they do not need"),
     find=_find,
-    remedy=_remedy,
+    remedy=always(
+        Remedy(
+            "separate_kernels",
+            "Keep reduce-scatters from holding up computations",
+            "Replayed with computations launched when they may be. A larger "
+            "CUDA_DEVICE_MAX_CONNECTIONS can keep the two in different hardware queues.",
+        )
+    ),
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
+from typing import TypeVar
 
 from app.analysis.diagnosis.finding import Cause, Finding
 from app.analysis.diagnosis.places import Hosts, JobFacts
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.trace.model import PARAMS_ALL_GATHER
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ class CauseKind:
     everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
     # Whether the rules of a new installation have one for this cause alone.
     alerts_alone: bool = False
+
+
+def always(said: T) -> Callable[[Cause, Hosts], T]:
+    """Return a clause, or a remedy, that is the same of every cause of its kind."""
+    return lambda _cause, _hosts: said
 
 
 def needs_like_stages(signs: Signs) -> str | None:

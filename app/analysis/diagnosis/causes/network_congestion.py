@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
 from app.analysis.diagnosis.figures import TransferLevels
 from app.analysis.diagnosis.finding import (
     Alternative,
@@ -24,7 +24,7 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, SlowSpells, StepView, Where
+from app.analysis.diagnosis.places import FigureView, JobFacts, SlowSpells, StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
@@ -306,17 +306,6 @@ def _because(cause: Cause, job: JobFacts) -> str:
     return f"the whole network is slow{when}, as with traffic of others"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del cause, hosts
-    return Remedy(
-        "separate_traffic",
-        "Keep other traffic away from the job's",
-        "Replayed with all transfers as in the quiet steps: other jobs and the writing of data on "
-        "other links, in a lower class of service, or at another time. The times of the slow steps "
-        "tell whose traffic it is.",
-    )
-
-
 NETWORK_CONGESTION: Final = CauseKind(
     name="network_congestion",
     title="Network congestion",
@@ -328,5 +317,13 @@ NETWORK_CONGESTION: Final = CauseKind(
     because=_because,
     find=_find,
     hides=_hides,
-    remedy=_remedy,
+    remedy=always(
+        Remedy(
+            "separate_traffic",
+            "Keep other traffic away from the job's",
+            "Replayed with all transfers as in the quiet steps: other jobs and the writing of data "
+            "on other links, in a lower class of service, or at another time. The times of the "
+            "slow steps tell whose traffic it is.",
+        )
+    ),
 )

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
+from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
 from app.analysis.diagnosis.figures import Lengths, Spread, Squares
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Change, Evidence, Finding
 from app.analysis.diagnosis.lengths.recorded import recorded_lengths
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
-from app.analysis.diagnosis.places import FigureView, JobFacts, RegionView
+from app.analysis.diagnosis.places import FigureView, RegionView
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.typical import Typical
 from app.analysis.diagnosis.uncertainty import Uncertainty
@@ -105,11 +105,6 @@ def _against_squares(observation: Observation, factor: SingleArray) -> FloatArra
     return found
 
 
-def _because(cause: Cause, job: JobFacts) -> str:
-    del cause, job
-    return "microbatches differ in length, on all workers alike"
-
-
 SEQUENCE_LENGTHS: Final = CauseKind(
     name="sequence_length_imbalance",
     title="Sequence-length imbalance",
@@ -118,7 +113,7 @@ SEQUENCE_LENGTHS: Final = CauseKind(
     "DP rank and in all steps: all of them differ, or a few are far longer.",
     blames_machine=False,
     cannot_judge=needs_like_stages,
-    because=_because,
+    because=always("microbatches differ in length, on all workers alike"),
     find=_find,
     plan=Plan.BALANCE_MICROBATCHES,
     everywhere=True,

@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
-from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, Where, Worker, WorkerView
+from app.analysis.diagnosis.places import FigureView, JobFacts, Where, Worker, WorkerView
 from app.analysis.diagnosis.ranks.waits import (
     LISTED,
     Waiting,
@@ -331,17 +331,6 @@ def _because(cause: Cause, job: JobFacts) -> str:
     return f"the experts of {job.named(workers[0])}{more} are sent more tokens than others"
 
 
-def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
-    del cause, hosts
-    return Remedy(
-        "balance_experts",
-        "Spread tokens evenly over the experts",
-        "Replayed with the experts of all ranks of a group taking what they take on average: a "
-        "stronger balancing loss or bias in the router, a capacity for each expert, or other "
-        "places for those that are sent most.",
-    )
-
-
 EXPERT_PARALLEL: Final = CauseKind(
     name="expert_parallel_imbalance",
     title="Expert-parallel imbalance",
@@ -353,6 +342,14 @@ EXPERT_PARALLEL: Final = CauseKind(
     because=_because,
     find=_find,
     hides=_hides,
-    remedy=_remedy,
+    remedy=always(
+        Remedy(
+            "balance_experts",
+            "Spread tokens evenly over the experts",
+            "Replayed with the experts of all ranks of a group taking what they take on average: a "
+            "stronger balancing loss or bias in the router, a capacity for each expert, or other "
+            "places for those that are sent most.",
+        )
+    ),
     turn=Turn.WITHIN_WORKERS,
 )
