@@ -254,15 +254,15 @@ def _settle(
         if not any(_is_silent(board, rule) for rule in holders):
             board.put(clear(incident, board.now, DATA_CAME), "resolved")
         return
-    silent_rules = [rule for rule in holders if rule.id in reads]
-    if not silent_rules:
+    rules_with_readings = [rule for rule in holders if rule.id in reads]
+    if not rules_with_readings:
         return
     if incident.state is IncidentState.PENDING:
-        over = all(_clear_sessions(incident, reads[rule.id]) >= 1 for rule in silent_rules)
+        over = all(_clear_sessions(incident, reads[rule.id]) >= 1 for rule in rules_with_readings)
     else:
         over = all(
             _clear_sessions(incident, reads[rule.id]) >= rule.clear_sessions
-            for rule in silent_rules
+            for rule in rules_with_readings
         )
     if over:
         board.put(clear(incident, board.now, SESSIONS_CLEAR), "resolved")

@@ -16,7 +16,7 @@ _INTRODUCTION: Final = """\
 What `paceline plan --json` prints and `GET /api/v1/plans/{plan}` answers as `plan`, schema
 `paceline.plan/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in the
 [OpenAPI document](http-api.md), as `PlanDocument`. The API's answer has the executed iteration
-beside it, as `timeline`: [SimulatedIteration](#simulatediteration).
+in addition, as `timeline`: [SimulatedIteration](#simulatediteration).
 
 Fields are added within a schema, none is removed or changes its meaning.
 

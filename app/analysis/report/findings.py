@@ -66,7 +66,7 @@ class UnjudgedCause:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisSummary:
-    """What the diagnosis says besides its causes.
+    """What the diagnosis holds in addition to its causes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Fixes that were applied, as pages show them: predicted beside realized."""
+"""Fixes that were applied, as pages show them: predicted and realized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure of a job over time: what its sessions measured, and what happened beside them."""
+"""The figure of a job over time: what its sessions measured, and the events in that time."""
 
 from __future__ import annotations
 

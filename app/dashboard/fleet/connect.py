@@ -51,7 +51,7 @@ class Check:
     mark: str  # ``done``, ``warn`` or ``pending``
     words: str
     note: str = ""  # what to mend, or empty
-    value: str = ""  # what stands beside it, or empty
+    value: str = ""  # shown next to it, or empty
     at: datetime | None = None  # when that was; stands in place of `value`
 
 

@@ -80,7 +80,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     found : JobHistory
         Its sessions in the chosen time.
     times_of : JobAxis
-        The same with what happened beside them.
+        The same with the events in that time.
     onset : Onset or None
         Since when it has been slow by the end of that time; None where it is not.
     incidents : sequence of Actions

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # A job is worth naming in the heading when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
-# So many silent jobs are not folded.
+# Up to this number, silent jobs are not folded.
 SILENT_OPEN: Final = 10
 EMPTY: Final = "The archive is empty"
 

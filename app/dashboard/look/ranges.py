@@ -98,7 +98,7 @@ def range_of(asked: str, begin: str, end: str, *, default: str = DAY) -> Range:
 
 
 def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
-    """Return what a page offers beside the range that it is about."""
+    """Return what a page offers next to the range that it is about."""
     offered = [(name, label) for name, (_, label) in SPANS.items()]
     if with_all:
         offered.append((ALL, "All"))

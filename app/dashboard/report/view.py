@@ -120,8 +120,8 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         counted=_counted(report.coverage),
         uncounted=_uncounted(report.coverage),
         range=range_choices(about),
-        earlier_url=_beside(report, address, -1),
-        later_url=_beside(report, address, 1) if report.until < report.now else "",
+        earlier_url=_neighbor(report, address, -1),
+        later_url=_neighbor(report, address, 1) if report.until < report.now else "",
         facts=_facts(report),
         causes_title=_causes_title(report),
         causes=_causes(report),
@@ -249,7 +249,7 @@ def _facts(report: FleetReport) -> list[Fact]:
     ]
 
 
-def _beside(report: FleetReport, address: Address, way: int) -> str:
+def _neighbor(report: FleetReport, address: Address, way: int) -> str:
     """Return the address of the time of the same length before or after."""
     move = way * (report.until - report.since)
     since, until = report.since + move, report.until + move

@@ -98,7 +98,7 @@ def gradients_at_home(training: Training) -> dict[str, torch.Tensor]:
     tables = [household.table for household in households]
     gradients = _State(model)
     for household in households:
-        household.go_home(gradients)
+        household.restore_placement(gradients)
     found = {
         name.replace(".", "_"): gradients.state[parameter]["gradient"]
         for name, parameter in model.named_parameters()

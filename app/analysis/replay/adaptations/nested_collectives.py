@@ -202,7 +202,7 @@ def _is_first(
 
 
 def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
-    """Return the layout with computations shorter by what they wait for, which lies beside.
+    """Return the layout with computations shorter by what they wait for, which lies next to them.
 
     A collective keeps what it took once the last rank had come to it. What ranks wait there is what
     they wait at its new place: the computing that made one of them late may lie behind it now.

@@ -141,7 +141,7 @@ class Household:
         """Whether any unit is where it is not without a plan."""
         return self.table != self._home
 
-    def go_home(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def restore_placement(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Move every unit back to where it is without a plan."""
         self.move(self._home, optimizer)
 

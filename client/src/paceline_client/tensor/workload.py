@@ -207,7 +207,7 @@ class Workload:
                 division = divide(plan, household.site.units)
                 household.move(table_of(division, self._tp.size), self._optimizer)
             else:
-                household.go_home(self._optimizer)
+                household.restore_placement(self._optimizer)
         self._plan = plan
         self._divide()
 
@@ -225,7 +225,7 @@ class Workload:
         """
         tables = {name: household.table for name, household in self._households.items()}
         for household in self._households.values():
-            household.go_home(self._optimizer)
+            household.restore_placement(self._optimizer)
         try:
             yield
         finally:
