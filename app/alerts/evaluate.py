@@ -84,8 +84,6 @@ def evaluate(
         All of them; those that do not select the job are left out here.
     now : datetime
         The database's time.
-    new_id : callable
-        Returns the id of a new incident.
     """
     job = replace(job, history=sorted(job.history, key=lambda facts: facts.order))
     selected = [

@@ -213,13 +213,9 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     Parameters
     ----------
     at : datetime
-    told_before : set of IncidentItem
-        What the channel surely knows.
     incidents : mapping of UUID to Incident
         All those in `content`.
     repeat : timedelta
-    inside : mapping of UUID to sequence of Inside, optional
-        By incident, what stands inside of it.
     """
     alerts = [
         replace(

@@ -20,8 +20,6 @@ def delay_before(attempt: int, jitter: float) -> timedelta:
 
     Parameters
     ----------
-    attempt : int
-        1 for the first one.
     jitter : float
         A random number, 0 to 1.
     """

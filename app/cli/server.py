@@ -151,8 +151,6 @@ class Server:
             Returns the trace from its beginning, for every try.
         meta : Body or None
             The metadata, where they are not in the trace.
-        say : callable
-            Takes a sentence for the user.
         """
         path = f"/api/v1/jobs/{quote(job, safe='')}/sessions"
         parts = {} if meta is None else {"meta": meta.part}

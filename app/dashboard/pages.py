@@ -105,17 +105,7 @@ class Pages:
         status: int = HTTPStatus.OK,
         **values: Any,  # noqa: ANN401 - what templates take
     ) -> HTMLResponse:
-        """Return a rendered page.
-
-        Parameters
-        ----------
-        name : str
-            Of the template.
-        status : int
-            Of the response.
-        **values
-            What the template shows.
-        """
+        """Return a rendered page."""
         html = self._environment.get_template(name).render(nav=nav, **values)
         if nav.base:
             html = OWN_PATHS.sub(rf'="{nav.base}\1', html)

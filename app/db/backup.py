@@ -34,8 +34,6 @@ def back_up(url: str, target: Path) -> None:
 
     Parameters
     ----------
-    url : str
-        The database.
     target : Path
         Replaced only once all is there; only its owner may read it.
 
@@ -60,8 +58,6 @@ def restore(url: str, source: Path) -> None:
 
     Parameters
     ----------
-    url : str
-        The database.
     source : Path
         What `back_up` wrote, here or elsewhere, by this version or an earlier one.
 

@@ -68,11 +68,6 @@ _VERSION: Final = TypeAdapter(_Version)
 def open_report(text: bytes) -> Report:
     """Return a stored report.
 
-    Parameters
-    ----------
-    text : bytes
-        JSON.
-
     Raises
     ------
     UnknownDocumentError

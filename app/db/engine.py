@@ -59,8 +59,6 @@ def make_engine(
     ----------
     url : str or URL
         See `database_url`.
-    pool_size : int
-        Connections kept open.
     application_name : str
         What ``pg_stat_activity`` calls the connections.
     """

@@ -38,28 +38,12 @@ PATIENCE_S: Final = 300.0
 
 
 def upgrade(url: str | URL, revision: str = "head") -> None:
-    """Bring the schema up to a revision; does nothing where it is there already.
-
-    Parameters
-    ----------
-    url : str or URL
-        The database.
-    revision : str
-        An Alembic revision.
-    """
+    """Bring the schema up to a revision; does nothing where it is there already."""
     _run(url, revision, up=True)
 
 
 def downgrade(url: str | URL, revision: str) -> None:
-    """Take the schema back to a revision; ``base`` empties the database.
-
-    Parameters
-    ----------
-    url : str or URL
-        The database.
-    revision : str
-        An Alembic revision.
-    """
+    """Take the schema back to a revision; ``base`` empties the database."""
     _run(url, revision, up=False)
 
 

@@ -45,13 +45,6 @@ def give_up_soon(connection: Connection) -> None:
 def patiently(do: Callable[[], T], patience_s: float) -> T:
     """Do something that is a transaction of its own, again and again where tables are in use.
 
-    Parameters
-    ----------
-    do : callable
-        Gives up soon.
-    patience_s : float
-        No try begins later than this.
-
     Raises
     ------
     TablesInUseError

@@ -71,8 +71,6 @@ def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Ite
 
     Parameters
     ----------
-    scope : Scope
-        Whose rows it sees.
     objects : Objects, optional
         As for `Reads`.
 
@@ -138,8 +136,6 @@ class UnitOfWork(Reads):
         ----------
         kind : str
             What is to be done: a name of `app.db.models.tasks.TASK_KINDS`.
-        subject_id : UUID
-            What it is to be done to.
         project_id : int, optional
             Where the transaction is of all projects: the subject's.
 

@@ -26,12 +26,6 @@ def faults_of(
 
     Parameters
     ----------
-    codes : mapping of str to str
-        Our code of each of pydantic's types.
-    otherwise : str
-        The code of all other types.
-    root : str
-        What the whole document is called.
     inner : str
         A key whose parts have paths of their own.
     """

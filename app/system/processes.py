@@ -90,12 +90,8 @@ def spawn(  # noqa: PLR0913 - each is one property of a process
     ----------
     environment : mapping, optional
         Its whole environment; the present one without.
-    stdin : int
-        A file descriptor.
     output : binary file, optional
         Takes both its outputs; inherited without.
-    pass_fds : sequence of int
-        Descriptors that it inherits.
     """
     return subprocess.Popen(  # noqa: S603 - our own argument list
         launch_command(command, account=account, directory=directory, parent_death=parent_death),

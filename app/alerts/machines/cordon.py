@@ -14,11 +14,6 @@ _ONE_NODE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?
 def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
     """Return pairs of a scheduler and its command; none for a name that is no single node's.
 
-    Parameters
-    ----------
-    why : str
-        What the scheduler notes.
-
     Examples
     --------
     >>> cordon_commands("node-7", "slow")[1]

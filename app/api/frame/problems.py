@@ -166,16 +166,8 @@ def problem(
 
     Parameters
     ----------
-    code : str
-        Stable code of the error.
-    detail : str
-        One sentence for a person.
     fallback : str
         Code whose status and title are taken where `code` has none of its own.
-    faults : sequence of Fault
-        The first faults with their positions.
-    headers : mapping of str to str, optional
-        Further response headers.
     """
     status, title = PROBLEMS.get(code) or PROBLEMS.get(fallback) or PROBLEMS["internal"]
     return _document(status, code, title, detail, faults=faults, headers=headers)
@@ -202,8 +194,6 @@ def retry_after(least_s: float, draw: Callable[[], float] = random.random) -> st
 
     Parameters
     ----------
-    least_s : float
-        What has to be waited at least.
     draw : callable
         Returns a number from 0 to 1.
 

@@ -97,8 +97,6 @@ def access_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    uses : mapping of int to Use
-        By project.
     entries : sequence of Entry
         The newest first.
     now : datetime

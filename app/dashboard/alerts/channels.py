@@ -140,10 +140,6 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     now : datetime
     asked : ChannelView or None
         The one that was asked for; without it, the one that most needs attention is shown.
-    adding : bool
-        Whether another one is to be added.
-    apprise : bool
-        Whether the operator allows channels of Apprise.
     """
     channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
     chosen = None if adding else asked or next(iter(channels), None)

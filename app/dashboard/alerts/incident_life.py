@@ -159,13 +159,7 @@ class ChosenIncident:
 def chosen_incident(
     life: IncidentLife, channels: Sequence[ChannelView], onset: Onset | None = None
 ) -> ChosenIncident:
-    """Return the selected incident.
-
-    Parameters
-    ----------
-    onset : Onset, optional
-        Since when its job is slow.
-    """
+    """Return the selected incident."""
     row, incident = life.view.row, life.view.row.incident
     facts = incident.facts
     job_url = f"/jobs/{quote(row.job, safe='')}"

@@ -96,10 +96,6 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    found : Incidents
-        As the address asks for them.
-    life : IncidentLife or None
-        Of the chosen one.
     onset : Onset, optional
         Since when the chosen one's job is slow.
     chosen : bool

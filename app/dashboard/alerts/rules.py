@@ -69,10 +69,6 @@ def rules_page(
 
     Parameters
     ----------
-    rules : sequence of Rule
-        By name.
-    present : sequence of IncidentRow
-        The open incidents.
     chosen : Rule or None
         The one in the form; None: a new one.
     """

@@ -23,13 +23,7 @@ def change_s(value: float) -> str:
 
 
 def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
-    """Return whether a difference may be a chance finding, what says so, and what that means.
-
-    Parameters
-    ----------
-    of : str
-        What was compared.
-    """
+    """Return whether a difference may be a chance finding, what says so, and what that means."""
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
     hint = f"Probability of such a difference of ranks by chance; {of}s are assumed independent"

@@ -42,8 +42,6 @@ def applied_fixes(
     ----------
     figures : mapping of str to Calibration
         By code of the fix; ``""`` is all of them.
-    csv : str
-        Where their file is.
     unapply : bool
         Whether the page lets a mark be removed.
     """

@@ -66,15 +66,7 @@ class Arriving:
 def arriving(
     server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
 ) -> Arriving:
-    """Return how far a first job has come.
-
-    Parameters
-    ----------
-    server : str
-        Its address.
-    guarded : bool
-        Whether senders need a token.
-    """
+    """Return how far a first job has come."""
     checks = [Check("done", "Server answers", value=server), _workers(status)]
     if guarded:
         checks.append(_token(found))

@@ -75,20 +75,10 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    fleet : Fleet
-        Of one job, with its latest sessions.
-    found : JobHistory
-        Its sessions in the chosen time.
     times_of : JobAxis
         The same with the events in that time.
     onset : Onset or None
         Since when it has been slow by the end of that time; None where it is not.
-    incidents : sequence of Actions
-        Its open ones.
-    about : Range
-        The chosen time.
-    address : Address
-        Of the page.
     """
     job = fleet.jobs[0]
     shown = shown_session(job)

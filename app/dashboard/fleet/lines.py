@@ -85,8 +85,6 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
 
     Parameters
     ----------
-    job : str
-        Name of its job.
     session : SessionRow
         The session whose state and age the line shows.
     shown : SessionRow, optional

@@ -61,15 +61,7 @@ class FleetPage:
 
 
 def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPage:
-    """Return the fleet page.
-
-    Parameters
-    ----------
-    asked : FleetInAddress
-        By which it was found.
-    about : Range
-        The chosen time.
-    """
+    """Return the fleet page."""
     groups = found.groups
     heard = [group for group in groups if group.heard]
     silent = sum(group.jobs for group in groups if not group.heard)

@@ -123,15 +123,7 @@ class HostPage:
 
 
 def host_page(view: HostView, about: Range, address: Address) -> HostPage:
-    """Return the page of a host.
-
-    Parameters
-    ----------
-    about : Range
-        The chosen time.
-    address : Address
-        Of the page.
-    """
+    """Return the page of a host."""
     sessions = view.sessions
     slow = [one for one in sessions if one.cause]
     gpus = _gpus(sessions)

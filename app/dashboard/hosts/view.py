@@ -53,19 +53,7 @@ class HostsPage:
 
 
 def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Address) -> HostsPage:
-    """Return the page of hosts.
-
-    Parameters
-    ----------
-    about : Range
-        The chosen time.
-    show : Show
-        Which of them.
-    words : str
-        What was looked for.
-    address : Address
-        Of the page.
-    """
+    """Return the page of hosts."""
     totals, rows = found.totals, found.page.rows
     firing = sum(row.firing for row in rows)
     shown = _columns(found.now)

@@ -92,8 +92,6 @@ class Assets:
         ----------
         address : str
             The part of the path after ``/static/``.
-        accept_encoding : str
-            The request header of that name.
         """
         body = self._bodies.get(address)
         if body is None:

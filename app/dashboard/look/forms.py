@@ -92,10 +92,6 @@ def fields_of(  # noqa: PLR0913 - what fields depend on
 
     Parameters
     ----------
-    adapter : TypeAdapter
-        Of the dataclass.
-    path : str
-        Where it stands in what is sent.
     values : mapping of str to Any, optional
         What is there already; without it, the defaults.
     secrets : frozenset of str

@@ -78,8 +78,6 @@ def range_of(asked: str, begin: str, end: str, *, default: str = DAY) -> Range:
 
     Parameters
     ----------
-    asked : str
-        A name.
     begin, end : str
         Times of one's own, ISO 8601; without an offset they are UTC.
     default : str

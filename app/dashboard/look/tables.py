@@ -76,10 +76,6 @@ def drawn(  # noqa: PLR0913 - everything that a table has
 
     Parameters
     ----------
-    shown : sequence of Shown
-        Its columns.
-    csv : str
-        Where its file is.
     headings : sequence of Heading, optional
         See `sorted_by`; without them no heading is a link.
     pager : pair of str
@@ -107,13 +103,7 @@ def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
 
 
 def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
-    """Return headings that lead to the list in their orders, and to the reverse of that in force.
-
-    Parameters
-    ----------
-    address : Address
-        Of the list's page.
-    """
+    """Return headings that link to the list in their orders; that in force turns round."""
     in_force = listing.sort(address.parameters.get("sort", ""))
     found = []
     for one in shown:

@@ -93,10 +93,6 @@ def distribution(
     curves : sequence of (str, points)
         Label and points: (value, share of what is at most so large).
     paper : sequence of (value, share, words)
-    axis : Scale
-        Of the values.
-    unit : str
-        What the values are.
     """
     lines = [
         Line(_steps(points, axis), KINDS[at % len(KINDS)], label)
@@ -125,12 +121,6 @@ def over_time(
     ----------
     points : sequence of (float or None, str)
         With what each period is called.
-    axis : Scale
-        Of the values.
-    unit : str
-        What they are.
-    last : str
-        The last value in words.
     """
     step = (RIGHT - LEFT - 40) / max(1, len(points) - 1)
     places = [

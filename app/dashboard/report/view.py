@@ -101,15 +101,7 @@ class ReportPage:
 
 
 def report_page(report: FleetReport, about: Range, address: Address) -> ReportPage:
-    """Return the page.
-
-    Parameters
-    ----------
-    about : Range
-        The chosen time.
-    address : Address
-        Of the page.
-    """
+    """Return the page."""
     costs = report.costs
     query = Address("", address.parameters).but()
     return ReportPage(

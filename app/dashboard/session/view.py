@@ -100,18 +100,10 @@ def session_page(  # noqa: PLR0913 - everything that is on it
 
     Parameters
     ----------
-    around : Around
-        What came before and after it.
-    report : Report or None
-        Where there is one.
-    shown : ReportView or None
-        What is shown of it.
     onset : Onset or None
         Since when the job had been slow by then; None where it was not.
     max_attempts : int
         Attempts after which an analysis is given up.
-    incidents : sequence of Actions
-        The open ones of its job.
     """
     row = view.row
     body = _body(view, around, onset, report, max_attempts)

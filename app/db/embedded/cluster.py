@@ -44,8 +44,6 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
     Parameters
     ----------
-    server_lock : int
-        Inherited by what runs meanwhile.
     durable : bool
         False gives up safety against power loss for speed.
 

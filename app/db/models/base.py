@@ -50,8 +50,6 @@ def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
 
     Parameters
     ----------
-    column : str
-        Which holds the other's key.
     other : str
         Table and key: ``session.id``.
     """

@@ -138,8 +138,6 @@ def parse_spec(document: object, read_profile: ProfileReader | None = None) -> S
 
     Parameters
     ----------
-    document : object
-        As read from YAML or JSON.
     read_profile : callable, optional
         Given the name in ``model.profile``, returns the document there; without it, a profile
         must be part of the specification.

@@ -60,11 +60,6 @@ class WrittenMitigation(WrittenGroup):
 def parse_problem(document: object) -> Problem:
     """Check a specification and return the group, without the plan that is in force.
 
-    Parameters
-    ----------
-    document : object
-        As read from YAML or JSON.
-
     Raises
     ------
     InvalidTensorError

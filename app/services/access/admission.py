@@ -51,11 +51,6 @@ class Shown:
 def admit(container: Container, shown: Shown, need: Right) -> Container:
     """Return the container of a request: its project, and who asks.
 
-    Parameters
-    ----------
-    need : Right
-        What the request is going to do.
-
     Raises
     ------
     UnauthenticatedError

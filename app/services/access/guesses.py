@@ -100,13 +100,9 @@ def remember_browser(tx: UnitOfWork, person_id: uuid.UUID, shown: str | None, fr
 
     Parameters
     ----------
-    person_id : UUID
-        Who just signed in with it.
     shown : str or None
         Its cookie; kept where it is known to be theirs, and never taken otherwise: another page may
         have put it there.
-    fresh : str
-        Else this.
     """
     if shown is not None:
         kept = tx.session.execute(

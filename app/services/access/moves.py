@@ -43,8 +43,6 @@ def move_job(container: Container, job: str, to: str) -> None:
 
     Parameters
     ----------
-    container : Container
-        Of the project that it leaves.
     job, to : str
         Names of the job and of the other project.
 
@@ -89,11 +87,6 @@ def move_job(container: Container, job: str, to: str) -> None:
 
 def delete_project(container: Container, name: str) -> None:
     """Delete a project: it can no longer be opened; the sweeper takes away what it has.
-
-    Parameters
-    ----------
-    container : Container
-        Of all projects.
 
     Raises
     ------

@@ -105,11 +105,6 @@ def no_project(name: str) -> NotFoundError:
 def create_project(container: Container, name: str) -> ProjectView:
     """Make a project, with the rules that a new installation has.
 
-    Parameters
-    ----------
-    container : Container
-        Of all projects.
-
     Raises
     ------
     InvalidAccessError, ConflictError
@@ -157,8 +152,6 @@ def list_projects(tx: Reads, known: Collection[int] | None = None) -> list[Proje
 
     Parameters
     ----------
-    tx : Reads
-        Of all projects.
     known : collection of int, optional
         Only these.
     """

@@ -77,8 +77,6 @@ def sign_in(
 
     Parameters
     ----------
-    peer : str
-        Whose address it comes from.
     browser : str, optional
         `SignedIn.known_by` of an earlier sign-in with the same browser.
 
@@ -171,10 +169,6 @@ def sign_in_from_provider(
 
     Parameters
     ----------
-    issuer, subject : str
-        Who that is, for good.
-    name : str
-        What people call them.
     roles : mapping of str or None to Role
         By project; None for all. Projects that are not there count for nothing.
 

@@ -88,8 +88,6 @@ def create_token(  # noqa: PLR0913 - what a token is made of
 
     Parameters
     ----------
-    container : Container
-        Of all projects.
     project : str or None
         None for all; a token that sends belongs to one.
     expires : timedelta, optional

@@ -34,12 +34,8 @@ def open_everywhere(tx: Reads, limit: int, *, project: str = "", offset: int = 0
 
     Parameters
     ----------
-    tx : Reads
-        Of all projects.
     project : str
         Its name; empty: all of them. One that is not there has none.
-    offset : int
-        Number of incidents to skip.
     """
     there = [OPEN, is_there(AlertIncident.project_id)]
     if project:

@@ -243,17 +243,11 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
 
     Parameters
     ----------
-    job : str, optional
-        Only those.
     current : bool
         Leave out what is over, and what "no data" hides. What is over and was never sent is left
         out in any case.
-    filtered : IncidentFilter, optional
-        What else they must be like.
     sort : str
         Another order; see `INCIDENTS`.
-    offset : int
-        Number of incidents to skip.
     """
     query = by_need(limit).offset(offset)
     if filtered is not None:

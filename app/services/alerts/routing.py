@@ -104,10 +104,6 @@ def routed(  # noqa: PLR0913, PLR0917 - everything that routes
 
     Parameters
     ----------
-    incidents : sequence of Incident
-        Of one job.
-    labels : mapping of str to str
-        Of the job.
     attached : mapping, optional
         When a channel was added to a rule, by the ids of both, where that was after the rule.
     """

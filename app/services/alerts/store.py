@@ -207,15 +207,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     actor: str | None = None,
     note: str | None = None,
 ) -> None:
-    """Write an incident, its event, and when the group is to be notified.
-
-    Parameters
-    ----------
-    group : AlertGroup
-        Locked.
-    actor, note : str, optional
-        Who ordered it, and why.
-    """
+    """Write an incident, its event, and when the group is to be notified."""
     incident = change.incident
     values = {
         "fingerprint": incident.fingerprint,

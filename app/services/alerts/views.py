@@ -187,12 +187,8 @@ def incidents(
 
     Parameters
     ----------
-    filtered : IncidentFilter, optional
-        Without it, every open one.
     sort : str
         See `app.services.alerts.incident_reads.INCIDENTS`.
-    number : int
-        Of the page.
     """
     filtered = IncidentFilter() if filtered is None else filtered
     summary, choices = _summary(tx, filtered)
@@ -349,11 +345,6 @@ def open_by_job(tx: Reads, job: str | None = None) -> dict[str, list[IncidentRow
     """Return the open incidents by job, of each job the most pressing first.
 
     "No data" hides the others of its job.
-
-    Parameters
-    ----------
-    job : str, optional
-        Only of this one.
     """
     found: dict[str, list[IncidentRow]] = {}
     for row in list_incidents(tx, OPEN_LISTED, job=job, current=True):

@@ -96,11 +96,6 @@ def _change(name: str, before: float | None, after: float | None) -> CauseChange
 def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> MetadataChanges:
     """Return what differs in the metadata of two sessions, field by field.
 
-    Parameters
-    ----------
-    before, after : mapping
-        Metadata documents.
-
     Examples
     --------
     >>> a = {"dp": 2, "hosts": {"0": "node-1"}, "labels": {"team": "x"}}

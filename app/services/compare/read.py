@@ -83,8 +83,6 @@ def compare_sessions(
     ----------
     a, b : UUID
         The earlier and the later one, as far as whoever asks is concerned.
-    incident : Incident, optional
-        Whose beginning and end they are.
 
     Raises
     ------

@@ -38,12 +38,6 @@ def apply_fix(
 
     Parameters
     ----------
-    session_id : UUID
-        Whose report recommends it.
-    action : str
-        The fix's code.
-    title : str, optional
-        Where several have that code: which one.
     by : str, optional
         Who says so; taken from the sign-in where there is one.
 
@@ -112,8 +106,6 @@ def note_applied(  # noqa: PLR0913 - what is known of it
 
     Parameters
     ----------
-    session_id : UUID
-        Whose report recommends it.
     by : str or None
         None where the metadata of a later session show it.
     at : datetime, optional

@@ -35,15 +35,7 @@ _SHOWING = ("hosts", "gpus", "layers")
 
 
 def measure_fixes(tx: UnitOfWork, session_id: uuid.UUID, report: Report) -> None:
-    """Measure what was applied since the job's session before this one.
-
-    Parameters
-    ----------
-    tx : UnitOfWork
-        That stores the report.
-    report : Report
-        Of this session.
-    """
+    """Measure what was applied since the job's session before this one."""
     session = tx.session.get_one(Session, session_id)
     _notice(tx, session)
     measured, predicting = aliased(Session), aliased(Session)

@@ -92,8 +92,6 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
 
     Parameters
     ----------
-    job : str, optional
-        Of this job only.
     session : UUID, optional
         Those that this session's report recommended, and those that it measured.
     since, until : datetime, optional

@@ -84,13 +84,7 @@ class Against:
 
 
 def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
-    """Return the figures of jobs.
-
-    Parameters
-    ----------
-    jobs : sequence of JobFigures
-        With a verdict, each once.
-    """
+    """Return the figures of jobs."""
     slow = [job for job in jobs if job.straggles]
     return (
         _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),

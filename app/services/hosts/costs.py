@@ -46,8 +46,6 @@ def priced(tx: Reads, span: Span, host: str | None = None, *, slow: bool = False
 
     Parameters
     ----------
-    host : str, optional
-        Only of this one.
     slow : bool
         Only those that a cause names: no other reading costs anything.
     """

@@ -52,8 +52,6 @@ def note_repair(  # noqa: PLR0913 - what people say of a repair
 
     Parameters
     ----------
-    gpu : str, optional
-        As the metadata of sessions name it.
     at : datetime, optional
         When it was done; now where it is not said.
     by : str, optional

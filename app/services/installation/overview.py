@@ -65,13 +65,7 @@ class Overview:
 
 
 def overview(container: Container, tx: Reads) -> Overview:
-    """Return the installation.
-
-    Parameters
-    ----------
-    tx : Reads
-        Of all projects.
-    """
+    """Return the installation."""
     revision, postgres, size = tx.session.execute(
         text(
             "SELECT (SELECT version_num FROM alembic_version), current_setting('server_version'), "

@@ -35,13 +35,7 @@ class Placed:
 
 
 def placed(tx: Reads) -> Placed:
-    """Count the blobs of all projects.
-
-    Parameters
-    ----------
-    tx : Reads
-        Of all projects.
-    """
+    """Count the blobs of all projects."""
     # Every blob has a first part.
     here = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
     there = select(func.count()).select_from(BlobObject)

@@ -33,11 +33,6 @@ _OF_BOTH: Final = {"session_id", "job_id"}
 def delete_session(container: Container, session_id: uuid.UUID) -> None:
     """Delete a session with its trace and report.
 
-    Parameters
-    ----------
-    container : Container
-        Of its project.
-
     Raises
     ------
     NotFoundError
@@ -77,11 +72,6 @@ def delete_session(container: Container, session_id: uuid.UUID) -> None:
 
 def delete_job(container: Container, job: str) -> None:
     """Delete a job with its sessions, reports, incidents and tensor-parallel groups.
-
-    Parameters
-    ----------
-    container : Container
-        Of its project.
 
     Raises
     ------

@@ -77,13 +77,7 @@ def uses_of(tx: Reads) -> dict[str, Use]:
 
 
 def set_rules(container: Container, rules: RetentionRules) -> None:
-    """Change what a project keeps; the next passes of the sweeper follow.
-
-    Parameters
-    ----------
-    container : Container
-        Of the project.
-    """
+    """Change what a project keeps; the next passes of the sweeper follow."""
     with container.uow() as tx:
         before = rules_of(tx)
         # From now on, not only when it was to be looked at again.

@@ -39,15 +39,6 @@ class AttemptReceipt:
 def announce_attempt(container: Container, job: str, run_id: str, restart: int) -> AttemptReceipt:
     """Give a start of a job its number; the same run and restart are the same attempt.
 
-    Parameters
-    ----------
-    job : str
-        Made if it is new.
-    run_id : str
-        What the launcher calls the run.
-    restart : int
-        Restarts within the run, from 0.
-
     Returns
     -------
     AttemptReceipt

@@ -159,8 +159,6 @@ def list_sessions(
 
     Parameters
     ----------
-    limit : int
-        At most this number.
     state : SessionState, optional
         Only those of this job, in this state.
     """

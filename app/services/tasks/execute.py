@@ -42,13 +42,6 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
     subject. Where the database does not take it, it is told later, or the lease runs out and the
     sweeper sees to it.
 
-    Parameters
-    ----------
-    keeper : LeaseKeeper
-        This process's.
-    run_id : UUID
-        What the message said.
-
     Returns
     -------
     bool

@@ -37,8 +37,6 @@ def follower(
         Takes a transaction, the subject's id and the columns to set.
     states : mapping
         The subject's state for each of the run's.
-    **cleared : None
-        Further columns to clear.
     """
 
     def follow(
@@ -62,11 +60,6 @@ def waiting_when_dead(
 
     Whatever killed them, the next attempt has the same id; the message itself is given up only when
     its time is over.
-
-    Parameters
-    ----------
-    table : type
-        Of the messages.
     """
 
     def follow(

@@ -126,13 +126,7 @@ def fail(container: Container, held: Claim, error: TaskError) -> bool:
 
 
 def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
-    """Return whether the owner of a lease cannot be expected to renew it any more.
-
-    Parameters
-    ----------
-    lease_s : float
-        Length of a lease.
-    """
+    """Return whether the owner of a lease cannot be expected to renew it any more."""
     lease = timedelta(seconds=lease_s)
     had_time = func.pg_postmaster_start_time() < tx.now - lease
     return (TaskRun.lease_until < tx.now) & (was_seen(lease_s) | had_time)
@@ -150,10 +144,6 @@ def expire(
 
     Parameters
     ----------
-    tx : UnitOfWork
-        The sweeper's pass.
-    seen : Claim
-        The claim whose lease is over.
     error : TaskError
         Why the task is dead, if this was its last attempt.
     counts : bool

@@ -52,8 +52,6 @@ def count(  # noqa: PLR0913 - one of each
 
     Parameters
     ----------
-    sessions : int
-        New ones.
     size : int
         Bytes as they were sent.
 
@@ -86,11 +84,6 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
     """Refuse what a project has too many of, in the transaction that made one.
 
     Others of the project that make or store something wait from then on.
-
-    Parameters
-    ----------
-    quota : Quota
-        Of what was made.
 
     Raises
     ------

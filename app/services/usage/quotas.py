@@ -158,8 +158,6 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
 
     Parameters
     ----------
-    tx : Reads
-        Of that project.
     made : tuple of Quota
         Of `MADE`, those that are counted; the others stay 0.
     """
@@ -201,13 +199,7 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
 
 
 def uses(tx: Reads) -> dict[int, Use]:
-    """Return what each project has used, in as many statements whatever their number.
-
-    Parameters
-    ----------
-    tx : Reads
-        Of all projects.
-    """
+    """Return what each project has used, in as many statements whatever their number."""
     hour = hour_of(tx.now)
     stored = {row.project_id: row for row in tx.session.execute(select(ProjectUsage)).scalars()}
     counts = {

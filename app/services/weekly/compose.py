@@ -29,14 +29,10 @@ def compose(
 
     Parameters
     ----------
-    report : FleetReport
-        Of the week.
     at : datetime
         When it is made.
     base_url : str
         Of the dashboard; ends with a slash.
-    receiver : str
-        Name of the channel.
     """
     times = {"from": _written(report.since), "to": _written(report.until)}
     sections = (

@@ -78,8 +78,6 @@ def example(container: Container, receiver: str, now: datetime, url: str) -> Mes
 
     Parameters
     ----------
-    receiver : str
-        Name of the channel.
     now : datetime
     url : str
         Of the dashboard, with a slash at its end.

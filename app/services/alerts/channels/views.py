@@ -33,13 +33,7 @@ class Undelivered:
 
 
 def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[Undelivered], int]:
-    """Return what waits and what failed in the last seven days, and how many those are.
-
-    Parameters
-    ----------
-    channel : UUID, optional
-        Only to this one.
-    """
+    """Return what waits and what failed in the last seven days, and how many those are."""
     later = aliased(AlertDelivery)
     overtaken = exists().where(
         later.channel_id == AlertDelivery.channel_id,

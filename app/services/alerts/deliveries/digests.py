@@ -42,8 +42,6 @@ def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
 
     Parameters
     ----------
-    channel : AlertChannel
-        Locked.
     few : int
         Messages a minute that are sent one by one; 0: there are no digests, and no limits.
     waiting : int
@@ -140,8 +138,6 @@ def digest(carrier: Message, messages: Sequence[Message]) -> Message:
 
     Parameters
     ----------
-    carrier : Message
-        Whose id and number it has.
     messages : sequence of Message
         One of a group each; at least one.
     """

@@ -80,13 +80,7 @@ def list_deliveries(
     state: DeliveryState | None = None,
     job: str | None = None,
 ) -> list[DeliveryRow]:
-    """Return deliveries, the newest first.
-
-    Parameters
-    ----------
-    job : str, optional
-        Only those.
-    """
+    """Return deliveries, the newest first."""
     where: list[ColumnElement[bool]] = []
     if channel is not None:
         where.append(AlertDelivery.channel_id == channel)

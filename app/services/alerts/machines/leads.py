@@ -44,13 +44,6 @@ def without_held(
     """Return the changes of a job that happen: a lead lasts until the jobs inside are well.
 
     Takes the locks of all leads that the job's incidents may join, leave or end.
-
-    Parameters
-    ----------
-    tx : UnitOfWork
-        Which holds the job's group.
-    incidents : iterable of Incident
-        The job's open ones, as they were.
     """
     about = [*incidents, *(change.incident for change in changes)]
     hosts = {host_of(incident.where) for incident in about if incident.told} - {""}
@@ -71,8 +64,6 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
 
     Parameters
     ----------
-    tx : UnitOfWork
-        Which holds the job's group.
     incidents : iterable of Incident
         All that the job has open, and those that ended in this transaction, as they are stored.
     """
@@ -103,13 +94,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
-    """Stop incidents that are over from leading others, and tell the leads that they were inside.
-
-    Parameters
-    ----------
-    tx : UnitOfWork
-        Which holds their groups.
-    """
+    """Stop incidents that are over from leading others, and tell the leads of those inside."""
     hosts = {host_of(incident.where) for incident in over} - {""}
     if not hosts:
         return

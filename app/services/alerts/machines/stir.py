@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def stir(container: Container, lead_id: uuid.UUID) -> None:
-    """Let a lead's job be looked at, and its channels be told if that is news.
-
-    Parameters
-    ----------
-    container : Container
-        Of the lead's project.
-    """
+    """Let a lead's job be looked at, and its channels be told if that is news."""
     with container.uow() as tx:
         group_id = tx.session.execute(
             select(AlertIncident.group_id).where(AlertIncident.id == lead_id)

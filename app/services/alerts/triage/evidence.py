@@ -86,13 +86,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
 
 
 def evidence_zip(found: Evidence, words: str) -> bytes:
-    """Return everything as one archive of a bounded size.
-
-    Parameters
-    ----------
-    words : str
-        What the archive says in plain text.
-    """
+    """Return everything as one archive of a bounded size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("incident.txt", words)
