@@ -20,23 +20,13 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What the session would be without a cause, by node; arrays broadcast to (steps, dp).
+    """What the session would be without a cause, by node; arrays broadcast to (steps, dp)."""
 
-    Parameters
-    ----------
-    less_ns : mapping
-        Time that computations lose.
-    times : mapping
-        Factors of the remaining time of computations.
-    transfers_ns : mapping
-        Transfer durations.
-    on_time : mapping of bool arrays
-        Launches that are no longer late.
-    """
-
+    # Time that computations lose, factors of their remaining time, and durations of transfers.
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     times: Mapping[int, FloatArray] = field(default_factory=dict)
     transfers_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    # Launches that are no longer late.
     on_time: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
 
 

@@ -102,14 +102,9 @@ def why_published(*, named: bool) -> str:
 def headline(
     metrics: Metrics, published_ci95: Interval, diagnosis: Diagnosis, causes: Sequence[Cause]
 ) -> Headline:
-    """Return the slowdown against the job without its causes, or S where those are not known.
+    """Return the slowdown against the job without the reported causes.
 
-    Parameters
-    ----------
-    published_ci95 : (float, float)
-        The interval of S.
-    causes : sequence of Cause
-        Those that are reported.
+    Where those are not known, S with its published interval.
     """
     known = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged

@@ -47,15 +47,10 @@ THRESHOLDS: Final = Thresholds()
 
 
 def held_against_peers(observation: Observation, workers: Sequence[Worker]) -> Uncertainty:
-    """Return how far a step may be off in which some workers compute like their peers.
+    """Return how far a step may be off in which the workers at fault compute like their peers.
 
-    A step follows the slowest DP rank, which one of many seldom is: what
-    a worker would take weighs as its share of the DP ranks.
-
-    Parameters
-    ----------
-    workers : sequence of (DP rank, stage)
-        Those that are at fault; all others are healthy.
+    All other workers are healthy. A step follows the slowest DP rank, which one of many seldom is:
+    what a worker would take weighs as its share of the DP ranks.
     """
     layout = observation.layout
     healthy = np.ones((layout.pp, layout.dp), dtype=bool)
@@ -82,11 +77,6 @@ def kept_waiting(observation: Observation, workers: Sequence[Worker]) -> float:
 
     Other DP ranks wait, or where these are the larger share, other stages. The rest of it is waited
     for itself: what is launched late there makes the step longer all the same.
-
-    Parameters
-    ----------
-    workers : sequence of (DP rank, stage)
-        Those that are at fault.
     """
     ranks, stages = {dp for dp, _ in workers}, {pp for _, pp in workers}
     layout = observation.layout

@@ -135,10 +135,7 @@ def on_many_workers(by_worker: NDArray[np.int64]) -> bool:
 def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunches | None:
     """Return the forwards whose launches stall; None where that has no sign of pauses.
 
-    Parameters
-    ----------
-    step_ns : float
-        The mean recorded step.
+    `step_ns` is the mean recorded step.
     """
     layout, nodes = observation.layout, observation.layout.nodes
     forwards, backwards = (

@@ -163,18 +163,10 @@ View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | Re
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hosts:
-    """Where workers and ranks run, as sentences name it.
+    """Where workers and ranks run, as sentences name it."""
 
-    Parameters
-    ----------
-    hosts : mapping of int to str
-        By global rank, as far as known.
-    ranks : nested sequence of int
-        The traced rank of each worker, [dp][pp].
-    """
-
-    hosts: Mapping[int, str]
-    ranks: Sequence[Sequence[int]]
+    hosts: Mapping[int, str]  # by global rank, as far as known
+    ranks: Sequence[Sequence[int]]  # the traced rank of each worker, [dp][pp]
 
     def host(self, worker: Worker) -> str | None:
         """Return the host of a worker; None where it is not known."""

@@ -57,15 +57,7 @@ def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
 
 
 def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Typical:
-    """Separate microbatches, workers and residuals of computations, given by type.
-
-    Parameters
-    ----------
-    passes : mapping
-        By type.
-    lengths : RecordedLengths or None
-        Of some microbatches, where they are recorded.
-    """
+    """Separate microbatches, workers and residuals of computations, given by type."""
     residual = {name: values.relative() for name, values in passes.items()}
     by_step = {name: of_steps(values) for name, values in residual.items()}
     difference = tell_difference(residual, by_step, lengths)

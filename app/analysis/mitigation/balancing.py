@@ -83,16 +83,7 @@ def even_out(
 ) -> Fix | None:
     """Return the division of the sequences, replayed, or a bound where lengths are not known.
 
-    Parameters
-    ----------
-    replayed : Replayed
-        The same session, prepared for replay.
-    cause : Cause
-        The imbalance of lengths.
-    now_s : float
-        Today's mean step, seconds.
-    trusted : bool
-        Whether the replay of durations is near the recording.
+    `now_s` is today's mean step; `trusted` whether the replay is near the recording.
     """
     recorded = _recorded(trace, replayed) if trusted else None
     if recorded is None:
@@ -248,13 +239,7 @@ def _curve(sums: FloatArray, times_ns: SingleArray, chunk: IntArray) -> FloatArr
     """Return what 1, Σs and Σs² cost on a stage, its median microbatch taken as 1.
 
     Workers differ, and so do chunks: how much each is off from what its own microbatches cost is
-    found by turns with the cost.
-
-    Parameters
-    ----------
-    sums : float64 array, shape (3, passes, steps, dp)
-    times_ns : float32 array, shape (passes, steps, dp)
-    chunk : int64 array, shape (passes,)
+    found by turns with the cost. Shapes: sums (3, passes, steps, dp), times (passes, steps, dp).
     """
     relative = times_ns / median(times_ns.reshape(-1))
     known = np.stack([sample(part) for part in sums], axis=-1)

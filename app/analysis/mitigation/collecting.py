@@ -56,17 +56,10 @@ def _above(count: int) -> float:
 
 
 def plan_collections(cause: Cause, now_s: float) -> Fix | None:
-    """Return planned collections, replayed; None where the session shows no pauses.
+    """Return planned collections in place of those of a cause; None where no pauses are known.
 
     A pause before the first operation of all workers moves all of a step: with it the step without
-    stalls takes just so much longer.
-
-    Parameters
-    ----------
-    cause : Cause
-        Garbage collection.
-    now_s : float
-        Today's mean step, seconds.
+    stalls takes as much longer. `now_s` is today's mean step.
     """
     pauses = _seen(cause)
     if pauses is None or cause.saves is None or not isinstance(cause.figure, Stalls):

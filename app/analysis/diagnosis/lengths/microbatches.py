@@ -92,31 +92,15 @@ class Microbatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """Whether microbatches have times of their own, and what tells.
-
-    Parameters
-    ----------
-    differ : bool
-    scatter : float
-        Standard deviation of the microbatches' times, relative to their mean.
-    correlation : float
-        Of forward and backward factors.
-    rare : bool
-        Whether only a few of them are longer than the others…
-    long : float
-        …by more than this factor.
-    noise : float
-        What the times of one microbatch scatter by.
-    rise : dict of float64 arrays, shape (pp,)
-        By type: by how much the times of each stage rise with their microbatch, against the others.
-    """
+    """Whether microbatches have times of their own, and what tells."""
 
     differ: bool
-    scatter: float
-    correlation: float
-    rare: bool
-    long: float
-    noise: float
+    scatter: float  # standard deviation of the microbatches' times, relative to their mean
+    correlation: float  # of forward and backward factors
+    rare: bool  # whether only a few of them are longer than the others…
+    long: float  # …by more than this factor
+    noise: float  # what the times of one microbatch scatter by
+    # (pp,), by type: how much the times of a stage rise with their microbatch, against the others.
     rise: Mapping[str, FloatArray]
 
 
@@ -128,16 +112,8 @@ def tell_difference(
     """Tell whether microbatches differ, by their times within a step and DP rank.
 
     There the spells of a worker cancel out: they would pass for lengths, because its forwards and
-    backwards are long together too.
-
-    Parameters
-    ----------
-    relative : mapping of float32 arrays, shape (pp, passes, steps, dp)
-        By type: times over the worker's own median.
-    by_step : mapping of float32 arrays, shape (pp, steps, dp)
-        By type: `of_steps` of these.
-    lengths : RecordedLengths or None
-        Of some microbatches, where they are recorded.
+    backwards are long together too. `relative` has times over the worker's own median, shape (pp,
+    passes, steps, dp); `by_step` is `of_steps` of these.
     """
     several = len(relative[BACKWARD_COMPUTE]) > 1
     # Some of the steps tell; only if lengths differ, all are needed.

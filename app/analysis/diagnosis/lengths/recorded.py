@@ -45,14 +45,9 @@ class RecordedLengths:
 
 
 def recorded_lengths(observation: Observation, most: int | None = None) -> RecordedLengths | None:
-    """Return the recorded lengths; None where there are too few.
+    """Return the recorded lengths, where stages are comparable; None where there are too few.
 
-    Parameters
-    ----------
-    observation : Observation
-        With comparable stages.
-    most : int, optional
-        About this number of microbatches is enough; those of some steps and DP ranks are taken.
+    About `most` microbatches are enough; those of some steps and DP ranks are taken.
     """
     recorded = observation.trace.meta.extra.get(_KEY)
     if not isinstance(recorded, dict):

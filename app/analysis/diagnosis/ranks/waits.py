@@ -65,26 +65,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A group that waits for its ranks.
-
-    Parameters
-    ----------
-    waits : Waits
-    share : float
-        Of its computing time.
-    by_rank : float64 array, shape (ranks,)
-        The share of the waiting that is for each rank.
-    typical : float
-        The share of its computing time that a healthy group waits, which computes no longer.
-    told : bool
-        Whether healthy groups of the job tell that.
-    """
+    """A group that waits for its ranks."""
 
     waits: Waits
-    share: float
-    by_rank: FloatArray
+    share: float  # of its computing time
+    by_rank: FloatArray  # (ranks,): the share of the waiting that is for each rank
+    # The share of its computing time that a healthy group waits, which computes no longer.
     typical: float
-    told: bool
+    told: bool  # whether healthy groups of the job tell that
 
     @property
     def cell(self) -> Worker:

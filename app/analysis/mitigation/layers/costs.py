@@ -94,12 +94,9 @@ def lasting_levels(observation: Observation) -> dict[str, FloatArray]:
 
 
 def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) -> LayerCosts | None:
-    """Return what layers take; None where stages cannot be compared, or there is one chunk.
+    """Return what layers take, given those of each chunk of each stage.
 
-    Parameters
-    ----------
-    layers : sequence of sequences of int
-        Layers of each chunk of each stage.
+    None where stages cannot be compared, or there is one chunk.
     """
     levels = lasting_levels(observation)
     if not levels:

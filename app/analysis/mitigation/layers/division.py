@@ -44,14 +44,9 @@ class Candidate:
 
 
 def divisions(observation: Observation, replayed: Replayed) -> list[Candidate]:
-    """Return the divisions that may be best, today's not among them; empty where none is known.
+    """Return the divisions that may be best, today's not among them.
 
-    Parameters
-    ----------
-    observation : Observation
-        Of a session whose metadata say how many layers each stage has.
-    replayed : Replayed
-        The same session, prepared for replay.
+    Empty where the metadata do not say how many layers each stage has.
     """
     meta = observation.trace.meta
     today = layers_per_chunk(meta.extra, meta.sizes.pp, meta.sizes.vpp)

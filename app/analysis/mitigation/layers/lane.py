@@ -81,14 +81,7 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
 
 
 class Lane:
-    """The lasting step of a session, for any division of its layers.
-
-    Parameters
-    ----------
-    group : ShapeGroup
-        Steps of the most frequent shape.
-    costs : LayerCosts
-    """
+    """The lasting step of a session's most frequent shape, for any division of its layers."""
 
     def __init__(self, group: ShapeGroup, costs: LayerCosts) -> None:
         self.costs = costs

@@ -46,15 +46,7 @@ class Found:
 
 
 def search(lane: Lane, room: Room) -> Found:
-    """Return divisions of a model's layers; today's is among them.
-
-    Parameters
-    ----------
-    lane : Lane
-        The lasting step.
-    room : Room
-        What stages can hold.
-    """
+    """Return divisions of a model's layers; today's is among them."""
     return _Search(lane, room).result()
 
 

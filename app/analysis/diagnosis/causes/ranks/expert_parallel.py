@@ -181,14 +181,8 @@ def _even_wait_ns(
 
     What they differ by while they compute before the experts, times what the experts take of that:
     who begins late, or has computed weights since the last all-to-all, comes no later out of them.
-    None where too little is recorded.
-
-    Parameters
-    ----------
-    table : int64 array, shape (collectives, ranks)
-        Rows of the group's all-to-alls, sorted by step and order.
-    computations_ns : sequence of int64 arrays, by rank
-        When the computations of each rank began, in order.
+    None where too little is recorded. `table` has the rows of the group's all-to-alls, sorted by
+    step and order, shape (collectives, ranks); `computations_ns` when those of each rank began.
     """
     step, order = trace.step[table[:, 0]], trace.order[table[:, 0]]
     follows = (np.diff(step) == 0) & (np.diff(order) == 1)
