@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -177,7 +177,8 @@ def _find(signs: Signs) -> list[_Found]:
     found: list[_Found] = []
     turn = attrgetter("turn")
     for _, kinds in groupby(sorted(KINDS.values(), key=turn), key=turn):
-        new = _look_for(kinds, signs)
+        findings = [(kind, kind.find(signs)) for kind in kinds]
+        new = [_Found(kind, finding) for kind, finding in findings if finding is not None]
         if new:
             found += new
             signs = signs.less(_explained(found))
@@ -192,11 +193,6 @@ def _explained(found: Sequence[_Found]) -> Explained:
         summed(finding.change.less_ns for finding in findings),
         summed(finding.launches.late_ns for finding in findings),
     )
-
-
-def _look_for(kinds: Iterable[CauseKind], signs: Signs) -> list[_Found]:
-    findings = ((kind, kind.find(signs)) for kind in kinds)
-    return [_Found(kind, finding) for kind, finding in findings if finding is not None]
 
 
 def _weigh(
@@ -245,7 +241,8 @@ def _weigh(
         and rest_s >= THRESHOLDS.unknown_cost * mean_s
     ):
         unknown = _unknown(rest_s, loss.lost_s, len(causes))
-        causes.insert(0 if not causes else _place(causes, rest_s), unknown)
+        place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
+        causes.insert(place, unknown)
     chosen = {cause.cause for cause in causes}
     diagnosis = Diagnosis(
         causes=tuple(_with_runners_up(causes, found)),
@@ -303,10 +300,6 @@ def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
             Evidence(f"{percent(rest_s / lost_s, 0)} of the lost time is beyond {explained}"),
         ),
     )
-
-
-def _place(causes: list[Cause], cost_s: float) -> int:
-    return sum(cause.cost_s is None or cause.cost_s >= cost_s for cause in causes)
 
 
 def _with_runners_up(causes: list[Cause], found: Sequence[_Found]) -> list[Cause]:

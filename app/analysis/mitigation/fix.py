@@ -114,8 +114,9 @@ class Fix:
     action: str
     title: str
     detail: str
-    step_time_s: float  # today's step time less what the replay with the change saves
-    gain: float  # the share of today's step time that it saves
+    # Today's step time less what the replay with the change saves; 0 until it has been replayed.
+    step_time_s: float = 0.0
+    gain: float = 0.0  # the share of today's step time that it saves
     cause: str | None = None  # the named cause that it removes
     # Whether the gain is the most that such a change can bring, and not what a change that is
     # known will.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from app.analysis.mitigation.fix import Division, Fix, as_text
 from app.analysis.mitigation.layers.division import Candidate, divisions, even_level
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.means import means
 from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.metrics import Metrics
@@ -165,8 +165,6 @@ def _changes(
             REPLACE_WORKER,
             f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
             "Replayed with the medians of the other DP ranks of the same stage.",
-            0.0,
-            0.0,
             cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )
         changes.append(_Replayable(replaced, lambda group: _at_peers_medians(group, workers)))
@@ -186,8 +184,6 @@ def _divided(candidate: Candidate) -> _Replayable:
         EVEN_STAGES,
         f"Divide the layers {division.text}",
         _in_words(division),
-        0.0,
-        0.0,
         cause=cause_of(Plan.DIVIDE_LAYERS),
         division=division,
     )
@@ -231,8 +227,6 @@ def _evened(observation: Observation) -> list[_Replayable]:
         "Replayed with all stages at the mean of what they lastingly take: the most that a better "
         'division of layers can bring. With "layers" in the metadata the best division itself is '
         "found, and what it brings.",
-        0.0,
-        0.0,
         cause=cause_of(Plan.DIVIDE_LAYERS),
         at_most=True,
     )
@@ -283,8 +277,5 @@ def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> 
             changed.append(values)
         return np.concatenate(changed)
 
-    return Replacement(_joined(on_stage.values()), times)
-
-
-def _joined(parts: Iterable[IntArray]) -> IntArray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    nodes = np.concatenate([np.empty(0, dtype=np.int64), *on_stage.values()])
+    return Replacement(nodes, times)
