@@ -27,7 +27,7 @@ def send_test(channel: str, *, server: str) -> None:
         result = asked.post(f"/api/v1/channels/{found[0]}/test")
     said = " ".join(str(part) for part in (result["status"], result["answer"]) if part)
     if not result["delivered"]:
-        answer = f" It answered: {said}" if said else ""
+        answer = f" Its answer: {said}" if said else ""
         raise AlertsCommandError(f"{result['error']}{answer}", code=result["code"])
     sys.stdout.write(f"delivered: {said}\n")
 

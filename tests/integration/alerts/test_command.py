@@ -83,7 +83,7 @@ def test_it_prints_the_receivers_answer_and_fails_with_the_receiver(
     done = _paceline("test", "on call", server=server)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "paceline: The receiver answered 403. It said: 403 wrong workspace [http.status]\n"
+        "paceline: The receiver answered 403. Its answer: 403 wrong workspace [http.status]\n"
     )
 
     done = _paceline("test", "unknown", server=server)

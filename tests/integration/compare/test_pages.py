@@ -55,7 +55,7 @@ def test_a_fix_that_helped_is_held_against_what_was_predicted(
     assert heading.startswith("Steps are ")
     assert "faster" in heading
     assert "the best fix was predicted to bring" in heading
-    assert "Slow worker is gone, nothing came" in found.text
+    assert "Slow worker disappeared, none appeared" in found.text
     assert found.rows("changes")[0][-1] == "gone"
     assert "p < 0.001" in found.text
     assert "Worker (1, 1) changed most" in found.text
@@ -114,7 +114,7 @@ def test_without_a_verdict_only_the_metadata_are_compared(
 ) -> None:
     a, b = analyzed(container, trace()), analyzed(container, short_trace())
     found = page(client, f"/compare?a={a}&b={b}")
-    assert found.one("h1").text.startswith("Not both sessions have a verdict")
+    assert found.one("h1").text.startswith("At least one session has no verdict")
     assert "session 2 is discarded" in found.text
 
 

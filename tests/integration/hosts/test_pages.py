@@ -51,7 +51,7 @@ def test_the_hosts_that_cost_again_and_again_come_first(
         [
             "node-2",
             "1 of 4 sessions, 1 job",
-            "one session only, by slow worker; not named since: another one would settle it",
+            "one session only, by slow worker; not named since: a second one would blame it",
         ]
     ]
 

@@ -96,7 +96,7 @@ def test_rules_of_what_is_kept_are_read_and_changed(company: Company) -> None:
         assert state["uses"]["traces"]["count"] == 1
         assert state["uses"]["traces"]["bytes"] > 0
         assert client.put("/api/v1/retention", json={}).status_code == 403
-        assert "Sessions stay as they are" in client.get("/retention").text
+        assert "Sessions are kept without limit" in client.get("/retention").text
     with company.client(company.token(Right.OPERATE)) as client:
         for wrong, place in (
             ({"traces": {"days": 0}}, "traces.days"),
@@ -109,7 +109,7 @@ def test_rules_of_what_is_kept_are_read_and_changed(company: Company) -> None:
         changed = client.put("/api/v1/retention", json=rules).json()
         assert changed["rules"]["traces"] == rules["traces"]
         page = client.get("/retention").text
-        assert "Of old sessions, operations go" in page
+        assert "Old sessions lose operations" in page
         assert 'value="30"' in page
         assert 'value="5"' in page
     with company.client(company.token(Right.READ, project="other")) as client:

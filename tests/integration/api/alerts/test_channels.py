@@ -127,7 +127,7 @@ def test_the_command_prints_the_receivers_answer(
     send_test("hook", server=served.url)
     assert capsys.readouterr().out == "delivered: 200 thanks\n"
     receiver.answer = lambda _: Reply(500, b"no")
-    with pytest.raises(AlertsCommandError, match=r"answered 500\. It said: 500 no") as failed:
+    with pytest.raises(AlertsCommandError, match=r"answered 500\. Its answer: 500 no") as failed:
         send_test("hook", server=served.url)
     assert failed.value.stable_code == "http.status"
     with pytest.raises(AlertsCommandError, match="no channel unknown"):
