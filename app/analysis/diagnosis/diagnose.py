@@ -95,7 +95,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     launches = [sign.finding.launches for sign in found]
     regular = frozenset[int]().union(*(one.regular for one in launches))
     late = {
-        # two causes may claim the same time
+        # two causes may explain the same time
         node: np.minimum(late_ns, signs.observation.delay_ns(node, regular=node in regular))
         for node, late_ns in summed(one.late_ns for one in launches).items()
     }
@@ -113,7 +113,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         adapting = replace(observation, group=group)
-        # of the same time nothing counts twice
+        # no time counts twice
         late = {node: np.minimum(ns, adapting.delay_ns(node)) for node, ns in late.items()}
     replays = Counterfactuals(
         group,

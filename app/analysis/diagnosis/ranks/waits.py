@@ -40,7 +40,7 @@ class Thresholds:
     # ranks differ by some tenths of a percent, and the first one waits.
     typical_wait: float = 0.003
     # Where no healthy group tells its wait, that may be longer by this many half intervals.
-    twice: float = 2.0
+    without_healthy: float = 2.0
     differ: float = 0.5  # healthy groups differ by this share of what they wait
     # It is one rank's fault when that rank is last for this share of the waiting.
     same_rank: float = 0.8
@@ -235,7 +235,7 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     )
     return Uncertainty(
         reference,
-        longer=0.0 if groups[0].told else THRESHOLDS.twice * reference,
+        longer=0.0 if groups[0].told else THRESHOLDS.without_healthy * reference,
         hiding=kept_waiting(observation, [group.cell for group in groups]),
     )
 

@@ -121,7 +121,7 @@ def estimate_costs(observation: Observation, layers: Sequence[Sequence[int]]) ->
 def _in_order(observation: Observation, shape: tuple[int, ...]) -> tuple[Place, ...]:
     """Return stage and chunk of each part of the model, in the order of a forward.
 
-    None where the model is there twice, once for each direction that microbatches come from.
+    Empty where the model is there twice, once for each direction that microbatches come from.
     """
     stages, chunks = shape
     in_turn = tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages))
