@@ -44,7 +44,7 @@ def test_rules_of_what_is_kept_are_changed_on_their_page(
     page.get_by_label("Operations: days").fill("30")
     page.get_by_label("Operations: GiB").fill("0.5")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator("h1")).to_have_text("Of old sessions, operations go")
+    expect(page.locator("h1")).to_have_text("Old sessions lose operations")
     expect(page.get_by_label("Operations: GiB")).to_have_value("0.5")
     keep(page, f"retention-{look.name}")
     expect_well_made(page, site, look)
@@ -83,7 +83,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     expect(page.locator("#op-read")).to_have_text(
         "The operations were deleted: there is nothing to draw"
     )
-    expect(page.locator("#what-if")).to_contain_text("nothing can be asked of this session")
+    expect(page.locator("#what-if")).to_contain_text("this session can answer no questions")
     expect(page.locator("#ask")).to_be_hidden()
     for link in ("#perfetto", "#perfetto-file", "#perfetto-whole"):
         expect(page.locator(link)).to_be_hidden()
