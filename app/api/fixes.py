@@ -23,7 +23,7 @@ Person = Annotated[
     Field(
         min_length=1,
         max_length=200,
-        description="Who says so; taken from the sign-in where there is one.",
+        description="The user who acts; taken from the sign-in where there is one.",
     ),
 ]
 

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 Since = Annotated[
     AwareDatetime | None,
-    Query(alias="from", description="From then on; a week before the end where it is not said."),
+    Query(alias="from", description="Start; default: a week before the end."),
 ]
-Until = Annotated[
-    AwareDatetime | None, Query(alias="to", description="Until then; now where it is not said.")
-]
+Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
 
 
 class CostsBody(ReadBody):

@@ -38,9 +38,7 @@ class NewNoteBody(BaseModel):
 
     text: Words = Field(examples=["image 2026.11.3: NCCL 2.27"])
     kind: NoteKind = NoteKind.NOTE
-    at: Annotated[
-        AwareDatetime | None, Field(description="When it happened; now where it is not said.")
-    ] = None
+    at: Annotated[AwareDatetime | None, Field(description="When it happened; default: now.")] = None
     by: By = None
 
 

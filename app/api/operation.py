@@ -60,7 +60,7 @@ def router() -> APIRouter:
         container: Here,
         since: Annotated[
             AwareDatetime | None,
-            Query(alias="from", description="From then on; a day where it is not said."),
+            Query(alias="from", description="Start; default: a day ago."),
         ] = None,
     ) -> IngestHealth:
         with container.reading() as tx:

@@ -76,7 +76,7 @@ class Guard:
             admit, self._container, shown, right, limiter=self._limiter
         )
         if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
-            forbidden = ForbiddenError("This concerns all projects: it takes admin in all of them.")
+            forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
             refused(self._container, shown, forbidden, here.principal)
             raise forbidden
         asked = scope.get("state", {}).get("project")
@@ -97,7 +97,7 @@ class Guard:
             identify, self._container, shown, limiter=self._limiter
         )
         if Right.READ not in principal.everywhere:
-            error = ForbiddenError("Metrics are of all projects: they take read in all of them.")
+            error = ForbiddenError("Metrics cover all projects: they need read in all of them.")
             refused(self._container, shown, error, principal)
             raise error
 

@@ -27,7 +27,7 @@ class NewTokenBody(BaseModel):
     expires_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
         default=90, description="Null: never."
     )
-    owner: Name | None = Field(default=None, description="Without it, who makes it.")
+    owner: Name | None = Field(default=None, description="Default: the user who creates it.")
 
 
 class MadeTokenBody(BaseModel):

@@ -60,7 +60,7 @@ def router() -> APIRouter:
     _people(routes)
     _projects(routes)
 
-    @routes.get("/audit", summary="Who did what, the newest first")
+    @routes.get("/audit", summary="Audit entries, newest first")
     def get_audit(
         here: Here,
         limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,

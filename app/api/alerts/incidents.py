@@ -154,7 +154,7 @@ def _orders(routes: APIRouter) -> None:
             done = resolve_many(container, ids, by=body.by, note=body.note)
         return done
 
-    @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no repeats any more")
+    @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
     def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         return incident_detail_body(
             acknowledge_incident(container, incident, by=body.by, note=body.note)

@@ -71,13 +71,13 @@ class Exposition:
         )
         self.ingest_sessions = Counter(
             "paceline_ingest_sessions",
-            "Bodies accepted, by whether the session was new or there already.",
+            "Accepted bodies, by whether the session was new or known.",
             ("outcome",),
             registry=self.registry,
         )
         self.ingest_chunks = Counter(
             "paceline_ingest_chunks",
-            "Chunks accepted, by whether they were new or there already.",
+            "Accepted chunks, by whether they were new or known.",
             ("outcome",),
             registry=self.registry,
         )
@@ -194,7 +194,7 @@ def _quotas(by_project: Mapping[str, Use], settings: Settings) -> Iterator[Metri
     )
     limits = GaugeMetricFamily(
         "paceline_quota_limit",
-        "What a project may use; none without a limit.",
+        "Limit of a project; absent without a limit.",
         labels=("project", "quota"),
     )
     for quota in QUOTAS:

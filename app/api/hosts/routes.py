@@ -107,7 +107,7 @@ class NewRepairBody(BaseModel, extra="forbid"):
         str | None,
         Field(min_length=1, max_length=200, description="As metadata name it; else the host."),
     ] = None
-    at: Annotated[AwareDatetime | None, Field(description="When; now where it is not said.")] = None
+    at: Annotated[AwareDatetime | None, Field(description="Time; default: now.")] = None
     by: Annotated[
         str | None,
         Field(

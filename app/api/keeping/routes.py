@@ -117,7 +117,7 @@ def _retention(routes: APIRouter) -> None:
 
     @routes.put(
         "/retention",
-        summary="Change what the project keeps",
+        summary="Change the project&#39;s retention rules",
         responses={422: problems.described("A rule cannot be used")},
     )
     def put_retention(here: Here, body: RetentionBody) -> RetentionStateBody:

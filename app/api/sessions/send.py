@@ -39,7 +39,7 @@ class ReceiptBody(BaseModel):
     job: str
     number: int
     unmapped: list[Unmapped] = Field(
-        default_factory=list, description="What else a foreign recording holds."
+        default_factory=list, description="Other contents of a foreign recording."
     )
 
 

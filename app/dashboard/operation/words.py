@@ -41,7 +41,7 @@ def installation_heading(found: Overview) -> str:
     if found.revision != found.expected:
         return f"The schema is at {found.revision}, and this program needs {found.expected}"
     if not any("analysis" in worker.queues.split(",") for worker in alive):
-        return "No living worker takes analyses"
+        return "No live worker takes analyses"
     dead = sum(queue.dead for queue in found.queues)
     if dead:
         return f"{plural(dead, 'piece')} of work {'was' if dead == 1 else 'were'} given up"

@@ -126,7 +126,7 @@ class S3Objects:
                 try:
                     piece = bytes(obstore.get_range(self._store, key, start=start, length=length))
                 except FileNotFoundError as error:
-                    raise LostBytesError(f"The object store has no {key} any more.") from error
+                    raise LostBytesError(f"The object store has lost {key}.") from error
             if len(piece) != length:
                 raise LostBytesError(f"The object store has {key} only in part.")
             yield piece

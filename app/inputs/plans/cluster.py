@@ -59,7 +59,7 @@ def _with_backward(value: list[float] | None, info: ValidationInfo) -> list[floa
 _OWN: Final = Field(
     min_length=1,
     max_length=MOST_LAYERS,
-    description="A time for each layer, in place of what the speed says",
+    description="A time for each layer, in place of the speed",
 )
 
 

@@ -64,7 +64,7 @@ Count = Annotated[int, Strict(), Field(ge=0)]
 
 def _known(value: str) -> str:
     if value not in TYPE_NAMES:
-        raise PydanticCustomError("type", "there is no such type")
+        raise PydanticCustomError("type", "unknown type")
     return value
 
 
@@ -94,7 +94,7 @@ class WrittenQuestion(Written):
 
     base: Annotated[
         Literal[BaseDurations.RECORDED, BaseDurations.IDEAL],
-        Field(description="What operations take that nothing selects"),
+        Field(description="Durations of operations that no change selects"),
     ] = BaseDurations.RECORDED
     changes: Annotated[tuple[WrittenChange, ...], Field(max_length=MOST_CHANGES)] = ()
     without: Annotated[

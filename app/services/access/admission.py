@@ -83,7 +83,7 @@ def _require(principal: Principal, need: Right, project_id: int, project: str) -
         raise no_project(project)
     if need not in rights:
         raise ForbiddenError(
-            f"{principal.name} may not do this in the project {project}: it takes {need}."
+            f"{principal.name} may not do this in the project {project}: it needs {need}."
         )
 
 
@@ -157,7 +157,7 @@ def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
         if person is not None:
             return person_principal(tx, person), None
     raise UnauthenticatedError(
-        "Who asks is not known: sign in, or send a token as `Authorization: Bearer plc_…`."
+        "The request is not signed in: sign in, or send a token as `Authorization: Bearer plc_…`."
     )
 
 

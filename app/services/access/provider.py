@@ -225,7 +225,7 @@ class Provider:
             _log.warning("provider does not answer", url=url, error=str(error))
             raise SignInError("The provider does not answer; try again in a while.") from error
         if not isinstance(document, dict):
-            raise SignInError("The provider's answer is none.")
+            raise SignInError("The provider did not answer as OpenID Connect requires.")
         return document
 
 

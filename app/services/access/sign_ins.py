@@ -187,7 +187,7 @@ def sign_in_from_provider(
         ).scalar_one()
         person = tx.session.get_one(Person, person_id)
         if person.disabled_at is not None:
-            raise SignInError(f"{shown} does not get in here any more.")
+            raise SignInError(f"{shown} may no longer sign in here.")
         tx.session.execute(delete(Membership).where(Membership.person_id == person_id))
         found = tx.session.execute(
             select(Project.name, Project.id).where(

@@ -39,7 +39,7 @@ def apply_fix(
     Parameters
     ----------
     by : str, optional
-        Who says so; taken from the sign-in where there is one.
+        The user who acts; taken from the sign-in where there is one.
 
     Raises
     ------

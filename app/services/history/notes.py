@@ -63,7 +63,7 @@ def write_note(  # noqa: PLR0913 - what is said of it
     Parameters
     ----------
     at : datetime, optional
-        When it happened; now where it is not said.
+        When it happened; default: now.
     by : str, optional
         The name that whoever did not sign in goes by.
 
@@ -85,7 +85,7 @@ def write_note(  # noqa: PLR0913 - what is said of it
         happened_at = tx.now if at is None else at
         if happened_at > tx.now + EARLY:
             raise ConflictError(
-                "A note is of what happened: its time is to come.", code="note.in_future"
+                "The time of a note must not be in the future.", code="note.in_future"
             )
         there = tx.session.execute(
             select(func.count()).select_from(JobNote).where(JobNote.job_id == job_id)

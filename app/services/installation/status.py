@@ -157,5 +157,5 @@ def _workers(container: Container) -> Part:
     alive = [worker for worker in workers if worker.alive]
     queues = {queue for worker in alive for queue in worker.queues.split(",")}
     if "analysis" not in queues:
-        return Part("workers", ready=False, detail="no living worker takes analyses")
+        return Part("workers", ready=False, detail="no live worker takes analyses")
     return Part("workers", ready=True, detail=f"{len(alive)} alive")

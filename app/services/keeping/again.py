@@ -93,7 +93,7 @@ def analyze_again(container: Container, session_id: uuid.UUID) -> Again:
             raise ConflictError("The session's chunks still arrive.", code="session.open")
         if not row.has_trace and not row.state.underway:
             raise ConflictError(
-                "The session's operations are not kept any more.", code="session.trace_removed"
+                "The session's operations were deleted.", code="session.trace_removed"
             )
         queued = not row.state.underway and _queue(tx, session_id)
         if queued:

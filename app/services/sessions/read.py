@@ -273,7 +273,7 @@ def no_trace(state: SessionState, removed_at: datetime | None) -> NotFoundError:
     """Return what is raised where there is no trace of a session: not yet, or not any more."""
     if removed_at is not None:
         return NotFoundError(
-            f"The operations are not kept any more, since {removed_at:%Y-%m-%d}; the report stays "
+            f"The operations were deleted on {removed_at:%Y-%m-%d}; the report stays "
             "as long as the project keeps reports.",
             code="trace.removed",
         )

@@ -225,11 +225,11 @@ def _find(tx: UnitOfWork, path: ChunkPath, body: Body) -> ChunkReceipt | None:
         return ChunkReceipt(session_id, state, operations, created=False)
     if sealed_at is not None:
         raise ConflictError(
-            f"Session {path.session} is sealed: it takes no more chunks.", code="session.sealed"
+            f"Session {path.session} is sealed: it accepts no more chunks.", code="session.sealed"
         )
     if sha256 is not None:
         raise ConflictError(
-            f"Chunk {path.number} of {path.producer} is there already with other bytes.",
+            f"Chunk {path.number} of {path.producer} exists with other bytes.",
             code="chunk.differs",
         )
     return None

@@ -111,7 +111,7 @@ def _report(tx: Reads, session_id: uuid.UUID) -> StoredReport:
         )
     if session.report_removed_at is not None:
         raise NotFoundError(
-            f"The report is not kept any more, since {session.report_removed_at:%Y-%m-%d}.",
+            f"The report was deleted on {session.report_removed_at:%Y-%m-%d}.",
             code="report.removed",
         )
     why = f": {session.reason}" if session.reason else "."

@@ -121,7 +121,7 @@ def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, lo
     for path, heading in (
         ("/nowhere", "There is nothing at this address"),
         ("/p/secret/", "There is no such project"),
-        ("/access", "Who asks may not do this"),
+        ("/access", "The user may not do this"),
     ):
         page.goto(f"{company}{path}")
         expect(page.locator("h1")).to_have_text(heading)

@@ -89,11 +89,11 @@ def test_old_traces_go_and_their_reports_stay_and_say_so(container: Container) -
     set_rules(container, RetentionRules(traces=Keep(days=30)))
     assert keep_to_rules(container) == 1
     assert read(container, report_json, old.session)
-    with pytest.raises(NotFoundError, match="not kept any more") as gone:
+    with pytest.raises(NotFoundError, match="were deleted") as gone:
         read(container, stored_trace, old.session)
     assert gone.value.stable_code == "trace.removed"
     # Also for who has just asked it, and for whom it was ready.
-    with pytest.raises(NotFoundError, match="not kept any more"):
+    with pytest.raises(NotFoundError, match="were deleted"):
         prepared_session(container, old.session).__enter__()
     with pytest.raises(ConflictError):
         analyze_again(container, old.session)

@@ -75,5 +75,5 @@ def test_the_installation_is_told(client: httpx.Client, container: Container) ->
     assert "blob_part" in {one["name"] for one in found["tables"]}
     assert found["projects"]["default"]["jobs"] >= 0
     text = client.get("/installation").text
-    assert "No living worker takes analyses" in text
+    assert "No live worker takes analyses" in text
     assert found["version"] in text

@@ -86,7 +86,7 @@ def test_a_replacement_is_weighed_against_the_restart_that_it_costs(
     assert "node-7" in planned
     assert "about 22 min of restart" in planned
     assert "at this plan" in planned
-    assert "the job’s last restart" in planned
+    assert "The job’s last restart took this long" in planned
 
 
 def test_what_there_is_not_has_a_page_that_says_so(client: httpx.Client) -> None:

@@ -9,11 +9,11 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from app.services.alerts.triage.orders import MOST
 
-Person = Annotated[str, Field(min_length=1, max_length=200, description="Who says so.")]
+Person = Annotated[str, Field(min_length=1, max_length=200, description="The user who acts.")]
 Note = Annotated[str, Field(max_length=2000)]
 
 # Who signed in is believed, who did not may say so.
-BY: Final = "Who says so; taken from the sign-in where there is one."
+BY: Final = "The user who acts; taken from the sign-in where there is one."
 
 
 class AckBody(BaseModel):
