@@ -19,7 +19,7 @@ from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hosts import routes as hosts
-from app.api.keeping import routes as keeping
+from app.api.retention import routes as retention
 from app.api.sessions import attempts, chunks, compare, events, search, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
@@ -28,13 +28,13 @@ from app.api.sessions.live import LiveStates
 from app.api.sessions.report_schema import report_schemas
 from app.api.tensor import advice, loop, switch
 from app.api.tensor.waiting import Waiting
+from app.auth.guard import guard
+from app.auth.project_paths import ProjectPaths
+from app.auth.refusals import writing_refusals
 from app.dashboard import routes as dashboard
 from app.dashboard.error_pages import ErrorPages
-from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
-from app.door.guard import guard
-from app.door.project_paths import ProjectPaths
-from app.door.refusals import writing_refusals
+from app.dashboard.ui.assets import installed_assets
 from app.inputs.plans.request import WrittenRequest
 from app.inputs.tensor.spec import WrittenMitigation
 from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
@@ -168,7 +168,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         advice.router(),
         alerts.router(),
         access.router(),
-        keeping.router(),
+        retention.router(),
         dashboard.router(assets, pages),
     )
     return pages, routers

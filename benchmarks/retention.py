@@ -25,10 +25,10 @@ from app.db.embedded.server import EmbeddedPostgres
 from app.db.engine import make_engine
 from app.db.models.access import DEFAULT_PROJECT_ID
 from app.db.models.blobs import BlobPart
-from app.db.models.keeping import DoomedBlob
+from app.db.models.retention import DoomedBlob
 from app.db.models.sessions import Session, StoredReport
-from app.inputs.keeping import Keep, RetentionRules
-from app.services.keeping.retention import keep_to_rules_now, set_rules
+from app.inputs.retention import Keep, RetentionRules
+from app.services.retention.rules import keep_to_rules_now, set_rules
 from app.settings import Settings
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ FIRST_OF_FILE: Final = (
     "tests/integration/dashboard/test_reads.py",
     "tests/integration/durable/test_database_restart.py",
     "tests/integration/durable/test_workers.py",
-    "tests/integration/keeping/test_backup.py",
-    "tests/integration/keeping/test_killed.py",
+    "tests/integration/retention/test_backup.py",
+    "tests/integration/retention/test_killed.py",
     "tests/integration/plans/test_workers.py",
     "tests/integration/store/test_processes.py",
 )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.analysis.report.realized import Calibration
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.fixes.apply import apply_fix, take_back
 from app.services.fixes.read import Realized, calibrations, realized_fixes
 

@@ -12,8 +12,8 @@ from pydantic import AwareDatetime, BaseModel, Field
 from app.analysis.fleet.statistics import Point
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
+from app.auth.here import Here
 from app.db.states import SessionState
-from app.door.here import Here
 from app.services.fleet_report.curves import Curve, Name, figures
 from app.services.fleet_report.read import fleet_report
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime
 
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 

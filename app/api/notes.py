@@ -11,8 +11,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from app.api.frame import problems
 from app.api.frame.routers import api_router
+from app.auth.here import Here
 from app.db.states import NoteKind
-from app.door.here import Here
 from app.services.history.notes import MOST_LISTED, delete_note, known_job, notes_of, write_note
 
 MOST_CHARACTERS = 2000

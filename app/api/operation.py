@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from app.api.frame.routers import api_router
+from app.auth.here import Here
 from app.db.states import SessionState
-from app.door.here import Here
 from app.services.ingest.read import IngestHealth, ingest_health
 from app.services.installation.overview import Queue, TableSize, overview
 from app.services.installation.status import WorkerStatus

@@ -15,8 +15,8 @@ from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
+from app.auth.here import Here
 from app.db.states import PlanState
-from app.door.here import Here
 from app.errors import Fault, InvalidSpecError
 from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec

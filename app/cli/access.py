@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.access.principals import ActorKind, Principal, Right, Role
-from app.cli.keeping.installation import opened
+from app.cli.retention.installation import opened
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.errors import PacelineError

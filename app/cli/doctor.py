@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.bootstrap import Container, object_store
-from app.cli.keeping.installation import opened
+from app.cli.retention.installation import opened
 from app.db.embedded.server import running_url
 from app.errors import StartupError
 from app.services.installation.status import Part, readiness

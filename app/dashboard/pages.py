@@ -15,16 +15,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from app.access.principals import ActorKind, Right
-from app.dashboard.look import format as fmt
-from app.dashboard.look import html
-from app.dashboard.look.places import host_url
-from app.door.project_paths import prefix_of
+from app.auth.project_paths import prefix_of
+from app.dashboard.ui import format as fmt
+from app.dashboard.ui import html
+from app.dashboard.ui.places import host_url
 from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from app.dashboard.look.assets import Assets
+    from app.dashboard.ui.assets import Assets
     from app.db.unit_of_work import Reads
     from app.services.alerts.navigation import Navigation
     from app.services.container import Container

@@ -11,6 +11,8 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.auth.guard import GuardedRoute
+from app.auth.here import Here
 from app.dashboard.access.pages import add_access_pages
 from app.dashboard.access.sign_in import add_sign_in
 from app.dashboard.alerts.pages import add_alert_pages
@@ -26,12 +28,6 @@ from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, 
 from app.dashboard.fleet.job import job_page
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
-from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.assets import Assets
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.places import job_url
-from app.dashboard.look.ranges import ALL
-from app.dashboard.look.time_asked import TimeAsked, TimeInAddress
 from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
@@ -40,10 +36,14 @@ from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.dashboard.tensor.pages import add_tensor_pages
+from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.assets import Assets
+from app.dashboard.ui.csv_text import csv_file, one_of
+from app.dashboard.ui.places import job_url
+from app.dashboard.ui.ranges import ALL
+from app.dashboard.ui.time_asked import TimeAsked, TimeInAddress
 from app.dashboard.usage.pages import add_usage_pages
 from app.db.states import SessionState
-from app.door.guard import GuardedRoute
-from app.door.here import Here
 from app.errors import NotFoundError
 from app.lists.listing import PageRequest
 from app.services.alerts.onset import onset_of_job

@@ -2,7 +2,7 @@
 
 Where an object store is configured, what is large goes there: `stage` sends it before the
 transaction, so that none waits for a store, and `write_blob` puts the row that refers to it into
-the transaction. An object without such a row is not referenced; `app.services.keeping.objects`
+the transaction. An object without such a row is not referenced; `app.services.retention.objects`
 collects it. Nothing else deletes objects: killed at any moment, whoever wrote or deleted leaves a
 row with its bytes, or bytes without a row. What the database held before stays there and is read
 from there.

@@ -15,7 +15,7 @@ from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
 from app.analysis.report.verdict import SessionVerdict
 from app.errors import UnknownDocumentError
-from app.inputs.keeping import RetentionRules
+from app.inputs.retention import RetentionRules
 
 T = TypeVar("T")
 

@@ -136,7 +136,7 @@ def test_the_installed_command_analyzes_a_trace(installed: Path, tmp_path: Path)
 PARTS = """
 import app, migrations, workers.child
 from app.bootstrap import build
-from app.dashboard.look.assets import STATIC_DIR
+from app.dashboard.ui.assets import STATIC_DIR
 from app.dashboard.pages import TEMPLATES_DIR
 from app.db import migrate
 from app.settings import Settings

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import * as format from '../../frontend/static/js/format.js';
 
-// What the server's own words are held to as well (tests/unit/dashboard/look/test_format.py).
+// What the server's own words are held to as well (tests/unit/dashboard/ui/test_format.py).
 const CASES = JSON.parse(readFileSync(new URL('number_cases.json', import.meta.url), 'utf8'));
 const WRITERS = { ...format, rough_percent: format.roughPercent };
 

@@ -25,7 +25,7 @@ from app.api.access.bodies import (
 )
 from app.api.alerts.bodies.incidents import incident_values
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.access.audit import list_entries
 from app.services.access.moves import delete_project, move_job
 from app.services.access.people import (

@@ -29,7 +29,7 @@ from app.api.alerts.bodies.orders import (
     SilenceBody,
     SilenceManyBody,
 )
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS, IncidentFilter
 from app.services.alerts.incident_reads import INCIDENTS, get_incident, list_incidents
 from app.services.alerts.incidents import (

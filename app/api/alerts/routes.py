@@ -24,7 +24,7 @@ from app.api.alerts.bodies.rules import (
 )
 from app.api.alerts.incidents import add_incidents
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.alerts.channels.example import TestResult, send_example
 from app.services.alerts.channels.reads import ChannelView, get_channel, list_channels
 from app.services.alerts.channels.write import (

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.analysis.reference import field_texts
 from app.api.frame.problems import PROBLEMS
-from app.door.guard import GuardedRoute
+from app.auth.guard import GuardedRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

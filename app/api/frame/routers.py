@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from app.api.frame.problems import described
-from app.door.guard import GuardedRoute
+from app.auth.guard import GuardedRoute
 
 
 def api_router(tag: str, prefix: str = "") -> APIRouter:

@@ -12,7 +12,7 @@ from pydantic import AliasPath, AwareDatetime, BaseModel, Field
 from app.analysis.replay.metrics import STRAGGLING
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import HOSTS, HostRow, Show

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.api.sessions.chunks import MAX_NUMBER
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.sessions.attempts import MAX_RUN_CHARACTERS, announce_attempt
 
 

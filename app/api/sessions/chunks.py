@@ -22,7 +22,7 @@ from app.api.sessions.intake import (
     QueryMetadata,
 )
 from app.api.sessions.send import ReceiptBody, answer
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.sessions.receive import Body
 from app.services.sessions.receive_chunk import (
     ChunkPath,

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.compare.changes import CauseChange, FieldChange
 from app.services.compare.read import compare_sessions
 from app.services.compare.step_times import Difference

@@ -15,7 +15,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from app.api.frame.routers import api_router
 from app.api.sessions.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
-from app.door.here import Here
+from app.auth.here import Here
 from app.errors import NotFoundError
 
 # The largest integer that is exact in JavaScript; the year 2255 in microseconds.

@@ -19,8 +19,8 @@ from app.analysis.report.heatmaps import encode_heatmap
 from app.analysis.report.timeline import replayed_timeline
 from app.api.frame.routers import api_router
 from app.api.sessions.report_schema import reference
+from app.auth.here import Here
 from app.db.states import SessionState
-from app.door.here import Here
 from app.services.sessions.read import (
     IntakeView,
     SessionRow,

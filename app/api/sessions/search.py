@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS
 from app.services.search.find import Found, find
 

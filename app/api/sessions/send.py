@@ -22,7 +22,7 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
-from app.door.here import Here
+from app.auth.here import Here
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
 from app.services.sessions.receive import Body, Receipt, check_job_name, receive_session

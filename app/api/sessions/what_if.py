@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.api.frame.routers import api_router
-from app.door.here import Here
+from app.auth.here import Here
 from app.inputs.sessions.question import WrittenQuestion
 from app.services.sessions.replays.what_if import answer_question
 

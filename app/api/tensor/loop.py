@@ -11,7 +11,7 @@ from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
 from app.api.tensor.waiting import Waiting
-from app.door.here import Here
+from app.auth.here import Here
 from app.inputs.tensor.timings import (
     GROUP_NAME,
     MOST_ATTEMPT,

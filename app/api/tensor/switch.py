@@ -11,8 +11,8 @@ from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
 from app.api.tensor.loop import described_body
 from app.api.tensor.waiting import Waiting
+from app.auth.here import Here
 from app.db.states import TensorMode
-from app.door.here import Here
 from app.inputs.tensor.timings import WrittenSwitch, parse_switch
 from app.services.container import Container
 from app.services.tensor.groups import Switch

@@ -167,7 +167,7 @@ def export_project(
     server: ServerOption = LOCAL_SERVER,
 ) -> None:
     """Write all sessions of a project into a tar file; a server does it."""
-    from app.cli.keeping.sessions import export
+    from app.cli.retention.sessions import export
 
     export(f"/p/{quote(name, safe='')}/api/v1/export", out or Path(f"{name}.tar"), server=server)
 

@@ -75,7 +75,7 @@ def worker() -> None:
 @app.command()
 def migrate() -> None:
     """Bring the schema of the configured database up to date; make the first token."""
-    from app.cli.keeping.installation import opened
+    from app.cli.retention.installation import opened
     from app.db.migrate import upgrade
     from app.errors import StartupError
     from app.services.access.first_token import make_first_token

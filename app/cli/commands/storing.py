@@ -26,7 +26,7 @@ class Target(StrEnum):
 @rules.command("show")
 def show_retention(*, server: ServerOption = LOCAL_SERVER) -> None:
     """Print what there is of each kind, and how much of it is kept."""
-    from app.cli.keeping.retention import show
+    from app.cli.retention.rules import show
 
     show(server=server)
 
@@ -47,7 +47,7 @@ def set_retention(
     server: ServerOption = LOCAL_SERVER,
 ) -> None:
     """Change how much of a kind is kept; the sweeper follows within minutes."""
-    from app.cli.keeping.retention import change
+    from app.cli.retention.rules import change
 
     if days is None and size is None:
         raise typer.BadParameter("say --days, --bytes or both")
@@ -57,7 +57,7 @@ def set_retention(
 @rules.command("run")
 def run_retention() -> None:
     """Take away what is over the rules of all projects now, as the sweeper does by and by."""
-    from app.cli.keeping.retention import run
+    from app.cli.retention.rules import run
 
     run()
 
@@ -68,7 +68,7 @@ def move_blobs(
     to: Annotated[Target, typer.Option(help="Where to")] = Target.STORE,
 ) -> None:
     """Move what is large into the object store, or all of it back; the server may run meanwhile."""
-    from app.cli.keeping.blobs import move
+    from app.cli.retention.blobs import move
 
     move(to_store=to is Target.STORE)
 
@@ -76,7 +76,7 @@ def move_blobs(
 @blobs.command("check")
 def check_blobs() -> None:
     """Say how many blobs the object store holds, and whether it has lost any."""
-    from app.cli.keeping.blobs import check
+    from app.cli.retention.blobs import check
 
     if not check():
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Final
 from app.access.principals import Role
 from app.dashboard.access.view import RoleLine, role_line
 from app.dashboard.alerts.exports import COLUMNS, incident_cells
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 from app.services.access.audit import Entry, list_entries
 from app.services.access.people import list_people
 from app.services.access.projects import ProjectView, list_projects

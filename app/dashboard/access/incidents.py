@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.auth.project_paths import prefix_of
 from app.dashboard.alerts.parts import STATES, headline, labels, since
-from app.dashboard.look.address import Address
-from app.dashboard.look.format import heat_color, plural, times
-from app.door.project_paths import prefix_of
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.format import heat_color, plural, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from app.alerts.incidents import Incident
-    from app.dashboard.look.parts import StateLabel
+    from app.dashboard.ui.parts import StateLabel
     from app.services.alerts.everywhere import OpenEverywhere
 
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from app.access.principals import Right, Role
+from app.auth.here import Here
 from app.dashboard.access.exports import EXPORTS, incidents_csv
 from app.dashboard.access.incidents import joined_page
 from app.dashboard.access.view import access_page
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.door.here import Here
+from app.dashboard.ui.csv_text import csv_file, one_of
 from app.services.access.audit import list_entries
 from app.services.access.people import list_people
 from app.services.access.projects import list_projects

@@ -11,9 +11,9 @@ from fastapi.responses import RedirectResponse, Response
 
 from app.access.names import clipped
 from app.access.peers import peer_of
+from app.auth.cookies import known_cookie, pending_cookie, session_cookie
+from app.auth.turns import Turns
 from app.dashboard.pages import Pages
-from app.door.cookies import known_cookie, pending_cookie, session_cookie
-from app.door.turns import Turns
 from app.errors import PacelineError, SignInError, UnauthenticatedError
 from app.services.access.guesses import KNOWN_FOR
 from app.services.access.sign_ins import SESSION_LASTS, note_failed_sign_in, sign_in, sign_out

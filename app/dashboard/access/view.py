@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.access.principals import Right, Role
-from app.dashboard.look.format import byte_size, count, listing, plural
-from app.door.project_paths import prefix_of
+from app.auth.project_paths import prefix_of
+from app.dashboard.ui.format import byte_size, count, listing, plural
 from app.services.access.audit import Action
 from app.services.usage.quotas import BYTES, QUOTAS, SESSIONS
 

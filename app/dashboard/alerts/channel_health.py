@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.dashboard.alerts.parts import dead, said
-from app.dashboard.look.format import age, plural
+from app.dashboard.ui.format import age, plural
 from app.services.alerts.channels.reads import DISABLED_BY_PERSON
 
 if TYPE_CHECKING:

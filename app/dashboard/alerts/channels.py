@@ -13,9 +13,9 @@ from app.alerts.states import DeliveryState
 from app.dashboard.alerts.channel_health import channels_title, last_answer
 from app.dashboard.alerts.incident_life import DELIVERY_STATES
 from app.dashboard.alerts.parts import AUDIENCES, dead, said
-from app.dashboard.look.format import age, count, plural
-from app.dashboard.look.forms import Field, fields_of
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.ui.format import age, count, plural
+from app.dashboard.ui.forms import Field, fields_of
+from app.dashboard.ui.parts import StateLabel
 from app.services.alerts.channels.write import MOST_MESSAGES, RATE_LIMIT
 from app.services.alerts.routing import SELECTOR
 

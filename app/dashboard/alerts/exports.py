@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.alerts.rules import condition_words, jobs_words, told
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 from app.services.alerts.deliveries.reads import DeliveryRow
 from app.services.alerts.incident_reads import IncidentRow, InsideRow
 from app.services.alerts.views import IncidentLife, incidents

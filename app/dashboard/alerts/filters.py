@@ -10,10 +10,10 @@ from fastapi import Query
 from app.alerts.message import cause_name
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.choosing import Choice
-from app.dashboard.look.format import count
-from app.dashboard.look.ranges import ALL, RangeChoices, range_choices, range_of
+from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.choosing import Choice
+from app.dashboard.ui.format import count
+from app.dashboard.ui.ranges import ALL, RangeChoices, range_choices, range_of
 from app.services.alerts.filters import (
     MAX_CHARACTERS,
     UNASSIGNED,

@@ -28,8 +28,8 @@ from app.dashboard.alerts.parts import (
     several,
     until,
 )
-from app.dashboard.look.format import age, day_or_time, interval, listing, plural, times
-from app.dashboard.look.parts import StateLabel, since_when
+from app.dashboard.ui.format import age, day_or_time, interval, listing, plural, times
+from app.dashboard.ui.parts import StateLabel, since_when
 from app.services.alerts.incident_reads import COMMENTS_LISTED
 
 if TYPE_CHECKING:

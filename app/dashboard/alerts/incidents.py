@@ -24,9 +24,9 @@ from app.dashboard.alerts.tables import (
     open_lines,
     over_attributes,
 )
-from app.dashboard.look.format import MINUS, age, count, heat_color, percent, plural, times
-from app.dashboard.look.parts import StateLabel
-from app.dashboard.look.tables import Drawn, drawn, sorted_by
+from app.dashboard.ui.format import MINUS, age, count, heat_color, percent, plural, times
+from app.dashboard.ui.parts import StateLabel
+from app.dashboard.ui.tables import Drawn, drawn, sorted_by
 from app.services.alerts.incident_reads import INCIDENTS
 from app.services.alerts.views import PAGE
 

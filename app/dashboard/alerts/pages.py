@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.auth.here import Here
 from app.dashboard.alerts.channels import channels_page
 from app.dashboard.alerts.evidence import evidence_page, evidence_text
 from app.dashboard.alerts.exports import (
@@ -21,8 +22,7 @@ from app.dashboard.alerts.filters import IncidentsInAddress
 from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.door.here import Here
+from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
-from app.dashboard.look.format import day_or_time, plural
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.ui.format import day_or_time, plural
+from app.dashboard.ui.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
 
 if TYPE_CHECKING:

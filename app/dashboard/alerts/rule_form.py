@@ -10,13 +10,13 @@ from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold, 
 from app.analysis.diagnosis.causes import registry
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.alerts.parts import AUDIENCES
-from app.dashboard.look.forms import Field, Option
+from app.dashboard.ui.forms import Field, Option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from app.alerts.rules import Selector
-    from app.dashboard.look.forms import Control
+    from app.dashboard.ui.forms import Control
     from app.services.alerts.channels.reads import ChannelView
 
 CONDITIONS: Final[Mapping[str, str]] = {

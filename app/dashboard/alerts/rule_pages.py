@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from app.auth.here import Here
 from app.dashboard.alerts.exports import rules_csv
 from app.dashboard.alerts.rules import rules_page
-from app.dashboard.look.csv_text import csv_file
-from app.door.here import Here
+from app.dashboard.ui.csv_text import csv_file
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.store import load_rules
 from app.services.alerts.views import open_by_job

@@ -10,8 +10,8 @@ from app.alerts.rules import CauseFound, NoData, Weekly
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
-from app.dashboard.look.format import count, listing, percent, plural
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.ui.format import count, listing, percent, plural
+from app.dashboard.ui.parts import StateLabel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

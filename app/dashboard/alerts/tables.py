@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.dashboard.look import html
-from app.dashboard.look.format import exact_time
-from app.dashboard.look.tables import Line, Shown, cells
+from app.dashboard.ui import html
+from app.dashboard.ui.format import exact_time
+from app.dashboard.ui.tables import Line, Shown, cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from app.dashboard.look.parts import StateLabel
+    from app.dashboard.ui.parts import StateLabel
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.dashboard.look.format import seconds
+from app.dashboard.ui.format import seconds
 
 WIDTH: Final = 420
 HEIGHT: Final = 132

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from app.auth.here import Here
 from app.dashboard.compare.exports import EXPORTS, OF_TIMES
 from app.dashboard.compare.times import bounds_of, times_page
 from app.dashboard.compare.view import compare_page
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.door.here import Here
+from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.compare.ranges import compare_times
 from app.services.compare.read import compare_sessions, latest_two, sessions_of_incident

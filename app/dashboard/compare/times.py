@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.compare.histogram import Histogram, histogram
 from app.dashboard.compare.words import chance, change_s
-from app.dashboard.look.format import EN_DASH, count, listing, percent, plural, seconds, times
-from app.dashboard.look.parts import Fact
-from app.dashboard.look.ranges import moment_in
+from app.dashboard.ui.format import EN_DASH, count, listing, percent, plural, seconds, times
+from app.dashboard.ui.parts import Fact
+from app.dashboard.ui.ranges import moment_in
 
 if TYPE_CHECKING:
     from app.services.compare.ranges import CauseCount, TimesComparison, TimeSide

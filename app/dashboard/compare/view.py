@@ -21,7 +21,7 @@ from app.dashboard.compare.workers import (
     worker_line,
     workers_title,
 )
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     count,
     day_or_time,
     listing,
@@ -32,8 +32,8 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
-from app.dashboard.look.parts import Fact
-from app.dashboard.look.places import compare_url
+from app.dashboard.ui.parts import Fact
+from app.dashboard.ui.places import compare_url
 from app.services.compare.changes import Change
 
 if TYPE_CHECKING:

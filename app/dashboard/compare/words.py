@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.format import EN_DASH, MINUS, NBSP, count, seconds
+from app.dashboard.ui.format import EN_DASH, MINUS, NBSP, count, seconds
 
 if TYPE_CHECKING:
     from app.services.compare.step_times import Difference

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from app.analysis.report.heatmaps import encode_heatmap
-from app.dashboard.look.format import MINUS, heat_color, times, worker
-from app.dashboard.look.places import host_url
+from app.dashboard.ui.format import MINUS, heat_color, times, worker
+from app.dashboard.ui.places import host_url
 
 if TYPE_CHECKING:
     from app.services.compare.read import Comparison

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from app.analysis.report.realized import MET_WITHIN, Calibration
-from app.dashboard.look import html
-from app.dashboard.look.csv_text import Table
-from app.dashboard.look.format import percent, plural, seconds
-from app.dashboard.look.places import job_url
-from app.dashboard.look.tables import Drawn, Shown, drawn
+from app.dashboard.ui import html
+from app.dashboard.ui.csv_text import Table
+from app.dashboard.ui.format import percent, plural, seconds
+from app.dashboard.ui.places import job_url
+from app.dashboard.ui.tables import Drawn, Shown, drawn
 from app.services.fixes.read import Realized
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Depends, Query
 
-from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.choosing import Choice
-from app.dashboard.look.format import count
-from app.dashboard.look.ranges import DAY, Range
+from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.choosing import Choice
+from app.dashboard.ui.format import count
+from app.dashboard.ui.ranges import DAY, Range
 from app.services.fleet.rows import FLEET
 from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Show
 

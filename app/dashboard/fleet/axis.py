@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.figure_parts import (
+from app.dashboard.ui.figure_parts import (
     BASE,
     TEXT,
     TEXT_2,
@@ -19,7 +19,7 @@ from app.dashboard.look.figure_parts import (
     level,
     rounded,
 )
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     NBSP,
     SCALE_HIGH,
     SCALE_LOW,

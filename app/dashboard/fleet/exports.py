@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.lines import session_row
-from app.dashboard.look.csv_text import Table
-from app.dashboard.look.ranges import Range
+from app.dashboard.ui.csv_text import Table
+from app.dashboard.ui.ranges import Range
 from app.lists.listing import PageRequest
 from app.services.container import Container
 from app.services.fleet.listing import fleet_view

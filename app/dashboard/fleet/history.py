@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.alerts.message import cause_name
-from app.dashboard.look.format import count, day_or_time, seconds, times
+from app.dashboard.ui.format import count, day_or_time, seconds, times
 from app.services.history.axis import Measure
 
 if TYPE_CHECKING:

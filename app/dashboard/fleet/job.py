@@ -11,12 +11,12 @@ from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, pan
 from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.lines import session_row, shown_session
 from app.dashboard.fleet.tables import row_attributes, session_columns
-from app.dashboard.look.address import Address
-from app.dashboard.look.format import count, plural, times
-from app.dashboard.look.parts import StateLabel, job_state, since_when
-from app.dashboard.look.places import job_url
-from app.dashboard.look.ranges import ALL, Range, RangeChoices, range_choices
-from app.dashboard.look.tables import Drawn, drawn, pager, sorted_by
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.format import count, plural, times
+from app.dashboard.ui.parts import StateLabel, job_state, since_when
+from app.dashboard.ui.places import job_url
+from app.dashboard.ui.ranges import ALL, Range, RangeChoices, range_choices
+from app.dashboard.ui.tables import Drawn, drawn, pager, sorted_by
 from app.db.states import NoteKind, SessionState
 from app.services.history.axis import MarkKind
 from app.services.sessions.read import SESSIONS

@@ -13,7 +13,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     heat_color,
     interval,
     percent,
@@ -23,7 +23,7 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
-from app.dashboard.look.parts import SLOW_STATE, Sparkline, StateLabel, job_state, sparkline
+from app.dashboard.ui.parts import SLOW_STATE, Sparkline, StateLabel, job_state, sparkline
 from app.db.states import SessionState
 
 if TYPE_CHECKING:

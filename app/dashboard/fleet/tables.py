@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.dashboard.look import html
-from app.dashboard.look.format import count
-from app.dashboard.look.tables import Shown
+from app.dashboard.ui import html
+from app.dashboard.ui.format import count
+from app.dashboard.ui.tables import Shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

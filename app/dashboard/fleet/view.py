@@ -13,19 +13,19 @@ from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar
 from app.dashboard.fleet.lines import job_line
 from app.dashboard.fleet.tables import job_attributes, job_columns, silent_columns
-from app.dashboard.look.address import Address
-from app.dashboard.look.format import (
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.format import (
     count,
     plural,
     rough_percent,
 )
-from app.dashboard.look.parts import (
+from app.dashboard.ui.parts import (
     SILENT_STATE,
     StateLabel,
     job_state,
 )
-from app.dashboard.look.ranges import Range, RangeChoices, range_choices
-from app.dashboard.look.tables import Drawn, drawn, pager, sorted_by
+from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
+from app.dashboard.ui.tables import Drawn, drawn, pager, sorted_by
 from app.services.fleet.rows import FLEET
 
 if TYPE_CHECKING:

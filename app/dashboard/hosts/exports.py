@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 from app.services.hosts.listed import HostRow, HostSums
 from app.services.hosts.one import HostIncident, HostSession, HostView
 

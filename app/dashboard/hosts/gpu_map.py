@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.hosts.words import named_gpus
-from app.dashboard.look.format import age, heat_color, times
+from app.dashboard.ui.format import age, heat_color, times
 
 if TYPE_CHECKING:
-    from app.dashboard.look.ranges import Range
+    from app.dashboard.ui.ranges import Range
     from app.services.hosts.one import HostView
 
 COLUMNS: Final = 30

@@ -14,7 +14,7 @@ from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
 from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, state_of
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     age,
     count,
     day_or_time,
@@ -23,14 +23,14 @@ from app.dashboard.look.format import (
     plural,
     times,
 )
-from app.dashboard.look.parts import Fact, StateLabel
-from app.dashboard.look.places import host_url
-from app.dashboard.look.ranges import Range, RangeChoices, range_choices
+from app.dashboard.ui.parts import Fact, StateLabel
+from app.dashboard.ui.places import host_url
+from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
 from app.services.hosts.listed import BLAMED_FROM
 from app.services.hosts.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from app.dashboard.look.address import Address
+    from app.dashboard.ui.address import Address
     from app.services.hosts.one import HostIncident, HostSession, HostView
     from app.services.hosts.repairs import Repair
 

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.auth.here import Here
 from app.dashboard.hosts.exports import EXPORTS, alike_csv, hosts_csv
 from app.dashboard.hosts.one import host_page
 from app.dashboard.hosts.view import hosts_page
-from app.dashboard.look.address import Address, page_number
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.places import host_url
-from app.dashboard.look.time_asked import MONTH, TimeAsked
-from app.door.here import Here
+from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.csv_text import csv_file, one_of
+from app.dashboard.ui.places import host_url
+from app.dashboard.ui.time_asked import MONTH, TimeAsked
 from app.errors import NotFoundError
 from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
@@ -24,8 +24,8 @@ from app.services.hosts.one import host_view
 from app.services.hosts.read import list_hosts
 
 if TYPE_CHECKING:
-    from app.dashboard.look.ranges import Range
     from app.dashboard.pages import Pages
+    from app.dashboard.ui.ranges import Range
     from app.db.unit_of_work import Reads
 
 # Longer words find no host.

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
-from app.dashboard.look import html
-from app.dashboard.look.address import Address
-from app.dashboard.look.choosing import Choice
-from app.dashboard.look.format import count, day_or_time, listing, plural, rough_percent, times
-from app.dashboard.look.parts import StateLabel, sparkline
-from app.dashboard.look.places import host_url
-from app.dashboard.look.ranges import Range, RangeChoices, range_choices
-from app.dashboard.look.tables import Drawn, Shown, drawn, pager, sorted_by
-from app.dashboard.look.time_asked import MONTH
+from app.dashboard.ui import html
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.choosing import Choice
+from app.dashboard.ui.format import count, day_or_time, listing, plural, rough_percent, times
+from app.dashboard.ui.parts import StateLabel, sparkline
+from app.dashboard.ui.places import host_url
+from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
+from app.dashboard.ui.tables import Drawn, Shown, drawn, pager, sorted_by
+from app.dashboard.ui.time_asked import MONTH
 from app.services.hosts.listed import HOSTS, HostRow, Hosts, HostSums, Show
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.look.format import EN_DASH, plural
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.ui.format import EN_DASH, plural
+from app.dashboard.ui.parts import StateLabel
 from app.services.hosts.outcomes import ENOUGH, Outcome
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 from app.services.ingest.read import IngestHealth, JobIntake, Lagging, OpenSession, Refusal
 from app.services.installation.overview import Overview, Queue, TableSize
 from app.services.installation.status import WorkerStatus

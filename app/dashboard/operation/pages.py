@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.dashboard.look.address import Address
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.ranges import range_choices
-from app.dashboard.look.time_asked import TimeAsked
+from app.auth.here import Here
 from app.dashboard.operation.exports import INGEST, INSTALLATION
 from app.dashboard.operation.words import ingest_heading, installation_heading
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.csv_text import csv_file, one_of
+from app.dashboard.ui.ranges import range_choices
+from app.dashboard.ui.time_asked import TimeAsked
 from app.dashboard.usage.pages import quota_lines
-from app.door.here import Here
 from app.services.ingest.read import ingest_health
 from app.services.installation.overview import overview
 

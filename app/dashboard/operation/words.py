@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.dashboard.look.format import age, byte_size, count, plural
+from app.dashboard.ui.format import age, byte_size, count, plural
 
 if TYPE_CHECKING:
-    from app.dashboard.look.ranges import Range
+    from app.dashboard.ui.ranges import Range
     from app.services.ingest.read import IngestHealth
     from app.services.installation.overview import Overview
 

@@ -16,15 +16,15 @@ from fastapi.responses import Response
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
-from app.dashboard.look import html
-from app.dashboard.look.csv_text import Table, csv_file
-from app.dashboard.look.format import percent, seconds
-from app.dashboard.look.parts import StateLabel
-from app.dashboard.look.tables import Shown, drawn
+from app.auth.here import Here
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
+from app.dashboard.ui import html
+from app.dashboard.ui.csv_text import Table, csv_file
+from app.dashboard.ui.format import percent, seconds
+from app.dashboard.ui.parts import StateLabel
+from app.dashboard.ui.tables import Shown, drawn
 from app.db.states import PlanState
-from app.door.here import Here
 from app.errors import Fault, NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.lists.listing import read

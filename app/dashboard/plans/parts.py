@@ -14,7 +14,7 @@ from app.analysis.planning.document import (
     PlannedStage,
     SimulatedIteration,
 )
-from app.dashboard.look.format import NBSP, percent, plural, seconds
+from app.dashboard.ui.format import NBSP, percent, plural, seconds
 from app.services.plans.read import Asked
 
 MS: Final = 1e-3

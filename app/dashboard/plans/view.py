@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.json_text import plain
 from app.analysis.planning.document import PlanDocument, PlannedStage, SimulatedIteration
-from app.dashboard.look.format import NBSP, percent, plural, rough_percent, seconds
-from app.dashboard.look.parts import Fact, Row, StateLabel
 from app.dashboard.plans.parts import (
     GIB,
     METHOD_NAMES,
@@ -29,6 +27,8 @@ from app.dashboard.plans.parts import (
     plan_name,
     stage_rows,
 )
+from app.dashboard.ui.format import NBSP, percent, plural, rough_percent, seconds
+from app.dashboard.ui.parts import Fact, Row, StateLabel
 from app.db.states import PlanState
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.report.paper import KINDS
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 
 if TYPE_CHECKING:
     from app.services.fleet_report.read import FleetReport

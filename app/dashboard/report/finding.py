@@ -9,8 +9,8 @@ from typing import Final
 
 from app.analysis.fleet.statistics import share_from
 from app.analysis.replay.metrics import STRAGGLING
-from app.dashboard.look.format import count, percent, plural, ratio, rough_percent, times
 from app.dashboard.report.plot import Plot, Scale, distribution, upper
+from app.dashboard.ui.format import count, percent, plural, ratio, rough_percent, times
 from app.services.fleet_report.curves import Against, Example, Figure, Name
 
 # From here on workers, a stage or sequence lengths are to blame, as in the paper.

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.dashboard.look.address import Address
-from app.dashboard.look.csv_text import csv_file, one_of
-from app.dashboard.look.time_asked import TimeAsked
+from app.auth.here import Here
 from app.dashboard.report.exports import EXPORTS
 from app.dashboard.report.view import report_page
-from app.door.here import Here
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.csv_text import csv_file, one_of
+from app.dashboard.ui.time_asked import TimeAsked
 from app.services.fleet_report.read import FleetReport, fleet_report
 
 if TYPE_CHECKING:
-    from app.dashboard.look.ranges import Range
     from app.dashboard.pages import Pages
+    from app.dashboard.ui.ranges import Range
     from app.db.unit_of_work import Reads
 
 # What a report is about where its address does not say.

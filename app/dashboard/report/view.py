@@ -13,18 +13,6 @@ from app.analysis.fleet.statistics import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.realized import MET_WITHIN, prediction_error
 from app.analysis.wording import hours
-from app.dashboard.look.address import Address
-from app.dashboard.look.format import (
-    count,
-    day_or_time,
-    listing,
-    percent,
-    plural,
-    rough_percent,
-)
-from app.dashboard.look.parts import STATES, Fact
-from app.dashboard.look.places import host_url
-from app.dashboard.look.ranges import Range, RangeChoices, range_choices
 from app.dashboard.report.finding import (
     ENDS,
     AgainstView,
@@ -33,6 +21,18 @@ from app.dashboard.report.finding import (
     figure_view,
 )
 from app.dashboard.report.plot import Plot, Scale, over_time, upper
+from app.dashboard.ui.address import Address
+from app.dashboard.ui.format import (
+    count,
+    day_or_time,
+    listing,
+    percent,
+    plural,
+    rough_percent,
+)
+from app.dashboard.ui.parts import STATES, Fact
+from app.dashboard.ui.places import host_url
+from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
 from app.services.fleet_report.curves import against_context, against_gpus, figures
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.report.document import Report
-from app.dashboard.look.format import byte_size, clock_time, count, plural
-from app.dashboard.look.parts import Fact, Row
+from app.dashboard.ui.format import byte_size, clock_time, count, plural
+from app.dashboard.ui.parts import Fact, Row
 
 if TYPE_CHECKING:
     from app.services.sessions.read import IntakeView, SessionRow

@@ -9,10 +9,10 @@ from app.analysis.mitigation.templates import WithheldTemplate
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
 from app.analysis.trace.unmapped import Unmapped, said
-from app.dashboard.look.csv_text import Table
-from app.dashboard.look.parts import Row
 from app.dashboard.session.states import fault_rows
 from app.dashboard.session.tables import coverage_rows
+from app.dashboard.ui.csv_text import Table
+from app.dashboard.ui.parts import Row
 from app.services.sessions.read import SessionView
 
 if TYPE_CHECKING:

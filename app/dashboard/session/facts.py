@@ -10,8 +10,8 @@ from app.analysis.replay.confidence import Interval
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import hours, sure
-from app.dashboard.look.format import interval, percent, rough_percent, times, worker
-from app.dashboard.look.parts import Fact
+from app.dashboard.ui.format import interval, percent, rough_percent, times, worker
+from app.dashboard.ui.parts import Fact
 
 
 def verdict_facts(report: Report) -> list[Fact]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.analysis.report.document import Report
-from app.dashboard.look.figure_parts import (
+from app.dashboard.ui.figure_parts import (
     BAR,
     BASE,
     TEXT,
@@ -28,7 +28,7 @@ from app.dashboard.look.figure_parts import (
     step_axis,
     stretches,
 )
-from app.dashboard.look.format import NBSP, SCALE_HIGH, SCALE_LOW, seconds, times
+from app.dashboard.ui.format import NBSP, SCALE_HIGH, SCALE_LOW, seconds, times
 
 # The strip is so high between its margins, and labels at its right so high, in pixels.
 STRIP_HEIGHT: Final = 80.0

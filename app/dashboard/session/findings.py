@@ -8,7 +8,7 @@ from typing import Final
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     NBSP,
     count,
     listing,

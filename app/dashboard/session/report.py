@@ -9,9 +9,6 @@ from urllib.parse import urlencode
 
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
-from app.dashboard.look.figure_parts import stretch_starts
-from app.dashboard.look.format import count
-from app.dashboard.look.parts import Row
 from app.dashboard.session import figures, findings
 from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
@@ -30,6 +27,9 @@ from app.dashboard.session.tables import (
 from app.dashboard.session.template import SessionTemplate, session_template
 from app.dashboard.session.tensor import SessionTensor, session_tensor
 from app.dashboard.session.what_if import WhatIfForm, what_if_form
+from app.dashboard.ui.figure_parts import stretch_starts
+from app.dashboard.ui.format import count
+from app.dashboard.ui.parts import Row
 
 # Most lanes of recorded operations that are drawn at once: stages of DP ranks.
 LANES: Final = 32

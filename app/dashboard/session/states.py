@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.trace.formats.registry import FORMATS
-from app.dashboard.look.format import byte_size, clock_time, count, plural, times
-from app.dashboard.look.parts import ANALYZED_STATE, STATES, Fact, Row, StateLabel
 from app.dashboard.session.chunks import arrival_facts, refused_facts
+from app.dashboard.ui.format import byte_size, clock_time, count, plural, times
+from app.dashboard.ui.parts import ANALYZED_STATE, STATES, Fact, Row, StateLabel
 from app.db.states import SessionState
 
 if TYPE_CHECKING:

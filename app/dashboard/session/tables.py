@@ -16,7 +16,8 @@ from app.analysis.report.document import Report
 from app.analysis.report.measures import Recovery
 from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours
-from app.dashboard.look.format import (
+from app.dashboard.session import findings
+from app.dashboard.ui.format import (
     count,
     heat_color,
     interval,
@@ -28,8 +29,7 @@ from app.dashboard.look.format import (
     times,
     worker,
 )
-from app.dashboard.look.parts import Row
-from app.dashboard.session import findings
+from app.dashboard.ui.parts import Row
 
 # Rows of the worker table that are on the page at once; a button shows the others.
 SHORT_TABLE: Final = 6

@@ -9,8 +9,8 @@ from typing import Final
 
 from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.report.document import Report
-from app.dashboard.look.format import heat_color, listing, percent, seconds, times
 from app.dashboard.plans.parts import layer_ticks, milliseconds
+from app.dashboard.ui.format import heat_color, listing, percent, seconds, times
 
 # Below it a template is not worth a restart.
 MIN_GAIN: Final = 0.02

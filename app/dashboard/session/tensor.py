@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from app.analysis.mitigation.tensor.document import Alternative, Method, RankShare
 from app.analysis.mitigation.tensor.recorded import GroupAdvice
 from app.analysis.report.document import Report
-from app.dashboard.look.format import MINUS, count, heat_color, percent, seconds, times, worker
 from app.dashboard.tensor.words import CRITERIA, METHOD_NAMES, RISKS
+from app.dashboard.ui.format import MINUS, count, heat_color, percent, seconds, times, worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,26 +13,6 @@ from app.analysis.report.document import Report
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.unmapped import said
 from app.dashboard.alerts.parts import Actions
-from app.dashboard.look.format import (
-    age,
-    byte_size,
-    clock_time,
-    day_or_time,
-    plural,
-    seconds,
-    sizes,
-    times,
-)
-from app.dashboard.look.parts import (
-    ANALYZED_STATE,
-    SLOW_STATE,
-    STATES,
-    Fact,
-    Row,
-    StateLabel,
-    sparkline,
-    verdict_values,
-)
 from app.dashboard.session.facts import (
     launch_fact,
     published_remark,
@@ -43,6 +23,26 @@ from app.dashboard.session.kept import Kept, kept
 from app.dashboard.session.report import ReportView
 from app.dashboard.session.states import Body, arriving, ended, fault_rows, underway, without_report
 from app.dashboard.session.tables import unmapped_rows
+from app.dashboard.ui.format import (
+    age,
+    byte_size,
+    clock_time,
+    day_or_time,
+    plural,
+    seconds,
+    sizes,
+    times,
+)
+from app.dashboard.ui.parts import (
+    ANALYZED_STATE,
+    SLOW_STATE,
+    STATES,
+    Fact,
+    Row,
+    StateLabel,
+    sparkline,
+    verdict_values,
+)
 from app.db.states import SessionState
 
 if TYPE_CHECKING:

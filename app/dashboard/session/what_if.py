@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
-from app.dashboard.look.format import seconds, times
+from app.dashboard.ui.format import seconds, times
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from app.analysis.mitigation.tensor.document import (
     Method,
     MitigationDocument,
 )
-from app.dashboard.look.format import byte_size, count, percent, seconds
 from app.dashboard.tensor.words import CRITERIA, METHOD_NAMES, RISKS, SHORT_NAMES
+from app.dashboard.ui.format import byte_size, count, percent, seconds
 from app.services.tensor.read import PlanRow
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.analysis.json_text import to_json
 from app.analysis.mitigation.tensor.advise import advise
-from app.dashboard.look.csv_text import Table
+from app.dashboard.ui.csv_text import Table
 from app.services.tensor.read import GroupView, JobGroups
 from app.services.tensor.switches import Switched
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.analysis.mitigation.tensor.group import STRAGGLES
-from app.dashboard.look.format import count, heat_color, plural, seconds, times
-from app.dashboard.look.parts import StateLabel
 from app.dashboard.tensor.standing import standing_of, state_of
 from app.dashboard.tensor.words import SHORT_NAMES
+from app.dashboard.ui.format import count, heat_color, plural, seconds, times
+from app.dashboard.ui.parts import StateLabel
 from app.db.states import TensorMode
 from app.services.tensor.read import GroupRow, JobGroups
 

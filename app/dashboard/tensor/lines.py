@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from app.analysis.mitigation.tensor.document import Method
-from app.dashboard.look.format import count
+from app.dashboard.ui.format import count
 from app.services.tensor.read import PlanRow, ReportRow
 
 # Of the drawing, in its own units; it is stretched to the page.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.dashboard.look.csv_text import Table, csv_file
+from app.auth.here import Here
 from app.dashboard.tensor.exports import FILES, groups_csv
 from app.dashboard.tensor.groups import groups_page
 from app.dashboard.tensor.view import group_page
-from app.door.here import Here
+from app.dashboard.ui.csv_text import Table, csv_file
 from app.errors import NotFoundError
 from app.services.tensor.read import group_view, list_groups
 

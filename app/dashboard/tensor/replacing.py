@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from app.analysis.mitigation.tensor.document import MitigationDocument
-from app.dashboard.look.format import age, count, percent
+from app.dashboard.ui.format import age, count, percent
 from app.services.tensor.read import GroupView
 
 _HOUR_S: Final = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from app.analysis.mitigation.tensor.document import Method
-from app.dashboard.look.parts import StateLabel
+from app.dashboard.ui.parts import StateLabel
 from app.db.states import TensorPlanState
 from app.services.tensor.read import GroupRow, PlanRow
 

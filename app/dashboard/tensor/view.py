@@ -13,7 +13,16 @@ from app.analysis.mitigation.tensor.document import (
 )
 from app.analysis.mitigation.tensor.equations import pruning_ratios
 from app.analysis.mitigation.tensor.group import STRAGGLES
-from app.dashboard.look.format import (
+from app.dashboard.tensor.alternatives import (
+    AlternativeRow,
+    alternative_row,
+    alternatives_title,
+)
+from app.dashboard.tensor.lines import TimesFigure, times_figure
+from app.dashboard.tensor.replacing import replace_note, replace_title
+from app.dashboard.tensor.standing import standing_of, state_of
+from app.dashboard.tensor.words import SHORT_NAMES
+from app.dashboard.ui.format import (
     EN_DASH,
     MINUS,
     NBSP,
@@ -24,16 +33,7 @@ from app.dashboard.look.format import (
     seconds,
     times,
 )
-from app.dashboard.look.parts import Fact, StateLabel
-from app.dashboard.tensor.alternatives import (
-    AlternativeRow,
-    alternative_row,
-    alternatives_title,
-)
-from app.dashboard.tensor.lines import TimesFigure, times_figure
-from app.dashboard.tensor.replacing import replace_note, replace_title
-from app.dashboard.tensor.standing import standing_of, state_of
-from app.dashboard.tensor.words import SHORT_NAMES
+from app.dashboard.ui.parts import Fact, StateLabel
 from app.db.states import TensorMode, TensorPlanState
 from app.services.tensor.read import GroupView, PlanRow
 from app.services.tensor.switches import Switched

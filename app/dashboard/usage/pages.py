@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import Response
 
-from app.dashboard.look.csv_text import Table, csv_file
+from app.auth.here import Here
+from app.dashboard.ui.csv_text import Table, csv_file
 from app.dashboard.usage.retention import add_retention_page
-from app.door.here import Here
 from app.services.access.projects import project_name
 from app.services.usage.quotas import QUOTAS, use_of
 

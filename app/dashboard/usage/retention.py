@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from fastapi.responses import Response
 
-from app.dashboard.look.csv_text import Table, csv_file
-from app.dashboard.look.format import byte_size, listing
-from app.door.here import Here
-from app.inputs.keeping import AUDIT_DAYS
+from app.auth.here import Here
+from app.dashboard.ui.csv_text import Table, csv_file
+from app.dashboard.ui.format import byte_size, listing
+from app.inputs.retention import AUDIT_DAYS
 from app.services.access.projects import project_name
-from app.services.keeping.kinds import KINDS
-from app.services.keeping.retention import rules_of, uses_of
+from app.services.retention.kinds import KINDS
+from app.services.retention.rules import rules_of, uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from app.dashboard.pages import Pages
-    from app.inputs.keeping import RetentionRules
-    from app.services.keeping.retention import Use
+    from app.inputs.retention import RetentionRules
+    from app.services.retention.rules import Use
 
 GIB: Final = 1 << 30
 

@@ -15,8 +15,8 @@ from sqlalchemy import delete, insert, or_, select
 from app.access.names import clipped
 from app.access.principals import ActorKind, Principal
 from app.db.models.access import AuditEntry, Project
-from app.db.models.keeping import Retention
-from app.inputs.keeping import AUDIT_DAYS
+from app.db.models.retention import Retention
+from app.inputs.retention import AUDIT_DAYS
 from app.lists.listing import Listing, read
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from app.services.access.projects import is_there
 from app.services.alerts.deliveries.digests import set_free
 from app.services.alerts.deliveries.flush import flush_group, pump
 from app.services.alerts.evaluate import look_at_group
-from app.services.alerts.machines.stir import stir
+from app.services.alerts.machines.wake import wake
 from app.services.alerts.secrets import check_secrets
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def sweep_alerts(container: Container) -> AlertSweep:
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
     for of, incident_id in _stirred(everywhere):
-        stir(container.within(of), incident_id)
+        wake(container.within(of), incident_id)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.look_at)
         looked += sum(look_at_group(container.within(of), group_id) for of, group_id in due)

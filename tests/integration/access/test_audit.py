@@ -10,9 +10,9 @@ from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DatabaseError
 
 from app.access.principals import INSTALLATION, ActorKind, Principal, Right, Role
+from app.auth.rights import NEEDS
 from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.door.rights import NEEDS
 from app.services.access.audit import (
     ACTOR_CHARACTERS,
     DETAIL_CHARACTERS,

@@ -19,7 +19,7 @@ SESSIONS = "/api/v1/jobs/llama-70b/sessions"
 
 @pytest.fixture(autouse=True)
 def _written_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.door.refusals.FIRST_S", 3600.0)
+    monkeypatch.setattr("app.auth.refusals.FIRST_S", 3600.0)
 
 
 def _looked_at(company: Company, token: str, project: str = "default") -> tuple[Element, list[str]]:

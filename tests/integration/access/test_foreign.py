@@ -14,9 +14,9 @@ from fastapi.routing import APIRoute, iter_route_contexts
 
 from app.access.principals import Right
 from app.alerts.rules import Rule
+from app.auth.rights import NEEDS, Open
 from app.db.models.alerts import AlertDelivery, AlertGroup
 from app.db.unit_of_work import UnitOfWork
-from app.door.rights import NEEDS, Open
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
 from app.services.fixes.apply import apply_fix

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from app.db.models.sessions import Job
 from app.services.access.projects import create_project
-from app.services.keeping.delete import delete_job
+from app.services.retention.delete import delete_job
 from app.services.sessions.receive import make_job
 from tests.support.sessions import small_trace, store
 from tests.support.waiting import wait_for

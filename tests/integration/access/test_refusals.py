@@ -23,7 +23,7 @@ PASSWORD = "correct horse battery"  # noqa: S105 - of a test
 
 @pytest.fixture(autouse=True)
 def _written_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.door.refusals.FIRST_S", 3600.0)
+    monkeypatch.setattr("app.auth.refusals.FIRST_S", 3600.0)
 
 
 def _refused(company: Company) -> list[Entry]:
@@ -106,7 +106,7 @@ def test_without_the_database_they_are_kept(company: Company) -> None:
 
 
 def test_a_server_writes_them_when_it_stops(settings: Settings) -> None:
-    """And by itself, sooner or later: see `app.door.refusals`."""
+    """And by itself, sooner or later: see `app.auth.refusals`."""
     with serving(settings) as company, company.client("plc_unknown") as client:
         client.get("/api/v1/sessions")
     with company.container.reading() as tx:

@@ -16,9 +16,9 @@ from app.db.models.blobs import BlobObject, BlobPart, ObjectLook, UnreferencedOb
 from app.db.objects.store import Objects
 from app.services.access.moves import move_job, prune_projects
 from app.services.access.projects import create_project
-from app.services.keeping.delete import delete_job
-from app.services.keeping.moving import Moved, move_to_database, move_to_store
-from app.services.keeping.objects import collect_objects, references
+from app.services.retention.delete import delete_job
+from app.services.retention.moving import Moved, move_to_database, move_to_store
+from app.services.retention.objects import collect_objects, references
 from app.services.sessions.reports import report_json
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
@@ -198,7 +198,7 @@ def test_blobs_move_there_and_back(
 
 MOVING = """
 from app.bootstrap import build
-from app.services.keeping.moving import move_to_store
+from app.services.retention.moving import move_to_store
 from app.settings import Settings
 move_to_store(build(Settings()), lambda moved: None)
 """

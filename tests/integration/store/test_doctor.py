@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.db.blobs import write_blob
-from app.services.keeping.moving import move_to_store
+from app.services.retention.moving import move_to_store
 from tests.support.command import paceline
 
 if TYPE_CHECKING:

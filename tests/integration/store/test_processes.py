@@ -19,7 +19,7 @@ from app.analysis.trace.encode import to_parquet
 from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.sessions import Session
 from app.services.installation.sweep import sweep
-from app.services.keeping.objects import references
+from app.services.retention.objects import references
 from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import report_json
 from app.services.tasks.execute import execute

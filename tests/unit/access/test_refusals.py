@@ -6,7 +6,7 @@ import pytest
 
 from app.access.principals import ActorKind
 from app.access.refusals import LINES, OTHERS, Refusal, Refusals
-from app.door.refusals import FIRST_S, LONGEST_S, next_wait_s
+from app.auth.refusals import FIRST_S, LONGEST_S, next_wait_s
 
 # Who may be refused; the installation itself never is.
 WHO = (ActorKind.PEER, ActorKind.TOKEN, ActorKind.PERSON)

@@ -21,7 +21,7 @@ from app.analysis.diagnosis.figures import (
     WorkerSteps,
 )
 from app.analysis.report.findings import NamedCause
-from app.dashboard.look.format import (
+from app.dashboard.ui.format import (
     heat_color,
     percent,
     plural,

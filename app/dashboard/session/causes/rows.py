@@ -17,8 +17,8 @@ from app.analysis.diagnosis.places import (
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import sure
-from app.dashboard.look.format import listing, rough_percent
 from app.dashboard.session.causes.pictures import Picture, cause_pictures, picture_id
+from app.dashboard.ui.format import listing, rough_percent
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from app.analysis.report.verdict import Slowdown, VerdictFix
 from app.dashboard.alerts.filters import IncidentsInAddress
 from app.dashboard.alerts.incidents import IncidentsPage, first_of, incidents_page
 from app.dashboard.alerts.parts import actions, context, session_url
-from app.dashboard.look.format import day_or_time
+from app.dashboard.ui.format import day_or_time
 from app.services.alerts.deliveries.reads import DeliveryRow
 from app.services.alerts.filters import IncidentFilter
 from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView, Measured

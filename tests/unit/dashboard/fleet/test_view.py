@@ -15,8 +15,8 @@ from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.lines import SessionLine, job_line
 from app.dashboard.fleet.view import FleetPage, fleet_page
-from app.dashboard.look.parts import sparkline
-from app.dashboard.look.ranges import DAY, range_of
+from app.dashboard.ui.parts import sparkline
+from app.dashboard.ui.ranges import DAY, range_of
 from app.db.states import SessionState
 from app.lists.pages import Page
 from app.services.fleet.listing import PAGE, SILENT_PAGE, FleetView, Group

@@ -17,10 +17,10 @@ from app.analysis.json_text import plain, to_json
 from app.analysis.planning.build import plan_document, simulated_iteration
 from app.analysis.planning.document import NoAnswer
 from app.analysis.planning.plan import plan
-from app.dashboard.look.csv_text import Table
 from app.dashboard.plans.pages import FILES
 from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
+from app.dashboard.ui.csv_text import Table
 from app.inputs.plans.spec import parse_spec
 from app.services.plans.read import PlanSummary, PlanView, asked_of
 from app.services.plans.stored import PlanResult

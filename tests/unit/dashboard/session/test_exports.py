@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from app.analysis.report.document import Report
-from app.dashboard.look.csv_text import Table
 from app.dashboard.session.exports import EXPORTS, workers_csv
+from app.dashboard.ui.csv_text import Table
 from tests.support.reports import changed
 
 

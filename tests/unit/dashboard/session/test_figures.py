@@ -7,9 +7,9 @@ import pytest
 
 from app.analysis.report.document import Report
 from app.dashboard.fleet.axis import axis_figure
-from app.dashboard.look.assets import STATIC_DIR
-from app.dashboard.look.figure_parts import Figure
 from app.dashboard.session import figures
+from app.dashboard.ui.assets import STATIC_DIR
+from app.dashboard.ui.figure_parts import Figure
 from tests.support.reports import changed
 from tests.unit.dashboard.fleet.test_axis import job_over_time
 

@@ -17,10 +17,10 @@ import pytest
 from app.analysis.report.document import Report
 from app.analysis.report.verdict import verdict_of
 from app.dashboard.fixes.applied import applied_fixes
-from app.dashboard.look.assets import installed_assets
 from app.dashboard.pages import Pages
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
+from app.dashboard.ui.assets import installed_assets
 from app.db.states import SessionState
 from app.services.alerts.navigation import Navigation
 from app.services.sessions.history import Around

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from app.analysis.replay.questions import TYPE_NAMES
 from app.analysis.report.document import Report
-from app.dashboard.look.format import seconds
 from app.dashboard.session.report import report_view
 from app.dashboard.session.what_if import what_if_form
+from app.dashboard.ui.format import seconds
 from app.inputs.sessions.question import WrittenQuestion
 from tests.support.reports import changed
 

@@ -1,0 +1,280 @@
+"""What a project keeps: the oldest goes first, by age and by size, and what is pinned stays."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select, update
+
+from app.alerts.states import DeliveryState
+from app.db.models.access import AuditEntry
+from app.db.models.alerts import AlertDelivery, AlertGroup
+from app.db.models.retention import DoomedBlob, Retention
+from app.db.models.sessions import Session
+from app.db.models.tasks import TaskRun
+from app.errors import ConflictError, NotFoundError
+from app.inputs.retention import Keep, RetentionRules
+from app.services.access.audit import list_entries
+from app.services.access.projects import create_project
+from app.services.alerts.channels.write import create_channel
+from app.services.retention import rules
+from app.services.retention.again import analyze_again
+from app.services.retention.changes import pin_session
+from app.services.retention.kinds import KINDS
+from app.services.retention.rules import keep_to_rules, rules_of, set_rules, uses_of
+from app.services.sessions.replays.prepared import prepared_session
+from app.services.sessions.replays.timelines import stored_trace
+from app.services.sessions.reports import heatmap, report_json
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.services.usage.quotas import use_of
+from tests.support.alerting import Alerting
+from tests.support.reads import read
+from tests.support.sessions import (
+    Stored,
+    count_blobs,
+    session_row,
+    small_trace,
+    store,
+    stored_verdict,
+)
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+def _analyzed(container: Container, days: float = 0) -> Stored:
+    """Return an analyzed session that was received a number of days ago."""
+    stored = store(container, small_trace())
+    assert execute(container, LeaseKeeper(container), stored.run)
+    ago = timedelta(days=days)
+    with container.uow() as tx:
+        tx.session.execute(
+            update(Session).where(Session.id == stored.session).values(received_at=tx.now - ago)
+        )
+        tx.session.execute(
+            update(TaskRun).where(TaskRun.id == stored.run).values(finished_at=tx.now - ago)
+        )
+    return stored
+
+
+def _has_trace(container: Container, stored: Stored) -> bool:
+    return session_row(container, stored).trace_blob is not None
+
+
+def _pass(container: Container) -> int:
+    """Do a pass, however long ago the last one was."""
+    with container.everywhere().uow() as tx:
+        tx.session.execute(update(Retention).values(looked_at=None))
+    return keep_to_rules(container)
+
+
+def test_without_rules_everything_of_sessions_stays(container: Container) -> None:
+    stored = _analyzed(container, days=5000)
+    with container.uow() as tx:
+        tx.session.execute(update(TaskRun).values(finished_at=tx.now - timedelta(days=1)))
+    assert keep_to_rules(container) == 0
+    assert _has_trace(container, stored)
+    assert read(container, rules_of) == RetentionRules()
+
+
+def test_old_traces_go_and_their_reports_stay_and_say_so(container: Container) -> None:
+    old, new = _analyzed(container, days=31), _analyzed(container, days=29)
+    with prepared_session(container, old.session) as ready:
+        assert ready.steps.size
+    set_rules(container, RetentionRules(traces=Keep(days=30)))
+    assert keep_to_rules(container) == 1
+    assert read(container, report_json, old.session)
+    with pytest.raises(NotFoundError, match="were deleted") as gone:
+        read(container, stored_trace, old.session)
+    assert gone.value.stable_code == "trace.removed"
+    # Also for who has just asked it, and for whom it was ready.
+    with pytest.raises(NotFoundError, match="were deleted"):
+        prepared_session(container, old.session).__enter__()
+    with pytest.raises(ConflictError):
+        analyze_again(container, old.session)
+    assert len(read(container, stored_trace, new.session).unpack()) == len(small_trace())
+    # Its bytes are gone, and nothing else: a report is two blobs.
+    assert count_blobs(container) == 2 + 3
+    assert read(container, use_of, container.project_id).operations == len(small_trace())
+    assert _pass(container) == 0
+
+
+def test_over_the_size_the_oldest_go_and_pinned_ones_stay(container: Container) -> None:
+    sessions = [_analyzed(container, days=days) for days in (4, 3, 2, 1)]
+    pin_session(container, sessions[0].session, pinned=True)
+    one = read(container, uses_of)["traces"].bytes // len(sessions)
+    set_rules(container, RetentionRules(traces=Keep(bytes=2 * one + one // 2)))
+    assert keep_to_rules(container) == 1
+    assert [_has_trace(container, one) for one in sessions] == [True, False, True, True]
+    # With it there is still too much, but it is pinned.
+    assert _pass(container) == 0
+    pin_session(container, sessions[0].session, pinned=False)
+    assert _pass(container) == 1
+    assert read(container, uses_of)["traces"].bytes == 2 * one
+
+
+def test_what_is_under_way_stays(container: Container) -> None:
+    stored = store(container, small_trace())
+    with container.uow() as tx:
+        tx.session.execute(update(Session).values(received_at=tx.now - timedelta(days=99)))
+    set_rules(container, RetentionRules(traces=Keep(days=1)))
+    assert keep_to_rules(container) == 0
+    assert execute(container, LeaseKeeper(container), stored.run)
+    assert _pass(container) == 1
+
+
+def test_heatmaps_go_before_reports(container: Container) -> None:
+    stored = _analyzed(container, days=10)
+    mean = read(container, heatmap, stored.session)
+    set_rules(container, RetentionRules(heatmaps=Keep(days=5)))
+    keep_to_rules(container)
+    assert read(container, report_json, stored.session)
+    # The report has the mean of the steps, and no single ones.
+    np.testing.assert_allclose(read(container, heatmap, stored.session), mean, rtol=1e-5)
+    with pytest.raises(NotFoundError) as gone:
+        read(container, heatmap, stored.session, 1)
+    assert gone.value.stable_code == "report.heatmaps_removed"
+    assert count_blobs(container) == 2
+
+    set_rules(container, RetentionRules(reports=Keep(days=5)))
+    keep_to_rules(container)
+    with pytest.raises(NotFoundError) as gone:
+        read(container, report_json, stored.session)
+    assert gone.value.stable_code == "report.removed"
+    # What lists show of it stays.
+    row = session_row(container, stored)
+    assert stored_verdict(container, stored) is not None
+    assert (row.state, count_blobs(container)) == ("analyzed", 1)
+
+    # Analyzed again, it has one again, for as long as it is pinned.
+    pin_session(container, stored.session, pinned=True)
+    analyze_again(container, stored.session)
+    with container.reading() as tx:
+        run = tx.session.execute(select(TaskRun.id).where(TaskRun.state == "queued")).scalar_one()
+    assert execute(container, LeaseKeeper(container), run)
+    _pass(container)
+    assert read(container, report_json, stored.session)
+    assert session_row(container, stored).report_removed_at is None
+
+
+def test_work_that_is_over_goes_by_age(container: Container) -> None:
+    _analyzed(container, days=100)
+    waiting = store(container, small_trace())
+    assert keep_to_rules(container) == 1
+    with container.reading() as tx:
+        assert tx.session.execute(select(TaskRun.id)).scalars().all() == [waiting.run]
+
+
+def _told(container: Container, days: float) -> None:
+    """Deliver three messages of one job, a number of days ago."""
+    Alerting(container).slow()
+    channel = create_channel(
+        container, name="x", kind="webhook", config={"url": "https://x.example"}, enabled=False
+    )
+    with container.uow() as tx:
+        group = tx.session.execute(select(AlertGroup.id)).scalars().first()
+        for number in (91, 92, 93):
+            then = tx.now - timedelta(days=days)
+            tx.session.add(
+                AlertDelivery(
+                    id=uuid.uuid4(),
+                    group_id=group,
+                    channel_id=channel.id,
+                    number=number,
+                    generation=0,
+                    state=DeliveryState.DELIVERED,
+                    attempt=1,
+                    next_attempt_at=then,
+                    created_at=then,
+                )
+            )
+
+
+def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> None:
+    _told(container, 31)
+    assert keep_to_rules(container) == 2
+    with container.reading() as tx:
+        assert tx.session.execute(select(AlertDelivery.number)).scalars().all() == [93]
+
+
+def test_every_kind_has_a_size_of_its_own(container: Container) -> None:
+    _told(container, 1)
+    kept = _analyzed(container)
+    pin_session(container, kept.session, pinned=True)
+    _analyzed(container, days=1)
+    for kind in KINDS:
+        before = read(container, uses_of)
+        set_rules(container, _checked({kind.name: {"bytes": 0}}))
+        keep_to_rules(container)
+        after = read(container, uses_of)
+        # What is pinned, the last that was told and the log of two years stay, and other kinds.
+        left = {"task_runs": 0, "audit": after["audit"].count}.get(kind.name, 1)
+        assert after[kind.name].count == left, kind.name
+        for other in KINDS:
+            # A report takes its heatmaps along, and every change is in the log.
+            if other.name not in {kind.name, "heatmaps", "audit"}:
+                assert after[other.name].count == before[other.name].count, (kind.name, other.name)
+    assert session_row(container, kept).trace_removed_at is None
+
+
+def test_the_audit_log_stays_for_two_years_whatever_its_size(container: Container) -> None:
+    with pytest.raises(ValueError, match="730"):
+        _checked({"audit": {"days": 729}})
+    set_rules(container, _checked({"audit": {"days": 730, "bytes": 0}}))
+    with container.uow() as tx:
+        tx.session.add(
+            AuditEntry(
+                at=tx.now - timedelta(days=800),
+                actor_kind="person",
+                actor="ada",
+                action="created",
+                subject="rule x",
+                project_id=container.project_id,
+            )
+        )
+    assert _pass(container) == 1
+    assert [entry.subject for entry in read(container, list_entries, 9)] == ["retention"]
+
+
+def _checked(document: dict[str, Any]) -> RetentionRules:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - for this test alone
+
+    return TypeAdapter(RetentionRules).validate_python(document)
+
+
+def test_one_project_s_rules_are_no_other_s(container: Container) -> None:
+    other = container.within(create_project(container.everywhere(), "other").id)
+    ours, theirs = _analyzed(container, days=9), _analyzed(other, days=9)
+    set_rules(other, RetentionRules(traces=Keep(days=1)))
+    assert keep_to_rules(container) == 1
+    assert _has_trace(container, ours)
+    assert not _has_trace(other, theirs)
+    uses = read(container, uses_of), read(other, uses_of)
+    assert [use["traces"].count for use in uses] == [1, 0]
+    assert [use["reports"].count for use in uses] == [1, 1]
+
+
+def test_a_pass_that_was_cut_off_is_finished_by_the_next(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [_analyzed(container, days=9) for _ in range(3)]
+    set_rules(container, RetentionRules(traces=Keep(days=1)))
+    for limit in ("ROWS", "FOUND", "PARTS"):
+        monkeypatch.setattr(rules, limit, 1)
+    monkeypatch.setattr(rules, "PASS_LIMIT_S", 0.0)
+    # No time at all: nothing is done, and the project is not counted as looked at.
+    assert keep_to_rules(container) == 0
+    monkeypatch.setattr(rules, "PASS_LIMIT_S", 10.0)
+    assert keep_to_rules(container) == 3
+    assert not any(_has_trace(container, one) for one in sessions)
+    with container.everywhere().reading() as tx:
+        assert tx.session.execute(select(func.count()).select_from(DoomedBlob)).scalar() == 0
+    # Until minutes later, there is nothing to look at.
+    _analyzed(container, days=9)
+    assert keep_to_rules(container) == 0
+    assert _pass(container) == 1
