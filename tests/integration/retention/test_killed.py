@@ -30,13 +30,13 @@ SESSIONS: Final = 80
 SWEEP: Final = """
 from app.bootstrap import build
 from app.services.access import moves
-from app.services.retention import retention
+from app.services.retention import rules
 from app.settings import Settings
-retention.ROWS = retention.PARTS = moves.PARTS = moves.JOBS = 1
+rules.ROWS = rules.PARTS = moves.PARTS = moves.JOBS = 1
 container = build(Settings(), application_name="sweeper of a test")
 while True:
     moves.prune_projects(container)
-    retention.keep_to_rules(container)
+    rules.keep_to_rules(container)
 """
 
 
