@@ -112,7 +112,7 @@ def _with(container: Container, settings: Settings) -> Container:
 def test_the_command_line_shows_the_token_of_its_environment(
     company: Company, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ServerError, match="is not known"), Server(company.url) as server:
+    with pytest.raises(ServerError, match="is not signed in"), Server(company.url) as server:
         server.get("/api/v1/sessions")
     monkeypatch.setenv("PACELINE_TOKEN", company.token(Right.READ, project=None))
     monkeypatch.setenv("PACELINE_PROJECT", "other")
