@@ -61,7 +61,7 @@ def test_a_repair_is_noted_where_the_host_is(site: str, visitor: Visitor) -> Non
     page.get_by_label("As", exact=True).fill("team hardware")
     page.get_by_role("button", name="Note repair").click()
     expect(page.locator(".repairs")).to_contain_text("GPU 5: replaced GPU 5")
-    expect(page.locator(".repairs")).to_contain_text("open: 2 more sessions will tell")
+    expect(page.locator(".repairs")).to_contain_text("open: 2 more sessions needed")
     expect(page.locator(".repairs")).to_contain_text("team hardware")
     keep(page, "host-repaired")
 
