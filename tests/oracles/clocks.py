@@ -21,7 +21,7 @@ from app.analysis.replay.clocks.alignment import (
     LEAST_STEPS,
     WINDOW_STEPS,
 )
-from app.analysis.replay.clocks.least_squares import SPREAD
+from app.analysis.replay.clocks.least_squares import MAD_TO_SD
 from app.analysis.replay.clocks.matches import MATCHES
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
@@ -126,7 +126,7 @@ def residuals_of(
         middles = {step: median(values) for step, values in ahead.items()}
         off = [abs(m - offset(one, step) + offset(other, step)) for step, m in middles.items()]
         spreads = [spread_of(values) for values in ahead.values()]
-        residual = SPREAD * math.hypot(median(off), median(spreads))
+        residual = MAD_TO_SD * math.hypot(median(off), median(spreads))
         if other == BOUNDARIES:
             of_boundary[one] = residual
         else:

@@ -15,10 +15,10 @@ from app.analysis.replay.clocks.least_squares import (
     FLOOR,
     HUBER,
     LEAST_WEIGHT,
+    MAD_TO_SD,
     MOST_ROUNDS,
     ROUNDS,
     SETTLED,
-    SPREAD,
     TOLERANCE,
 )
 
@@ -64,14 +64,14 @@ def robust_line(
     """
     points = [(t, y) for t, y in zip(times, series, strict=True) if not math.isnan(y)]
     t, y = np.array(points).T
-    scale = SPREAD * spread_of(y.tolist())
+    scale = MAD_TO_SD * spread_of(y.tolist())
     if not any(times):
         return (float(np.median(y)), scale / math.sqrt(len(y))), (0.0, 0.0)
     slope = first_slope(times, series)
     value = float(np.median(y - slope * t))
     for _ in range(ROUNDS):
         left = np.abs(y - value - slope * t)
-        scale = SPREAD * float(np.median(left))
+        scale = MAD_TO_SD * float(np.median(left))
         limit = HUBER * max(scale, SMALLEST)
         weight = np.minimum(1.0, limit / np.maximum(left, limit))
         if len(set(t.tolist())) > 1:
@@ -122,7 +122,7 @@ def potentials(edges: Mapping[Pair, tuple[float, float]]) -> dict[Clock, float]:
         if np.abs(potential - before).max() <= SETTLED * usual:
             break
         left = np.abs(difference - incidence @ potential) / base
-        limit = HUBER * max(SPREAD * float(np.median(left)), TOLERANCE * usual, SMALLEST)
+        limit = HUBER * max(MAD_TO_SD * float(np.median(left)), TOLERANCE * usual, SMALLEST)
         weight = np.minimum(1.0, limit / np.maximum(left, limit)) / base**2
     found = dict(zip(clocks, potential.tolist(), strict=True))
     middle = {

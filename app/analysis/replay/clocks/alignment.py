@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.clocks.least_squares import (
-    SPREAD,
+    MAD_TO_SD,
     connected_parts,
     robust_lines,
     robust_potentials,
 )
 from app.analysis.replay.clocks.matches import Matches, matches_of
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.medians import median, median_of_known
@@ -37,7 +36,7 @@ CORRECTED_RESIDUALS: Final = 3.0
 SETTLED_NS: Final = 1e3
 # Fewer steps do not tell a clock from chance.
 LEAST_STEPS: Final = 5
-# What only step boundaries connect: a rank's step begins up to so much after another's.
+# What only step boundaries connect: a rank's step begins up to this much after another's.
 BOUNDARY_NS: Final = 10e6
 # Steps that a clock is taken to run evenly for.
 WINDOW_STEPS: Final = 16
@@ -49,11 +48,11 @@ class RankClocks:
     """What the clocks of the analyzed ranks show."""
 
     aligned: bool  # whether starts were corrected
-    # offsets_ns, residual_ns: (dp, pp): the clock ahead of the middle one, that of the window
+    # offsets_ns, residual_ns: (dp, pp): the clock ahead of the median one, in the window
     # where it is furthest; how far matched ends are from what the offsets say
     offsets_ns: FloatArray
     residual_ns: FloatArray
-    # (dp, pp): how much faster the clock runs than the middle one; None where times are not
+    # (dp, pp): how much faster the clock runs than the median one; None where times are not
     # absolute
     drift_ppm: FloatArray | None
     # tuple of (DP rank, stage): the first rank of each group of ranks that nothing but step
@@ -78,10 +77,10 @@ def align(
     matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
     part = connected_parts(matches.one, matches.other, count)[:ranks]
-    parts = distinct(part)
+    parts = np.unique(part)
     if len(parts) > 1:
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
-        matches = _beside(matches, _joined(boundaries))
+        matches = _concatenated(matches, _joined(boundaries))
     begin = np.concatenate([layout.begin_ns for layout in layouts])
     fit = _fit(matches, begin, count, absolute=absolute)
     offsets = fit.offsets_ns[:, :ranks]
@@ -99,7 +98,7 @@ def align(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),
         residual_ns=residual.reshape(dp, pp),
-        drift_ppm=None if fit.rates is None else _usual_rate(fit.rates[:, :ranks], (dp, pp)),
+        drift_ppm=None if fit.rates is None else _typical_rate(fit.rates[:, :ranks], (dp, pp)),
         unconnected=()
         if len(parts) == 1
         else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
@@ -130,15 +129,15 @@ def _contradicts(layout: Layout, graph: Graph) -> bool:
 
 
 def _within_parts(offsets: FloatArray, part: NDArray[np.int64]) -> FloatArray:
-    """Return the largest offset of each rank against the middle of what it is connected with."""
+    """Return the largest offset of each rank against the median of what it is connected with."""
     within = offsets.copy()
-    for label in distinct(part):
+    for label in np.unique(part):
         inside = part == label
         within[:, inside] -= median(within[:, inside].T)[:, None]
     return np.asarray(np.abs(within).max(axis=0))
 
 
-def _usual_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
+def _typical_rate(rates: FloatArray, shape: tuple[int, int]) -> FloatArray:
     return np.asarray(median(rates).reshape(shape) * PPM)
 
 
@@ -185,7 +184,7 @@ def _joined(parts: Sequence[Matches]) -> Matches:
     return Matches(ends[:, 0], ends[:, 1], *(np.concatenate(table) for table in tables))
 
 
-def _beside(one: Matches, other: Matches) -> Matches:
+def _concatenated(one: Matches, other: Matches) -> Matches:
     return Matches(
         np.concatenate([one.one, other.one]),
         np.concatenate([one.other, other.other]),
@@ -199,9 +198,9 @@ class _Fit:
     """Offsets of all nodes."""
 
     window: NDArray[np.int64]  # (steps,): window of each step
-    middle_ns: FloatArray  # (windows,): when the offsets hold
+    center_ns: FloatArray  # (windows,): when the offsets hold
     offsets_ns: FloatArray  # (windows, nodes)
-    # (windows, nodes): ns by which a clock gains on the middle one, each ns
+    # (windows, nodes): ns by which a clock gains on the median one, each ns
     rates: FloatArray | None
     begin_ns: FloatArray  # (steps,)
 
@@ -210,7 +209,7 @@ class _Fit:
         offsets = self.offsets_ns[self.window]
         if self.rates is None:
             return offsets
-        since = self.begin_ns - self.middle_ns[self.window]
+        since = self.begin_ns - self.center_ns[self.window]
         return np.asarray(offsets + self.rates[self.window] * since[:, None])
 
 
@@ -220,20 +219,20 @@ def _fit(matches: Matches, begin_ns: FloatArray, count: int, *, absolute: bool) 
     windows = -(-steps // WINDOW_STEPS) if absolute else 1
     window = np.empty(steps, dtype=np.int64)
     window[np.argsort(begin_ns, kind="stable")] = np.arange(steps) * windows // steps
-    middle = np.array([median(begin_ns[window == w]) for w in range(windows)])
+    center = np.array([median(begin_ns[window == w]) for w in range(windows)])
     offsets, rates = np.zeros((windows, count)), np.zeros((windows, count))
     for w in range(windows):
         inside = window == w
-        since = begin_ns[inside] - middle[w] if absolute else np.zeros(int(inside.sum()))
+        since = begin_ns[inside] - center[w] if absolute else np.zeros(int(inside.sum()))
         lines = robust_lines(since, matches.ahead_ns[inside])
         offsets[w] = robust_potentials(
-            matches.one, matches.other, lines.value, lines.spread, count, enough=SETTLED_NS
+            matches.one, matches.other, lines.value, lines.error, count, enough=SETTLED_NS
         )
         if absolute:
             rates[w] = robust_potentials(
-                matches.one, matches.other, lines.slope, lines.slope_spread, count
+                matches.one, matches.other, lines.slope, lines.slope_error, count
             )
-    return _Fit(window, middle, offsets, rates if absolute else None, begin_ns)
+    return _Fit(window, center, offsets, rates if absolute else None, begin_ns)
 
 
 def _residuals(
@@ -254,8 +253,8 @@ def _residuals(
     """
     ranks = len(part)
     offsets = fit.at_begin()
-    left = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
-    of_match = SPREAD * np.hypot(median_of_known(left), median_of_known(matches.spread_ns))
+    residual = np.abs(matches.ahead_ns - offsets[:, matches.one] + offsets[:, matches.other])
+    of_match = MAD_TO_SD * np.hypot(median_of_known(residual), median_of_known(matches.spread_ns))
     boundary = matches.other == fit.offsets_ns.shape[1] - 1
     of_part = np.zeros(ranks)
     of_part[matches.one[boundary]] = np.nan_to_num(of_match[boundary])

@@ -8,26 +8,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.distinct import distinct
-from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median, median_of_known
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # From a median absolute deviation to a standard deviation.
-SPREAD: Final = 1.4826
-# Residuals above so many standard deviations count less (Huber).
+MAD_TO_SD: Final = 1.4826
+# Residuals above this many standard deviations count less (Huber).
 HUBER: Final = 1.345
 ROUNDS: Final = 6
 MOST_ROUNDS: Final = 40
-# Rounds end when nothing moves by more than this share of the usual difference.
+# Rounds end when nothing moves by more than this share of the typical difference.
 SETTLED: Final = 0.05
 TOLERANCE: Final = 1e-7
 LEAST_WEIGHT: Final = 1e-9
 # Up to here a dense matrix is the quickest.
 DIRECT_NODES: Final = 200
-# Differences are never trusted further than this share of their usual size.
+# Differences are never trusted further than this share of their typical size.
 FLOOR: Final = 0.1
 TINY: Final = float(np.finfo(float).tiny)
 
@@ -36,13 +34,13 @@ TINY: Final = float(np.finfo(float).tiny)
 class FittedLines:
     """Lines of several series, arrays of shape (series,); NaN where a series is empty.
 
-    `value` is at time 0; the spreads are standard errors.
+    `value` is at time 0; errors are standard errors.
     """
 
     value: FloatArray
     slope: FloatArray
-    spread: FloatArray
-    slope_spread: FloatArray
+    error: FloatArray
+    slope_error: FloatArray
 
 
 def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
@@ -57,30 +55,30 @@ def robust_lines(time: FloatArray, values: FloatArray) -> FittedLines:
     """
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0)
-    middle = median_of_known(values)
-    scale = SPREAD * median_of_known(np.abs(values - middle))
+    center = median_of_known(values)
+    scale = MAD_TO_SD * median_of_known(np.abs(values - center))
     span = float(np.abs(time).max(initial=0.0))
     slope = np.zeros(values.shape[1])
     if span > 0:
         slope = _first_slopes(time, values)
-        middle = median_of_known(values - slope * time[:, None])
+        center = median_of_known(values - slope * time[:, None])
     weight = known.astype(np.float64)
-    value = np.nan_to_num(middle)
+    value = np.nan_to_num(center)
     for _ in range(ROUNDS if span > 0 else 0):
-        left = np.abs(filled - value - slope * time[:, None])
-        scale = SPREAD * median_of_known(np.where(known, left, np.nan))
+        residual = np.abs(filled - value - slope * time[:, None])
+        scale = MAD_TO_SD * median_of_known(np.where(known, residual, np.nan))
         limit = HUBER * np.maximum(np.nan_to_num(scale), TINY)
-        weight = known * np.minimum(1.0, limit / np.maximum(left, limit))
+        weight = known * np.minimum(1.0, limit / np.maximum(residual, limit))
         value, slope = _weighted_lines(time, filled, weight, slope)
     count = np.maximum(known.sum(axis=0), 1)
-    spread = np.nan_to_num(scale) / np.sqrt(count)
+    error = np.nan_to_num(scale) / np.sqrt(count)
     spacing = np.sqrt((known * time[:, None] ** 2).sum(axis=0))
     empty = ~known.any(axis=0)
     return FittedLines(
         value=np.where(empty, np.nan, value),
         slope=np.where(empty, np.nan, slope),
-        spread=spread,
-        slope_spread=np.nan_to_num(scale) / np.where(spacing > 0, spacing, 1.0),
+        error=error,
+        slope_error=np.nan_to_num(scale) / np.where(spacing > 0, spacing, 1.0),
     )
 
 
@@ -107,8 +105,8 @@ def _weighted_lines(
     mean = (weight * values).sum(axis=0) / safe
     centered = time[:, None] - mean_time
     spacing = (weight * centered**2).sum(axis=0)
-    tilt = (weight * centered * (values - mean)).sum(axis=0)
-    slope = np.where(spacing > 0, tilt / np.where(spacing > 0, spacing, 1.0), slope)
+    covariance = (weight * centered * (values - mean)).sum(axis=0)
+    slope = np.where(spacing > 0, covariance / np.where(spacing > 0, spacing, 1.0), slope)
     return mean - slope * mean_time, slope
 
 
@@ -129,7 +127,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     one: IntArray,
     other: IntArray,
     difference: FloatArray,
-    spread: FloatArray,
+    error: FloatArray,
     count: int,
     *,
     enough: float = 0.0,
@@ -139,7 +137,7 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     Parameters
     ----------
     one, other : int64 arrays, shape (edges,)
-    difference, spread : float64 arrays, shape (edges,)
+    difference, error : float64 arrays, shape (edges,)
         NaN differences count nothing; the standard error of each.
     count : int
         Number of nodes.
@@ -149,22 +147,22 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
     Returns
     -------
     float64 array, shape (count,)
-        The middle of each connected part is 0.
+        The median of each connected part is 0.
     """
     known = ~np.isnan(difference)
     one, other, difference = one[known], other[known], difference[known]
     if not len(one):
         return np.zeros(count)
     edges = _Edges.of(one, other, difference, connected_parts(one, other, count))
-    typical = float(median(spread[known]))
-    usual = float(median(np.abs(difference)))
-    base = np.sqrt(spread[known] ** 2 + typical**2 + (FLOOR * usual) ** 2)
+    typical_error = float(median(error[known]))
+    typical_difference = float(median(np.abs(difference)))
+    base = np.sqrt(error[known] ** 2 + typical_error**2 + (FLOOR * typical_difference) ** 2)
     base = np.where(base > 0, base, 1.0)
-    base /= mean(base)
+    base /= np.mean(base)
     squared = base**2
     weight = _bounded(1 / squared)
     potential = np.zeros(count)
-    settled = max(SETTLED * usual, enough)
+    settled = max(SETTLED * typical_difference, enough)
     for _ in range(MOST_ROUNDS):
         before = potential
         potential = _solve(edges, weight, before)
@@ -172,11 +170,11 @@ def robust_potentials(  # noqa: PLR0913 - the edges, and when they are settled
         potential -= potential[edges.part]
         if np.abs(potential - before).max() <= settled:
             break
-        left = np.abs(difference - potential[one] + potential[other]) / base
-        scale = SPREAD * float(median(left))
-        limit = HUBER * max(scale, TOLERANCE * usual, TINY)
-        weight = _bounded(np.minimum(1.0, limit / np.maximum(left, limit)) / squared)
-    for label in distinct(edges.part):
+        residual = np.abs(difference - potential[one] + potential[other]) / base
+        scale = MAD_TO_SD * float(median(residual))
+        limit = HUBER * max(scale, TOLERANCE * typical_difference, TINY)
+        weight = _bounded(np.minimum(1.0, limit / np.maximum(residual, limit)) / squared)
+    for label in np.unique(edges.part):
         inside = edges.part == label
         potential[inside] -= median(potential[inside])
     return potential
@@ -219,7 +217,11 @@ class _Edges:
 
 
 def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
-    """Solve the weighted normal equations: directly, or by conjugate gradients where large."""
+    """Solve the weighted normal equations: directly, or by conjugate gradients where large.
+
+    Conjugate gradients with a diagonal preconditioner, in the names of Saad, "Iterative Methods for
+    Sparse Linear Systems" (2003), algorithm 9.1: residual r, z = M⁻¹r, direction p.
+    """
     one, other, count = edges.one, edges.other, len(edges.part)
     if count <= DIRECT_NODES:
         return _solve_directly(edges, weight)
@@ -235,25 +237,25 @@ def _solve(edges: _Edges, weight: FloatArray, guess: FloatArray) -> FloatArray:
     scale = 1 / np.where(diagonal > 0, diagonal, 1.0)
     target = gathered(weight * edges.difference)
     potential = guess.copy()
-    left = target - applied(potential)
-    ready = scale * left
-    direction = ready.copy()
-    power = _inner(left, ready)
+    r = target - applied(potential)
+    z = scale * r
+    p = z.copy()
+    rz = _inner(r, z)
     enough = TOLERANCE**2 * _inner(target, scale * target)
     for _ in range(4 * count):
-        if power <= enough:
+        if rz <= enough:
             break
-        image = applied(direction)
-        bend = _inner(direction, image)
-        if bend <= 0.0:  # what is left is rounding
+        Ap = applied(p)  # noqa: N806 - the literature's name
+        pAp = _inner(p, Ap)  # noqa: N806
+        if pAp <= 0.0:  # only rounding remains
             break
-        step = power / bend
-        potential += step * direction
-        left -= step * image
-        ready = scale * left
-        following = _inner(left, ready)
-        direction = ready + (following / power) * direction
-        power = following
+        alpha = rz / pAp
+        potential += alpha * p
+        r -= alpha * Ap
+        z = scale * r
+        rz_next = _inner(r, z)
+        p = z + (rz_next / rz) * p
+        rz = rz_next
     return potential
 
 
@@ -265,8 +267,8 @@ def _inner(one: FloatArray, other: FloatArray) -> float:
 def _solve_directly(edges: _Edges, weight: FloatArray) -> FloatArray:
     """Solve the weighted normal equations as one matrix."""
     one, other, count = edges.one, edges.other, len(edges.part)
-    less = -weight
-    values = np.concatenate((weight, weight, less, less))
+    negative = -weight
+    values = np.concatenate((weight, weight, negative, negative))
     matrix = np.bincount(edges.cells, values, minlength=count * count)
     matrix[edges.held] += weight.max()
     flow = weight * edges.difference
