@@ -24,7 +24,6 @@ from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, with_graph, without_lags
 from app.analysis.wording import percent
@@ -82,10 +81,10 @@ class _Found:
 
 def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
-    step_ns = mean(metrics.recorded_s) / NS
+    step_ns = float(np.mean(metrics.recorded_s)) / NS
     signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
-    excess = mean(metrics.recorded_s) / metrics.ideal_step_s
+    excess = float(np.mean(metrics.recorded_s)) / metrics.ideal_step_s
     if loses_little(excess) and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
@@ -121,7 +120,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         late,
         now_s=None if late or regular or adapted else metrics.simulated_s[main],
     )
-    recorded_s = mean(metrics.recorded_s[main])
+    recorded_s = float(np.mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
@@ -147,7 +146,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     delaying = {sign.kind.name for sign in found if sign.finding.launches.late_ns and explained}
     return replace(
         diagnosis,
-        late=with_late_s / mean(metrics.simulated_s[main]),
+        late=with_late_s / float(np.mean(metrics.simulated_s[main])),
         delaying=tuple(cause.cause for cause in diagnosis.causes if cause.cause in delaying),
     )
 
@@ -204,18 +203,18 @@ def _weigh(
 ) -> tuple[Diagnosis, frozenset[int]]:
     """Give each finding its share of the lost time, keep those that matter, and say which."""
     now_s = replays.without(frozenset())
-    mean_s = mean(now_s)
+    mean_s = float(np.mean(now_s))
     recorded_s, published = measured
     numbers, loss = named_loss(replays, len(found), ideal_s, published)
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
-    for number in sorted(numbers, key=lambda number: -mean(shares_s[number])):
+    for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
         cost, finding = shares_s[number], found[number].finding
         sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
         cause = Cause(
             cause=found[number].kind.name,
-            contribution=mean(cost) / loss.lost_s,
-            cost_s=mean(cost),
+            contribution=float(np.mean(cost)) / loss.lost_s,
+            cost_s=float(np.mean(cost)),
             confidence=sure if doubt is None else min(sure, doubt.most),
             evidence=finding.evidence,
             where=finding.where,
@@ -249,7 +248,7 @@ def _weigh(
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
-        slowdown=mean_s / mean(loss.reference_s),
+        slowdown=mean_s / float(np.mean(loss.reference_s)),
         discrepancy=_off(replays, recorded_s),
         judged=Judged(
             steps_s=now_s,
@@ -282,7 +281,7 @@ def _with_reducing(
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(
         diagnosis,
-        slowdown=mean(now_s) / mean(reference_s),
+        slowdown=float(np.mean(now_s)) / float(np.mean(reference_s)),
         judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
     )
 

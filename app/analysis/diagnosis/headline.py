@@ -13,12 +13,13 @@ from enum import StrEnum
 from math import exp, hypot, log
 from typing import Final
 
+import numpy as np
+
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
 from app.analysis.diagnosis.loss import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_STEPS, Interval, spread_by_blocks
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
 
 # S and the headline are both said in words where they differ by more.
@@ -111,7 +112,7 @@ def headline(
     if not known or judged is None or not is_explained(judged.unknown_share):
         ideal_s = metrics.ideal_step_s
         return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
-    reference_s = mean(judged.reference_s)
+    reference_s = float(np.mean(judged.reference_s))
     ci95 = interval_of(judged)
     return Headline(
         diagnosis.slowdown,

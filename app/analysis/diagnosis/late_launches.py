@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
 from app.analysis.replay.session import begins_of, delays_of, launch_delays
 from app.analysis.trace.model import (
@@ -157,7 +156,9 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     late = np.where(late > limit, late, 0.0)
     first = np.isin(forwards, _first_forwards(observation))
     others = late[~first] > 0
-    if not others.size or share_of(late[first] > 0) > THRESHOLDS.as_often * share_of(others):
+    if not others.size or float(np.mean(late[first] > 0)) > THRESHOLDS.as_often * float(
+        np.mean(others)
+    ):
         late[first] = 0.0
     by_worker = np.zeros((layout.pp, layout.dp), dtype=np.int64)
     np.add.at(by_worker, nodes.pp[forwards], (late > 0).sum(axis=1))

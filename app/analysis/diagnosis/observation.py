@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
 from app.analysis.once import LooksOnce
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median
 from app.analysis.replay.session import ShapeGroup, begins_of
@@ -99,7 +98,7 @@ class Observation(LooksOnce):
     @cached_property
     def op_types(self) -> frozenset[str]:
         """Return the types of operations that are replayed."""
-        return frozenset(self.layout.op_names[code] for code in distinct(self.layout.nodes.op))
+        return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
 
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp).

@@ -18,7 +18,6 @@ from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
 
@@ -65,12 +64,12 @@ def heaviest_stage(observation: Observation) -> Finding | None:
     }
     total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
     heaviest = int(np.argmax(total))
-    if observation.layout.pp == 1 or total[heaviest] < THRESHOLDS.heavy * mean(total):
+    if observation.layout.pp == 1 or total[heaviest] < THRESHOLDS.heavy * np.mean(total):
         return None
     times: dict[int, FloatArray] = {}
     for name, passes in observation.passes.items():
         level = levels[name]
-        factor = mean(level) / level
+        factor = float(np.mean(level)) / level
         for of_chunk, nodes in zip(factor, passes.nodes, strict=True):
             # one array for all that change alike
             own = [np.asarray(value) for value in of_chunk]
@@ -80,7 +79,7 @@ def heaviest_stage(observation: Observation) -> Finding | None:
         change=Change(times=times),
         evidence=(_evidence(levels, total, heaviest),),
         where=Where(stage=heaviest),
-        figure=StageLoad(relative=tuple((total / mean(total)).tolist())),
+        figure=StageLoad(relative=tuple((total / np.mean(total)).tolist())),
         uncertainty=Uncertainty(THRESHOLDS.uneven),
     )
 

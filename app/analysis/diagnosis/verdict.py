@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.diagnosis.places import JobFacts
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 
@@ -83,7 +84,7 @@ def _withheld(job: JobFacts, metrics: Metrics, causes: Sequence[Cause], limit: f
     A cause that is known all the same comes with its share of the recorded step.
     """
     if causes and causes[0].cause != UNKNOWN:
-        step_s = mean(metrics.recorded_s)
+        step_s = float(np.mean(metrics.recorded_s))
         told = (
             KINDS[cause.cause].because(cause, job)
             + (f", {percent(cause.cost_s / step_s, 0)} of a step" if cause.cost_s else "")

@@ -22,7 +22,6 @@ from app.analysis.mitigation.layers.division import Candidate, divisions, even_l
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import means
 from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
@@ -245,7 +244,7 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
     times = replayed.over_steps(
         lambda group: launched_step_times(group, *(item.change(group) for item in changes))
     )
-    recorded_s, *after_s = means(times, axis=0).tolist()
+    recorded_s, *after_s = np.mean(times, axis=0).tolist()
     best: dict[str, Fix] = {}
     for item, time_s in zip(changes, after_s, strict=True):
         saved_s = recorded_s - time_s

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.mismatch import likeliest_mismatch
 from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
@@ -61,7 +60,7 @@ def _late_workers(
     """Replay the ranks with the longest delays as the only ones that are late."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
-    recorded, simulated = mean(metrics.recorded_s), metrics.simulated_step_s
+    recorded, simulated = float(np.mean(metrics.recorded_s)), metrics.simulated_step_s
     late = []
     for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
         times = replayed.over_steps(
@@ -69,7 +68,7 @@ def _late_workers(
                 [types], _only(group, dp, stage)
             )[0]
         )
-        share = (mean(times) * NS - simulated) / recorded
+        share = (float(np.mean(times)) * NS - simulated) / recorded
         if share >= WORTH_NAMING:
             late.append(((dp, stage), share))
     return tuple(sorted(late, key=lambda item: -item[1]))
@@ -134,7 +133,7 @@ def distrust(
         replayed,
         [name for item in late for name in merged[item.op_type]],
         sum(item.share for item in late),
-        mean(metrics.recorded_s) / metrics.simulated_step_s - 1,
+        float(np.mean(metrics.recorded_s)) / metrics.simulated_step_s - 1,
         explained=None
         if delaying is None or delaying.discrepancy > limit
         else DELAYED.format(
@@ -151,7 +150,7 @@ def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
         f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
         f"the limit is {percent(limit, 0)}."
     )
-    if mean(metrics.recorded_s) < metrics.simulated_step_s:
+    if np.mean(metrics.recorded_s) < metrics.simulated_step_s:
         return (
             f"{opening} The recording is the shorter one: operations that the dependency model "
             "runs one after another overlap in it."

@@ -9,10 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
-from app.analysis.replay.means import mean, means
 from app.analysis.replay.session import Replayed, ShapeGroup, kept_delays, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
@@ -76,8 +74,8 @@ class Metrics:
     ideal_step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "simulated_step_s", mean(self.simulated_s))
-        object.__setattr__(self, "ideal_step_s", mean(self.ideal_s))
+        object.__setattr__(self, "simulated_step_s", float(np.mean(self.simulated_s)))
+        object.__setattr__(self, "ideal_step_s", float(np.mean(self.ideal_s)))
 
     @property
     def slowdown(self) -> float:
@@ -95,7 +93,7 @@ class Metrics:
     @property
     def discrepancy(self) -> float:
         """Return how far the replay is from the recording, relative to the replay (section 6)."""
-        return abs(mean(self.recorded_s) / self.simulated_step_s - 1)
+        return abs(float(np.mean(self.recorded_s)) / self.simulated_step_s - 1)
 
     @property
     def lost_s(self) -> float:
@@ -121,17 +119,17 @@ class Metrics:
         """Return the share of the lost time that idealizing the set recovers."""
         if not self.attributable:
             return None
-        return (self.simulated_step_s - mean(contribution.removed_s)) / self.lost_s
+        return (self.simulated_step_s - float(np.mean(contribution.removed_s))) / self.lost_s
 
     def addition(self, contribution: Contribution) -> float | None:
         """Return the share of the lost time that the set alone brings about."""
         if not self.attributable:
             return None
-        return (mean(contribution.kept_s) - self.ideal_step_s) / self.lost_s
+        return (float(np.mean(contribution.kept_s)) - self.ideal_step_s) / self.lost_s
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
         """Return the slowdown of the mean step; steps are the first axis."""
-        return np.asarray(means(simulated_s, axis=0) / self.ideal_step_s)
+        return np.asarray(np.mean(simulated_s, axis=0) / self.ideal_step_s)
 
 
 def measure(replayed: Replayed) -> Metrics:
@@ -158,17 +156,17 @@ def measure(replayed: Replayed) -> Metrics:
     by_pp = times[:, 2 + len(merged) :]
     lanes = replayed.over_steps(_lone_lanes)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
-    order = rank_workers(means(by_worker, axis=0))
+    order = rank_workers(np.mean(by_worker, axis=0))
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
     # What the search for k50 begins with is replayed along with the worst workers.
-    apart = _standing_apart(means(by_worker, axis=0) - mean(ideal))
+    apart = _standing_apart(np.mean(by_worker, axis=0) - float(np.mean(ideal)))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
     launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
-    lost_s = mean(simulated) - mean(ideal)
-    attributable = lost_s >= ATTRIBUTABLE * mean(simulated)
+    lost_s = float(np.mean(simulated)) - float(np.mean(ideal))
+    attributable = lost_s >= ATTRIBUTABLE * float(np.mean(simulated))
     return Metrics(
         recorded_s=recorded,
         simulated_s=simulated,
@@ -210,7 +208,7 @@ def _require_time(replayed: Replayed, times_s: Mapping[str, FloatArray]) -> None
 
 def present_types(replayed: Replayed) -> list[str]:
     """Return the names of the op types that are replayed, in order of their codes."""
-    codes = distinct(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
+    codes = np.unique(np.concatenate([group.layout.nodes.op for group in replayed.groups]))
     return [replayed.layout.op_names[code] for code in codes]
 
 
@@ -253,7 +251,7 @@ def _launch_shares(
         return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
 
     times = replayed.over_steps(delayed)
-    shares = (means(times, axis=0) - mean(simulated_s)) / mean(recorded_s)
+    shares = (np.mean(times, axis=0) - float(np.mean(simulated_s))) / float(np.mean(recorded_s))
     return dict(zip(merged, shares.tolist(), strict=True)), clamped
 
 
@@ -294,7 +292,9 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
     """
 
     def recovers_half(count: int) -> bool:
-        return mean(simulated_s) - mean(removals.times_s[count]) >= HALF * lost_s
+        return (
+            float(np.mean(simulated_s)) - float(np.mean(removals.times_s[count])) >= HALF * lost_s
+        )
 
     low, high = 0, len(removals.order)
     while True:

@@ -15,7 +15,6 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
@@ -121,7 +120,7 @@ class QuestionAnswer:
         them as people are shown it, and the step time that this is counted against: today's ÷ the
         headline, so that the session as it is has its headline here too.
         """
-        now, replayed = mean(self.simulated_s), mean(self.answer_s)
+        now, replayed = float(np.mean(self.simulated_s)), float(np.mean(self.answer_s))
         reference_s = now / against.slowdown
         then = max(replayed, reference_s) if self.restores else replayed
         return {
@@ -129,7 +128,7 @@ class QuestionAnswer:
             "step_time_s": then,
             "replayed_step_time_s": replayed,
             "simulated_step_time_s": now,
-            "ideal_step_time_s": mean(self.ideal_s),
+            "ideal_step_time_s": float(np.mean(self.ideal_s)),
             "gain": 1 - then / now,
             "slowdown": float(self.answer_s.sum() / self.ideal_s.sum()),
             "reference": {

@@ -23,7 +23,6 @@ from app.analysis.replay.adaptations.hidden_collectives import find_hidden_colle
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
-from app.analysis.replay.means import mean, means
 from app.analysis.replay.metrics import (
     Contribution,
     Metrics,
@@ -121,7 +120,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     waste = 1 - 1 / slowdown
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
-    worst = rank_workers(means(metrics.by_worker, axis=0))[:WORST_WORKERS]
+    worst = rank_workers(np.mean(metrics.by_worker, axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     hidden = find_hidden_collectives(replayed.layout)
     observation = Observation(trace, replayed.main)
@@ -182,7 +181,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         * float((metrics.simulated_s - metrics.ideal_s).sum())
         / SECONDS_AN_HOUR,
         gpu_hours_lost_per_hour=sizes.world * waste,
-        launch_slowdown=mean(metrics.recorded_s) / simulated_s,
+        launch_slowdown=float(np.mean(metrics.recorded_s)) / simulated_s,
         launch_by_optype=metrics.launch_by_optype,
         k50=metrics.k50,
         step_times=StepTimes(
@@ -298,7 +297,7 @@ def _recovery(
 ) -> tuple[float | None, float | None, Interval | None, float, float]:
     """Return both attributions; with one stage there is no last one to blame (section 5.2)."""
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
-    removed_s, kept_s = mean(contribution.removed_s), mean(contribution.kept_s)
+    removed_s, kept_s = float(np.mean(contribution.removed_s)), float(np.mean(contribution.kept_s))
     return removal, addition, interval, removed_s, kept_s
 
 

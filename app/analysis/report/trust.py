@@ -19,7 +19,6 @@ from app.analysis.replay.fidelity import (
     late_launches,
 )
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed
 from app.analysis.report.coverage import (
@@ -89,7 +88,7 @@ def fidelity_of(
 def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
     """Return how far the clocks of the ranks are apart, and what that may do."""
     clocks = replayed.clocks
-    step_s = mean(metrics.recorded_s)
+    step_s = float(np.mean(metrics.recorded_s))
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
     warnings = []

@@ -14,7 +14,6 @@ from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean, means
 
 _ALL_WAIT: Final = "steps wait for their data"
 
@@ -43,24 +42,24 @@ def _find(signs: Signs) -> Finding | None:
         # Of no stage is it known when a step begins.
         return None
     latest = np.max(list(by_stage.values()), axis=0)
-    if mean(latest) < THRESHOLDS.least_share * signs.step_ns:
+    if np.mean(latest) < THRESHOLDS.least_share * signs.step_ns:
         return None
     waiting = tuple(
         stage
         for stage, delay in sorted(by_stage.items())
-        if mean(delay) >= THRESHOLDS.waiting * mean(latest)
+        if float(np.mean(delay)) >= THRESHOLDS.waiting * float(np.mean(latest))
     )
     somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
     by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
     evidence = [
         Evidence(
-            f"The first operations of a step are launched {mean(latest) / 1e6:.0f} ms late on "
+            f"The first operations of a step are launched {np.mean(latest) / 1e6:.0f} ms late on "
             f"average, {by_step[worst] / 1e6:.0f} ms in the worst step",
             StepView(step=int(observation.layout.steps[worst])),
         )
     ]
-    by_rank = means(latest, axis=0)
+    by_rank = np.mean(latest, axis=0)
     slowest = int(np.argmax(by_rank))
     where = somewhere
     figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))

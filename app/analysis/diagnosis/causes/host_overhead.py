@@ -28,7 +28,6 @@ from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.means import means
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
@@ -123,7 +122,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
         late = _late_ns(observation, nodes, steps)
         kind = layout.nodes.op[nodes].astype(np.int64) * len(layout.op_names)
         kind += layout.nodes.op[previous]
-        computes = means(observation.recorded_ns[nodes, steps], axis=1)
+        computes = np.mean(observation.recorded_ns[nodes, steps], axis=1)
         for stage in stages:
             mine = (layout.nodes.pp[nodes] == stage).nonzero()[0]
             if not len(mine):

@@ -24,10 +24,8 @@ from app.analysis.diagnosis.places import (
 )
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.means import mean, means
 from app.analysis.replay.medians import median
 
 # Transfers shorter than clocks resolve are not compared.
@@ -73,7 +71,7 @@ def _hides(signs: Signs) -> bool:
     if links.ends and _beyond(links.ratio).any():
         return True
     stages, by_step = _collectives(observation)
-    return len(stages) > 1 and bool(_beyond(means(by_step, axis=1)).any())
+    return len(stages) > 1 and bool(_beyond(np.mean(by_step, axis=1)).any())
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -82,7 +80,7 @@ def _find(signs: Signs) -> Finding | None:
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     stages, by_step = _collectives(observation)
-    collectives = means(by_step, axis=1)
+    collectives = np.mean(by_step, axis=1)
     slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
     if not slow_links.any() and not slow_stages.any():
         return None
@@ -158,14 +156,14 @@ def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatA
     Where it is not recorded, it is the time between computing and what ends the step.
     """
     waits = unrecorded_reducing(observation)
-    others = [mean(wait) for stage, (_, wait) in waits.items() if stage not in slow_at]
+    others = [float(np.mean(wait)) for stage, (_, wait) in waits.items() if stage not in slow_at]
     if not others or not slow_at:
         return {}
     typical = float(np.median(others))
     return {
         node: np.maximum(wait - typical, 0.0)
         for stage, (node, wait) in waits.items()
-        if stage in slow_at and mean(wait) > THRESHOLDS.slow * typical
+        if stage in slow_at and float(np.mean(wait)) > THRESHOLDS.slow * typical
     }
 
 
@@ -184,8 +182,8 @@ def _pipeline_links(observation: Observation) -> _Links:
     ratio = np.empty((len(ends), layout.dp))
     for index, link in enumerate(ends):
         typical = observation.group.durations.ideal_ns[by_link[link]]
-        taken = means(observation.recorded_ns[by_link[link]], axis=1)
-        ratio[index] = means(taken / np.maximum(typical, _LEAST_NS)[:, None], axis=0)
+        taken = np.mean(observation.recorded_ns[by_link[link]], axis=1)
+        ratio[index] = np.mean(taken / np.maximum(typical, _LEAST_NS)[:, None], axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
@@ -201,7 +199,7 @@ def _typical_elsewhere(
     fast: dict[int, list[tuple[IntArray, IntArray]]] = {}
     for nodes, slow_ranks in zip(links.nodes, slow, strict=True):
         types, ranks = op[nodes], np.flatnonzero(~slow_ranks)
-        for code in distinct(types).tolist() if len(ranks) else ():
+        for code in np.unique(types).tolist() if len(ranks) else ():
             fast.setdefault(code, []).append((np.asarray(nodes)[types == code], ranks))
 
     def median_of(parts: list[tuple[IntArray, IntArray]]) -> float:
@@ -247,7 +245,7 @@ def _collectives(
     ratio = np.empty((len(stages), len(layout.steps)))
     for index, (_, members) in enumerate(stages):
         typical = observation.group.durations.ideal_ns[members]
-        taken = means(observation.recorded_ns[members], axis=2)
+        taken = np.mean(observation.recorded_ns[members], axis=2)
         ratio[index] = taken.sum(axis=0) / max(float(typical.sum()), _LEAST_NS)
     return stages, ratio
 

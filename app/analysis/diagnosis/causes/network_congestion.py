@@ -28,7 +28,6 @@ from app.analysis.diagnosis.places import FigureView, JobFacts, SlowSpells, Step
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
@@ -187,7 +186,7 @@ def _find(signs: Signs) -> Finding | None:
         for moved in units.values():
             transfers.update(_as_when_quiet(observation, moved, slow, busy))
     late = _unrecorded(observation, slow, busy)
-    times = mean(by_step[slow])
+    times = float(np.mean(by_step[slow]))
     return Finding(
         change=Change(
             transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
@@ -227,7 +226,7 @@ def _unrecorded(
     late = {}
     for node, wait in unrecorded_reducing(observation).values():
         typical = float(np.median(wait[~busy]))
-        if mean(wait[slow]) >= THRESHOLDS.together * typical:
+        if np.mean(wait[slow]) >= THRESHOLDS.together * typical:
             late[node] = np.where(busy[:, None], np.maximum(wait - typical, 0.0), 0.0)
     return late
 
@@ -253,7 +252,7 @@ def _evidence(
             what = "Transfers between the stages"
         lines.append(
             Evidence(
-                f"{what} take {mean(family.by_step[slow]):.1f}× what they take in the {quiet} "
+                f"{what} take {np.mean(family.by_step[slow]):.1f}× what they take in the {quiet} "
                 f"quiet steps, all at once in {int(slow.sum())} of {len(slow)}",
                 FigureView(),
             )

@@ -34,7 +34,6 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.typical import Typical
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import share_of
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
@@ -244,7 +243,7 @@ def _ratios(
 
 def _spells(when: NDArray[np.bool_], times: float) -> SlowSpells | None:
     """Return in how many steps the slowest worker is slow and how much, if not in nearly all."""
-    if share_of(when) >= THRESHOLDS.nearly_all:
+    if np.mean(when) >= THRESHOLDS.nearly_all:
         return None
     return SlowSpells(steps=int(when.sum()), of=len(when), times=times)
 
@@ -278,11 +277,11 @@ def _evidence(
 
 def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     """Say in which steps a worker is slow."""
-    count, share = len(slow), share_of(slow)
+    count, share = len(slow), float(np.mean(slow))
     if share >= THRESHOLDS.nearly_all:
         return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
     first = int(np.argmax(slow))
-    if share_of(slow[first:]) >= THRESHOLDS.nearly_all and first > 1:
+    if np.mean(slow[first:]) >= THRESHOLDS.nearly_all and first > 1:
         return f"in every step since {int(observation.layout.steps[first])}"
     return f"in {int(slow.sum())} of {count} steps"
 

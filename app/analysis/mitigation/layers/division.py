@@ -18,7 +18,6 @@ from app.analysis.mitigation.fix import ByChunk, Division
 from app.analysis.mitigation.layers.costs import LayerCosts, Place, Room, estimate_costs, room_of
 from app.analysis.mitigation.layers.lane import Lane, find_owners
 from app.analysis.mitigation.layers.search import EQUAL, search
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
@@ -75,7 +74,7 @@ def even_level(group: ShapeGroup, observation: Observation) -> Replacement:
     That is the most that a better division of layers can bring.
     """
     recorded = group.durations.recorded_ns
-    chunks = len(distinct(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
+    chunks = len(np.unique(group.layout.nodes.mc[observation.computations(FORWARD_COMPUTE, 0)]))
     costs = estimate_costs(observation, [[1] * chunks] * group.layout.pp)
     if costs is None:
         return Replacement(np.empty(0, dtype=np.int64), lambda steps: recorded[:0, steps])

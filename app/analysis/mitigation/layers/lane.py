@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import ShapeGroup
 from app.analysis.trace import model as ops
@@ -65,7 +64,7 @@ def find_owners(group: ShapeGroup, costs: LayerCosts) -> Owners:
     shared: dict[int, IntArray] = {}
     for stage in range(layout.pp):
         mine = nodes.pp == stage
-        chunks = distinct(nodes.mc[mine & (kind != _NOWHERE)])
+        chunks = np.unique(nodes.mc[mine & (kind != _NOWHERE)])
         every = np.array([at for at, (own, _) in enumerate(costs.places) if own == stage])
         owned = mine & ((kind != _NOWHERE) | by_layers)
         for index, chunk in enumerate(chunks.tolist()):

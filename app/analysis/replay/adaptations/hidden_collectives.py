@@ -15,7 +15,6 @@ from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.sampling import sampled_times
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import COMPUTE
-from app.analysis.replay.means import means
 
 # Computations begin apart from this share of their time on…
 _APART: Final = 0.1
@@ -38,7 +37,7 @@ def find_hidden_collectives(layout: Layout) -> Sign | None:
     end = start + duration
     began = start.max(axis=0) - start.min(axis=0)
     ended = end.max(axis=0) - end.min(axis=0)
-    apart = began > _APART * means(duration, axis=0)
+    apart = began > _APART * np.mean(duration, axis=0)
     together = apart & (ended <= _TOGETHER * began)
     kind = nodes.pp[computes].astype(np.int64) * len(layout.op_names) + nodes.op[computes]
     cases = np.bincount(kind, apart.sum(axis=1))

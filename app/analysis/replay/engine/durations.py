@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
-from app.analysis.replay.means import mean
 from app.analysis.replay.medians import median
 from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace import model as ops
@@ -131,7 +130,7 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     def middle(code: int) -> float:
         parts = by_type[code]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return float(mean(values) if names[code] in IDEAL_IS_MEAN else median(values))
+        return float(np.mean(values) if names[code] in IDEAL_IS_MEAN else median(values))
 
     threads = threads_for(sum(values.size for values in recorded))
     ideal = dict(zip(by_type, in_threads(threads, middle, list(by_type)), strict=True))

@@ -2,7 +2,8 @@
 
 Most sessions show none of the signs, and a large one has millions of operations. So each sign has a
 condition that it cannot be without and that some lanes tell at once; only where it holds is the
-sign looked for.
+sign looked for. Without this a whole report takes 1.8 times (AR), 1.5 times (ST) and 1.15 times
+(AR tiled 16 times) as long, and says the same.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.distinct import distinct
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
-from app.analysis.replay.means import mean, means, share_of
 from app.analysis.replay.medians import median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
@@ -35,8 +34,8 @@ class Glance:
     """A few lanes of a layout: its operations stage by stage, in the order of their launch."""
 
     def __init__(self, layout: Layout) -> None:
-        steps = distinct(np.linspace(0, len(layout.steps) - 1, _STEPS).astype(np.intp))
-        ranks = distinct(np.linspace(0, layout.dp - 1, _RANKS).astype(np.intp))
+        steps = np.unique(np.linspace(0, len(layout.steps) - 1, _STEPS).astype(np.intp))
+        ranks = np.unique(np.linspace(0, layout.dp - 1, _RANKS).astype(np.intp))
         nodes = layout.nodes
         in_order = np.lexsort((layout.launch, nodes.pp))
         lanes = np.ix_(in_order, steps, ranks)
@@ -70,7 +69,7 @@ class Glance:
         start, end = self._start[chosen, None], self._end[chosen, None]
         inside = (self._start[self._computes] <= start) & (end <= self._end[self._computes])
         inside &= end > start
-        return bool((means(np.asarray(inside.any(axis=1)), axis=1) >= _MOST).any())
+        return bool((np.mean(np.asarray(inside.any(axis=1)), axis=1) >= _MOST).any())
 
     def may_end_late(self) -> bool:
         """Return whether sends end after receives by some of what is computed with them.
@@ -84,7 +83,7 @@ class Glance:
             if len(sends) != len(receives) or not len(sends):
                 return bool(len(sends) and len(receives))
             # receives are a stage further on that axis, one way and the other
-            late += mean(sends) - mean(receives)
+            late += np.mean(sends) - np.mean(receives)
         usual = float(median((self._end - self._start)[self._computes].ravel()))
         return late > usual / (2 * int(self._stage[-1] + 1))
 
@@ -95,14 +94,14 @@ class Glance:
         if len(gathers) <= self._stage[-1] + 1 or not len(forwards):
             return False
         first = self._stage[gathers] == self._stage[forwards[0]]
-        return share_of(self._start[forwards[0]] >= self._end[gathers[first]]) >= _MOST
+        return float(np.mean(self._start[forwards[0]] >= self._end[gathers[first]])) >= _MOST
 
     def may_block(self) -> bool:
         """Return whether transfers of a type end before the next computation begins."""
         later = np.where(self._computes[:, None], self._start, np.inf)
         begins = np.minimum.accumulate(later[::-1], axis=0)[::-1]
         chosen = self._of(P2P)
-        clear = means((self._end <= begins)[chosen], axis=1)
+        clear = np.mean((self._end <= begins)[chosen], axis=1)
         kind = self._op[chosen].astype(np.int64) * (self._stage[-1] + 1) + self._stage[chosen]
         counts = np.bincount(kind)
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
@@ -119,7 +118,7 @@ class Glance:
                 return True
             if not len(stages):
                 continue
-            early = means(self._start[receives[1:]] < self._end[computes[:-1]], axis=1) >= _MOST
+            early = np.mean(self._start[receives[1:]] < self._end[computes[:-1]], axis=1) >= _MOST
             # the first of each stage follows none
             inner = stages[1:] == stages[:-1]
             counts = np.bincount(stages[1:], inner)
@@ -139,7 +138,7 @@ class Glance:
                 & (self._stage[before] == self._stage[receives])
                 & (self._op[before] != self._codes[direction.compute])
             )
-            late = means(self._start[receives] >= self._end[before], axis=1) >= _MOST
+            late = np.mean(self._start[receives] >= self._end[before], axis=1) >= _MOST
             if (late & other).sum() > _HALF * other.sum() > 0:
                 return True
         return False

@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.means import mean, share_of
 from app.analysis.replay.medians import median
 
 # Launches are about as late as the median when they are late by this share of it at least…
@@ -36,7 +35,7 @@ def regular_share(late_ns: FloatArray) -> float:
     least = min(float(median(own)) for own in ranks if len(own))
     if middle <= 0 or least < _ON_EVERY_RANK * middle:
         return 0.0
-    return share_of(launched >= MOST_OF * middle)
+    return float(np.mean(launched >= MOST_OF * middle))
 
 
 def usual_ns(late_ns: FloatArray) -> float:
@@ -47,4 +46,4 @@ def usual_ns(late_ns: FloatArray) -> float:
     """
     launched = late_ns[~np.isnan(late_ns)]
     low, high = np.quantile(launched, (0.25, 0.75)).tolist()
-    return max(0.0, mean(np.minimum(launched, high + _FENCE * (high - low))))
+    return max(0.0, float(np.mean(np.minimum(launched, high + _FENCE * (high - low)))))
