@@ -13,25 +13,18 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault in an input and where it is.
-
-    Parameters
-    ----------
-    code : str
-        Stable, machine-readable, snake case: ``negative_duration``.
-    message : str
-        One sentence for a person.
-    row, line : int or None
-        0-based row of a columnar body, or event of a recording; 1-based line of a text body.
-    column : str or None
-        Name of the column or key.
-    """
+    """One fault in an input and where it is."""
 
     code: str
+    """Stable, machine-readable, snake case: ``negative_duration``."""
     message: str
+    """One sentence for a person."""
     row: int | None = None
+    """0-based row of a columnar body, or event of a recording; 1-based line of a text body."""
     line: int | None = None
+    """0-based row of a columnar body, or event of a recording; 1-based line of a text body."""
     column: str | None = None
+    """Name of the column or key."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fault without the positions that it does not have."""

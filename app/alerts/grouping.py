@@ -70,22 +70,15 @@ class IncidentItem:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says.
-
-    Parameters
-    ----------
-    present : tuple of IncidentItem
-        All that fires, or is acknowledged where the channel shows that.
-    resolved : tuple of IncidentItem
-        What is over since the channel was last told.
-    withheld : tuple of UUID
-        What the channel knows of and is told nothing about at present: silenced, or hidden by "no
-        data". Kept, so that its end is told later.
-    """
+    """What a message says."""
 
     present: tuple[IncidentItem, ...] = ()
+    """All that fires, or is acknowledged where the channel shows that."""
     resolved: tuple[IncidentItem, ...] = ()
+    """What is over since the channel was last told."""
     withheld: tuple[UUID, ...] = ()
+    """What the channel knows of and is told nothing about at present: silenced, or hidden by "no
+    data". Kept, so that its end is told later."""
 
     @property
     def told(self) -> set[UUID]:
@@ -110,17 +103,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """A channel as a group sees it.
-
-    Parameters
-    ----------
-    manner : Manner
-    sent : sequence of Sent
-        What was tried, the oldest first; older than the last delivered one is not needed.
-    """
+    """A channel as a group sees it."""
 
     manner: Manner
     sent: Sequence[Sent]
+    """What was tried, the oldest first; older than the last delivered one is not needed."""
 
 
 @dataclass(frozen=True, slots=True)

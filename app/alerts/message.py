@@ -78,41 +78,27 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a group to one channel.
-
-    Parameters
-    ----------
-    id : UUID
-        The same on every try.
-    number : int
-        Rises within the group.
-    at : datetime
-        When it was made.
-    job : str
-    receiver : str
-        Name of the channel.
-    alerts : tuple of Alert
-        What is going on first, then what is over.
-    base_url : str
-        Of the dashboard; ends with a slash.
-    repeat : timedelta
-        After this time the same is told again.
-    test : bool
-        A test message: it only has to arrive.
-    digest : bool
-        Whether it is of many jobs; `job` is the worst one's then.
-    """
+    """A message of a group to one channel."""
 
     id: UUID
+    """The same on every try."""
     number: int
+    """Rises within the group."""
     at: datetime
+    """When it was made."""
     job: str
     receiver: str
+    """Name of the channel."""
     alerts: tuple[Alert, ...]
+    """What is going on first, then what is over."""
     base_url: str
+    """Of the dashboard; ends with a slash."""
     repeat: timedelta
+    """After this time the same is told again."""
     test: bool = False
+    """A test message: it only has to arrive."""
     digest: bool = False
+    """Whether it is of many jobs; `job` is the worst one's then."""
 
     @property
     def present(self) -> list[Alert]:

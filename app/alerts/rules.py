@@ -29,34 +29,26 @@ Count = Annotated[int, Field(ge=1, le=20)]
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which jobs; what is left empty selects all.
-
-    Parameters
-    ----------
-    jobs : tuple of str
-        Names with the wildcards ``*`` and ``?``; one of them must match.
-    labels : mapping of str to str
-        Labels of the job's metadata, all of which must be there; ``project`` and ``owner`` are
-        labels like others.
-    importance : tuple of str
-        The label ``importance``: low, normal (also where it is not set), high.
-    except_labels : mapping of str to str
-        Labels that leave a job out: one of them is enough.
-    """
+    """Which jobs; what is left empty selects all."""
 
     jobs: Annotated[
         tuple[ShortText, ...],
         Field(description="Names; * and ? are wildcards.", examples=["llama-*"]),
     ] = ()
+    """Names with the wildcards ``*`` and ``?``; one of them must match."""
     labels: Annotated[
         Mapping[ShortText, ShortText],
         Field(description="All of them are required.", examples=[{"project": "vision"}]),
     ] = field(default_factory=dict)
+    """Labels of the job's metadata, all of which must be there; ``project`` and ``owner`` are
+    labels like others."""
     importance: tuple[Importance, ...] = ()
+    """The label ``importance``: low, normal (also where it is not set), high."""
     except_labels: Annotated[
         Mapping[ShortText, ShortText],
         Field(description="Not jobs with any of these.", examples=[{"demo": "true"}]),
     ] = field(default_factory=dict)
+    """Labels that leave a job out: one of them is enough."""
 
     def selects(self, job: str, labels: Mapping[str, str]) -> bool:
         """Return whether a job is meant."""
@@ -71,23 +63,16 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number of a session.
-
-    Parameters
-    ----------
-    kind : str
-        ``headline`` (slowdown against the job without its causes), ``slowdown`` (the published
-        S), ``waste`` (share, of S), ``gpu_hours_lost`` (in the session, of S), ``discrepancy``
-        (share) or ``regression`` (share by which a step takes longer than the job's own baseline).
-    at_least : float
-        Holds from here on.
-    clears_below : float
-        Is over only below this, so that a number on the line does not flap.
-    """
+    """A number of a session."""
 
     kind: Literal["headline", "slowdown", "waste", "gpu_hours_lost", "discrepancy", "regression"]
+    """``headline`` (slowdown against the job without its causes), ``slowdown`` (the published S),
+    ``waste`` (share, of S), ``gpu_hours_lost`` (in the session, of S), ``discrepancy`` (share) or
+    ``regression`` (share by which a step takes longer than the job's own baseline)."""
     at_least: Positive
+    """Holds from here on."""
     clears_below: Positive
+    """Is over only below this, so that a number on the line does not flap."""
 
     def __post_init__(self) -> None:
         if self.clears_below > self.at_least:
@@ -96,20 +81,13 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class CauseFound:
-    """A cause that the diagnosis is sure of; one without a confidence never counts.
-
-    Parameters
-    ----------
-    confidence : float
-        Holds from here on.
-    clears_below : float
-    causes : tuple of str
-        Only these; empty: any.
-    """
+    """A cause that the diagnosis is sure of; one without a confidence never counts."""
 
     confidence: Share
+    """Holds from here on."""
     clears_below: Share
     causes: tuple[ShortText, ...] = ()
+    """Only these; empty: any."""
     kind: Literal["cause"] = "cause"
 
     def __post_init__(self) -> None:
@@ -119,19 +97,13 @@ class CauseFound:
 
 @dataclass(frozen=True, slots=True)
 class NoData:
-    """No session for a while.
-
-    Parameters
-    ----------
-    minutes : float or None
-        So long.
-    intervals : float or None
-        Multiple of the job's typical time between sessions; the longer one counts where both are
-        given.
-    """
+    """No session for a while."""
 
     minutes: Positive | None = None
+    """So long."""
     intervals: Positive | None = None
+    """Multiple of the job's typical time between sessions; the longer one counts where both are
+    given."""
     kind: Literal["no_data"] = "no_data"
 
     def __post_init__(self) -> None:
@@ -144,17 +116,11 @@ Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "satur
 
 @dataclass(frozen=True, slots=True)
 class Weekly:
-    """No condition: once a week a summary of what stragglers cost the project.
-
-    Parameters
-    ----------
-    weekday : str
-    hour : int
-        Of the day in UTC.
-    """
+    """No condition: once a week a summary of what stragglers cost the project."""
 
     weekday: Weekday = "monday"
     hour: Annotated[int, Field(ge=0, le=23, description="In UTC.")] = 7
+    """Of the day in UTC."""
     kind: Literal["weekly"] = "weekly"
 
     def due(self, now: datetime) -> datetime:
@@ -177,45 +143,19 @@ Condition = Annotated[Threshold | CauseFound | NoData | Weekly, Field(discrimina
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """When an incident becomes critical and more people hear of it; once an incident.
-
-    Parameters
-    ----------
-    at_least : float or None
-        From this value of the rule's own number on.
-    after_minutes : float or None
-        Minutes without an acknowledgement.
-    channels : tuple of UUID
-        Told as well from then on.
-    """
+    """When an incident becomes critical and more people hear of it; once an incident."""
 
     at_least: Positive | None = None
+    """From this value of the rule's own number on."""
     after_minutes: Positive | None = None
+    """Minutes without an acknowledgement."""
     channels: tuple[UUID, ...] = ()
+    """Told as well from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule.
-
-    Parameters
-    ----------
-    id : UUID
-    name : str
-    condition : Threshold, CauseFound, NoData or Weekly
-    selector : Selector
-    enabled : bool
-    consecutive : int
-        Sessions in a row for which the condition holds before anybody is told.
-    clear_sessions : int
-        Sessions in a row that must be clear of it before it is over.
-    severity : str
-    audience : str
-        Recipients: channels of on call, or of the job's owner.
-    channels : tuple of UUID
-        Exactly these channels instead of those of the audience.
-    escalation : Escalation or None
-    """
+    """A rule."""
 
     id: UUID
     name: ShortText
@@ -223,10 +163,14 @@ class Rule:
     selector: Selector = Selector()
     enabled: bool = True
     consecutive: Count = 2
+    """Sessions in a row for which the condition holds before anybody is told."""
     clear_sessions: Count = 2
+    """Sessions in a row that must be clear of it before it is over."""
     severity: Severity = "warning"
     audience: Audience = "on_call"
+    """Recipients: channels of on call, or of the job's owner."""
     channels: tuple[UUID, ...] = ()
+    """Exactly these channels instead of those of the audience."""
     escalation: Escalation | None = None
 
     @property

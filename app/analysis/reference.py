@@ -1,34 +1,33 @@
-"""The fields of a document, as the docstrings of its types describe them.
+"""The fields of a document: their types, and the docstrings below them.
 
-`app.analysis.report.reference` and `app.analysis.planning.reference` make pages of them.
+`app.analysis.report.reference` and `app.analysis.planning.reference` make pages of them, and the
+OpenAPI document takes its descriptions from here.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import groupby
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from itertools import groupby, pairwise
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from app.analysis.json_text import json_name
 
-_HEADING: Final = "Parameters\n----------\n"
-_MEMBER: Final = re.compile(
-    r"(?m)^(?P<names>\w+(?:, \w+)*) : (?P<kind>.*)\n(?P<text>(?:    .*\n)*)"
-)
-# What docstrings call by Python's names, as JSON has it.
-_JSON_NAMES: Final = (
-    (r"\bmapping of (?:int|str) to\b", "object of"),
-    (r"\btuple\b", "array"),
-    (r"\bfloat\b", "number"),
-    (r"\bint\b", "integer"),
-    (r"\bstr\b", "string"),
-    (r"\bbool\b", "true or false"),
-    (r"\bNone\b", "null"),
-    (r", optional\b", ""),
-)
+# What Python's types are in JSON.
+_JSON_TYPES: Final = {
+    float: "number",
+    int: "integer",
+    str: "string",
+    bool: "true or false",
+    NoneType: "null",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +46,18 @@ class Reference:
 
     introduction: str  # what comes before the types, Markdown
     roots: tuple[type, ...]  # dataclasses; those of their members follow each
-    # Unions that docstrings call by one name.
-    unions: Mapping[str, object] = field(default_factory=dict)
 
     def types(self) -> list[type]:
         """Return the dataclasses of the document, each before those of its members."""
         found: list[type] = []
         for root in self.roots:
-            _collect(root, found)
+            collect(root, found)
         return found
 
     def page(self) -> str:
         """Return the page, Markdown."""
-        kinds = self.types()
-        names = {kind.__name__ for kind in kinds}
         lines = [self.introduction]
-        for kind in kinds:
+        for kind in self.types():
             lines += [f"## {kind.__name__}", "", _code(summary(kind)), ""]
             lines += ["| key | type | meaning |", "| --- | --- | --- |"]
             for (words, text, optional), group in groupby(
@@ -70,26 +65,14 @@ class Reference:
             ):
                 keys = ", ".join(f"`{member.key}`" for member in group)
                 missing = " May be missing." if optional else ""
-                meaning = re.sub(r"\bNone\b", "null", _code(text)) + missing
-                lines.append(f"| {keys} | {self._linked(words, names)} | {meaning} |")
+                lines.append(f"| {keys} | {words} | {_code(text)}{missing} |")
             lines.append("")
         return "\n".join(lines).rstrip() + "\n"
-
-    def _linked(self, kind: str, names: set[str]) -> str:
-        for alias, union in self.unions.items():
-            kind = re.sub(rf"\b{alias}\b", ", ".join(m.__name__ for m in get_args(union)), kind)
-        for pattern, name in _JSON_NAMES:
-            kind = re.sub(pattern, name, kind)
-        return re.sub(
-            r"\w+",
-            lambda word: f"[{word[0]}](#{word[0].lower()})" if word[0] in names else word[0],
-            _code(kind),
-        )
 
 
 def summary(kind: type) -> str:
     """Return what an object is."""
-    return _docstring(kind).partition("\n\n")[0].replace("\n", " ")
+    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def members(kind: type) -> list[Member]:
@@ -98,45 +81,80 @@ def members(kind: type) -> list[Member]:
     Raises
     ------
     KeyError
-        A field has no description.
+        A field has no docstring.
     """
-    described: dict[str, tuple[str, str]] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        described |= dict(field_texts(_docstring(base)))
+    described = field_docs(kind)
     hints = get_type_hints(kind)
     found = []
     for item in fields(kind):
-        constant = get_args(hints[item.name])
-        if get_origin(hints[item.name]) is Literal and len(constant) == 1:
-            words, text = f"``{constant[0]}``", "Which object this is."
-        else:
-            words, text = described[item.name]
-        found.append(Member(json_name(item.name), words, text, "omitted" in item.metadata))
+        hint, optional = hints[item.name], "omitted" in item.metadata
+        constant = get_origin(hint) is Literal and len(get_args(hint)) == 1
+        text = "Which object this is." if constant else described[item.name]
+        found.append(Member(json_name(item.name), _words(hint, optional=optional), text, optional))
     return found
 
 
-def _collect(kind: Any, found: list[type]) -> None:  # noqa: ANN401 - any annotation
-    if is_dataclass(kind) and isinstance(kind, type):
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class and of its bases, in words of JSON."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        found |= _field_docs(base.__module__).get(base.__qualname__, {})
+    return found
+
+
+@cache
+def _field_docs(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the docstrings of fields in a module, by class."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    classes = (item for item in tree.body if isinstance(item, ast.ClassDef))
+    return {item.name: dict(_documented(item.body)) for item in classes}
+
+
+def _documented(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for statement, following in pairwise(body):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, re.sub(r"\bNone\b", "null", " ".join(text.split()))
+
+
+def collect(kind: Any, found: list[type]) -> None:  # noqa: ANN401 - any annotation
+    """Add a class and those of its fields: dataclasses, and models of pydantic."""
+    if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields")):
         if kind not in found:
             found.append(kind)
-            hints = get_type_hints(kind)
-            for item in fields(kind):
-                _collect(hints[item.name], found)
+            for hint in get_type_hints(kind).values():
+                collect(hint, found)
         return
     for part in get_args(kind):
-        _collect(part, found)
+        collect(part, found)
 
 
-def _docstring(kind: type) -> str:
-    return inspect.cleandoc(kind.__doc__ or "") + "\n"
+def _words(hint: Any, *, optional: bool = False) -> str:  # noqa: ANN401, PLR0911 - a line for each kind
+    """Return a type as JSON has it, Markdown; an optional one is not null, its key is missing."""
+    if hint in _JSON_TYPES:
+        return _JSON_TYPES[hint]
+    if is_dataclass(hint) and isinstance(hint, type):
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    origin, parts = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _either([f"`{member.value}`" for member in hint])
+    if origin is Literal:
+        return _either([f"`{value}`" for value in parts])
+    if origin in {Union, UnionType}:
+        return _either([_words(part) for part in parts if not (optional and part is NoneType)])
+    if origin is tuple and parts[-1] is ...:
+        of_one = _words(parts[0])
+        return f"array of ({of_one})" if " or " in of_one else f"array of {of_one}"
+    if origin is tuple:
+        return f"({', '.join(map(_words, parts))})"
+    return f"object of {_words(parts[1])}"
 
 
-def field_texts(docstring: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the fields that a docstring describes, each with its type and its meaning."""
-    for member in _MEMBER.finditer(docstring.partition(_HEADING)[2]):
-        meaning = " ".join(member["text"].split())
-        for name in member["names"].split(", "):
-            yield name, (member["kind"], meaning)
+def _either(words: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _code(text: str) -> str:

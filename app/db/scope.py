@@ -39,15 +39,10 @@ class UnscopedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a transaction may see and write.
-
-    Parameters
-    ----------
-    project_id : int or None
-        None for every project: what it inserts says its project itself.
-    """
+    """What a transaction may see and write."""
 
     project_id: int | None
+    """None for every project: what it inserts says its project itself."""
 
 
 EVERY_PROJECT: Final = Scope(None)

@@ -66,42 +66,28 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The adapters of one process.
-
-    Parameters
-    ----------
-    settings : Settings
-    engine : Engine
-        Connections to the database; use cases go through `uow`.
-    dispatcher : Dispatcher
-        Nudges workers, in a thread of its own.
-    publish : callable
-        Hands a nudge to the dispatcher; `uow` does so after its commit.
-    kinds : mapping of str to TaskKind
-        The work that there is, by name.
-    scope : Scope or None
-        Whose rows its transactions see; a process's own container has none and opens none, so
-        that nothing sees another project's rows because a call was forgotten.
-    principal : Principal
-        In whose name things are done.
-    pages_at : str
-        What stands before the paths of the pages: ``/p/research``, or nothing.
-    refusals : Refusals
-        What this process refused and has not written yet.
-    objects : Objects or None
-        Where large blobs go; None keeps all in the database.
-    """
+    """The adapters of one process."""
 
     settings: Settings
     engine: Engine
+    """Connections to the database; use cases go through `uow`."""
     dispatcher: Dispatcher
+    """Nudges workers, in a thread of its own."""
     publish: Publish
+    """Hands a nudge to the dispatcher; `uow` does so after its commit."""
     kinds: Mapping[str, TaskKind]
+    """The work that there is, by name."""
     scope: Scope | None = None
+    """Whose rows its transactions see; a process's own container has none and opens none, so that
+    nothing sees another project's rows because a call was forgotten."""
     principal: Principal = INSTALLATION
+    """In whose name things are done."""
     pages_at: str = ""
+    """What stands before the paths of the pages: ``/p/research``, or nothing."""
     refusals: Refusals = field(default_factory=Refusals)
+    """What this process refused and has not written yet."""
     objects: Objects | None = None
+    """Where large blobs go; None keeps all in the database."""
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
         """Return this container for a user's requests in one project."""

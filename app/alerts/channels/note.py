@@ -21,28 +21,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note to one channel.
-
-    Parameters
-    ----------
-    id : UUID
-        The same on every try.
-    at : datetime
-        When it was made.
-    title : str
-    sections : tuple of Section
-    link : str
-        Where the dashboard shows it.
-    receiver : str
-        Name of the channel.
-    """
+    """A note to one channel."""
 
     id: UUID
+    """The same on every try."""
     at: datetime
+    """When it was made."""
     title: str
     sections: tuple[Section, ...]
     link: str
+    """Where the dashboard shows it."""
     receiver: str
+    """Name of the channel."""
 
 
 NOTE: Final = TypeAdapter(Note)

@@ -58,27 +58,19 @@ class Headline:
     """The slowdown that people are shown.
 
     What they are told is lost is a share 1 - 1/slowdown of each step, and no fix is promised more.
-
-    Parameters
-    ----------
-    slowdown : float
-        Step time ÷ the reference.
-    ci95 : (float, float) or None
-        Of the job, of which these steps are some: by drawing blocks of steps anew; where the
-        headline is S that of S. None of fewer than 20 steps with causes.
-    reference_step_time_s : float
-        Seconds: the mean step without the causes; of the published kind, the mean ideal step.
-    kind : HeadlineKind
-        ``causes``, or ``published`` where the headline is S.
-    ci95_reason : str or None
-        Why there is no interval.
     """
 
     slowdown: float
+    """Step time ÷ the reference."""
     ci95: Interval | None
+    """Of the job, of which these steps are some: by drawing blocks of steps anew; where the
+    headline is S that of S. None of fewer than 20 steps with causes."""
     reference_step_time_s: float
+    """Seconds: the mean step without the causes; of the published kind, the mean ideal step."""
     kind: HeadlineKind
+    """``published`` where the headline is S."""
     ci95_reason: str | None = field(default=None, metadata=OMITTED)
+    """Why there is no interval."""
 
     @property
     def waste(self) -> float:

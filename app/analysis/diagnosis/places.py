@@ -18,144 +18,97 @@ KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
 
 @dataclass(frozen=True, slots=True)
 class SlowSpells:
-    """When the slowest worker is slow, or the whole network, if not in nearly all steps.
-
-    Parameters
-    ----------
-    steps : int
-        Number of steps in which it is slow.
-    of : int
-        Number of steps that were compared.
-    times : float
-        Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer
-        time ÷ that in quiet steps.
-    """
+    """When the slowest worker is slow, or the whole network, if not in nearly all steps."""
 
     steps: int
+    """Number of steps in which it is slow."""
     of: int
+    """Number of steps that were compared."""
     times: float
+    """Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer time
+    ÷ that in quiet steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The places of a cause, as far as it has any; what does not apply has no key.
-
-    Parameters
-    ----------
-    links : tuple of (DP rank, stage, stage), optional
-        Slow links, each between two stages of one DP rank.
-    workers : tuple of (DP rank, stage)
-        Workers at fault, the worst first.
-    stage : int, optional
-        The stage at fault.
-    stages : tuple of int
-        Stages on which it shows.
-    ranks : tuple of int
-        Global ranks at fault, one for each of `workers`.
-    spells : SlowSpells, optional
-        When the first of `workers` is slow, or the whole network; none where that is in nearly all
-        steps.
-    dp : int, optional
-        The DP rank at fault.
-    """
+    """The places of a cause, as far as it has any; what does not apply has no key."""
 
     links: tuple[tuple[int, int, int], ...] | None = field(default=None, metadata=OMITTED)
+    """Slow links, each between two stages of one DP rank: (DP rank, stage, stage)."""
     workers: tuple[Worker, ...] = field(default=(), metadata=OMITTED)
+    """Workers at fault, the worst first: (DP rank, stage)."""
     stage: int | None = field(default=None, metadata=OMITTED)
+    """The stage at fault."""
     stages: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    """Stages on which it shows."""
     ranks: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    """Global ranks at fault, one for each of `workers`."""
     spells: SlowSpells | None = field(default=None, metadata=OMITTED)
+    """When the first of `workers` is slow, or the whole network; none where that is in nearly all
+    steps."""
     dp: int | None = field(default=None, metadata=OMITTED)
+    """The DP rank at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """The line of a worker in the table of workers.
-
-    Parameters
-    ----------
-    dp, pp : int
-        Its DP rank and its stage.
-    """
+    """The line of a worker in the table of workers."""
 
     view: Literal["worker"] = "worker"
     dp: int
+    """Its DP rank and its stage."""
     pp: int
+    """Its DP rank and its stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """The row of a stage in the map of workers.
-
-    Parameters
-    ----------
-    pp : int
-        The stage.
-    """
+    """The row of a stage in the map of workers."""
 
     view: Literal["stage"] = "stage"
     pp: int
+    """The stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """The timeline of a training step.
-
-    Parameters
-    ----------
-    step : int
-        Its number.
-    """
+    """The timeline of a training step."""
 
     view: Literal["step"] = "step"
     step: int
+    """Its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkView:
-    """A link in the cause's figure.
-
-    Parameters
-    ----------
-    dp : int
-        The DP rank that it belongs to.
-    from_, to : int
-        The stages at its ends.
-    """
+    """A link in the cause's figure."""
 
     __pydantic_config__: ClassVar = KEYS
 
     view: Literal["link"] = "link"
     dp: int
+    """The DP rank that it belongs to."""
     from_: int
+    """The stages at its ends."""
     to: int
+    """The stages at its ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureView:
-    """The cause's own figure, or a part of it.
-
-    Parameters
-    ----------
-    part : str, optional
-        ``workers``, ``ranks``, ``spread`` or ``squares``; no key where there is one part only.
-    """
+    """The cause's own figure, or a part of it."""
 
     view: Literal["figure"] = "figure"
     part: str = field(default="", metadata=OMITTED)
+    """``workers``, ``ranks``, ``spread`` or ``squares``; no key where there is one part only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionView:
-    """A region of the page as a whole.
-
-    Parameters
-    ----------
-    view : ``map`` or ``scatter``
-        The map of workers, or forward against backward times.
-    """
+    """A region of the page as a whole."""
 
     view: Literal["map", "scatter"]
+    """The map of workers, or forward against backward times."""
 
 
 View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView

@@ -24,18 +24,12 @@ Level = Literal["slow", "ok", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How slow a job is and why.
-
-    Parameters
-    ----------
-    sentence : str
-        The verdict in words.
-    level : ``slow``, ``ok`` or ``none``
-        ``none`` where there is no verdict.
-    """
+    """How slow a job is and why."""
 
     sentence: str
+    """The verdict in words."""
     level: Level
+    """``none`` where there is no verdict."""
 
 
 def verdict(  # noqa: PLR0913 - what is known of the session and of its causes

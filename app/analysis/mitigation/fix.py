@@ -9,33 +9,26 @@ ByChunk = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the layers of the model are divided, and how they would be better.
-
-    Parameters
-    ----------
-    today, layers : tuple of tuple of int
-        Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
-        recommended.
-    layer_ms : float
-        What a layer takes of a microbatch, forward and backward together, ms.
-    embedding_ms, head_ms : float
-        The same of the embedding and of the head with the loss.
-    proven : bool
-        Whether no division is better for what stages lastingly take.
-    max_layers : tuple of int or None
-        The most layers that each stage can hold, as the metadata say; None where they do not.
-    flag : str
-        What tells Megatron-LM to divide the layers so.
-    """
+    """How the layers of the model are divided, and how they would be better."""
 
     today: ByChunk
+    """Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
+    recommended."""
     layers: ByChunk
+    """Layers of each chunk of each stage, embedding and head not counted: as they are, and as is
+    recommended."""
     layer_ms: float
+    """What a layer takes of a microbatch, forward and backward together, ms."""
     embedding_ms: float
+    """The same of the embedding and of the head with the loss."""
     head_ms: float
+    """The same of the embedding and of the head with the loss."""
     proven: bool
+    """Whether no division is better for what stages lastingly take."""
     max_layers: tuple[int, ...] | None
+    """The most layers that each stage can hold, as the metadata say; None where they do not."""
     flag: str
+    """What tells Megatron-LM to divide the layers so."""
 
     @property
     def text(self) -> str:
@@ -60,18 +53,12 @@ def as_text(layers: ByChunk) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCollections:
-    """Garbage collected on all workers in the same steps.
-
-    Parameters
-    ----------
-    every : int
-        Steps from one collection to the next.
-    pause_s : float
-        How long all pause for one, seconds: for the longest of all workers'.
-    """
+    """Garbage collected on all workers in the same steps."""
 
     every: int
+    """Steps from one collection to the next."""
     pause_s: float
+    """How long all pause for one, seconds: for the longest of all workers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +67,18 @@ class Balancing:
 
     A microbatch costs ``fixed + linear·Σs + quadratic·Σs²`` of the lengths s of its sequences,
     forward and backward on the mean stage.
-
-    Parameters
-    ----------
-    fixed_ms, linear_ms, quadratic_ms : float
-        As the session shows it, ms.
-    max_tokens : int
-        The most tokens of a microbatch: those of the largest one today.
-    stages : int
-        Pipeline stages.
     """
 
     fixed_ms: float
+    """As the session shows it, ms."""
     linear_ms: float
+    """As the session shows it, ms."""
     quadratic_ms: float
+    """As the session shows it, ms."""
     max_tokens: int
+    """The most tokens of a microbatch: those of the largest one today."""
     stages: int
+    """Pipeline stages."""
 
     @property
     def call(self) -> str:

@@ -11,7 +11,7 @@ from app.analysis.reference import Reference
 _INTRODUCTION: Final = """\
 # The plan
 
-<!-- Made by `make report-docs` from the docstrings of the types; change those. -->
+<!-- Made by `make report-docs` from the types and the docstrings of their fields; change those. -->
 
 What `paceline plan --json` prints and `GET /api/v1/plans/{plan}` answers as `plan`, schema
 `paceline.plan/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in the

@@ -40,192 +40,127 @@ SECONDS_AN_HOUR: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class JobSizes:
-    """How the job is divided.
-
-    Parameters
-    ----------
-    dp : int
-        Data-parallel ranks.
-    pp : int
-        Pipeline stages.
-    tp : int
-        Tensor-parallel ranks.
-    cp : int
-        Context-parallel ranks.
-    vpp : int
-        Virtual stages on each pipeline stage.
-    world : int
-        GPUs of the job.
-    """
+    """How the job is divided."""
 
     dp: int
+    """Data-parallel ranks."""
     pp: int
+    """Pipeline stages."""
     tp: int
+    """Tensor-parallel ranks."""
     cp: int
+    """Context-parallel ranks."""
     vpp: int
+    """Virtual stages on each pipeline stage."""
     world: int
+    """GPUs of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers: one cell of DP rank and stage each, of which one rank is traced.
-
-    Parameters
-    ----------
-    rank : tuple of tuple of int
-        Global rank that was traced, [dp][pp].
-    """
+    """The workers: one cell of DP rank and stage each, of which one rank is traced."""
 
     rank: CountByCell
+    """Global rank that was traced, [dp][pp]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Which training steps the report is about.
-
-    Parameters
-    ----------
-    analyzed : tuple of int
-        Numbers of the analyzed steps, ascending.
-    dropped : tuple of DroppedStep
-        Steps that were recorded, but are not complete.
-    """
+    """Which training steps the report is about."""
 
     analyzed: tuple[int, ...]
+    """Numbers of the analyzed steps, ascending."""
     dropped: tuple[DroppedStep, ...]
+    """Steps that were recorded, but are not complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of a session.
-
-    Parameters
-    ----------
-    schema : ``paceline.report/1``
-        Which document this is.
-    revision : int
-        Which fields it has.
-    job : str or None
-        Name of the job; None where a file was analyzed.
-    session : str or None
-        Id of the session; None where a file was analyzed.
-    trial_name : str or None
-        As the metadata have it.
-    sizes : JobSizes
-        How the job is divided.
-    hosts : mapping of int to str
-        Host of each global rank, as far as the metadata say.
-    gpus : mapping of int to str
-        GPU of each global rank, as far as the metadata say.
-    workers : Workers
-        The workers.
-    steps : Steps
-        Analyzed and dropped steps.
-    coverage : Coverage
-        What arrived and what was repaired.
-    clocks : Clocks
-        How far clocks are apart.
-    fidelity : Fidelity
-        Whether the replay is near enough to the recording.
-    headline : Headline
-        The slowdown that people are shown: against the job without its causes.
-    slowdown : float
-        S.
-    slowdown_ci95 : (float, float)
-        Its 95 % interval.
-    waste : float
-        Share of the step time that is lost, 1 - 1/S.
-    waste_ci95 : (float, float)
-        Its 95 % interval.
-    gpu_hours_lost : float
-        In the analyzed steps, by all GPUs together.
-    gpu_hours_lost_per_hour : float
-        In each hour of running, by all GPUs together.
-    launch_slowdown : float
-        Mean recorded ÷ mean simulated step time: what late launches cost.
-    launch_by_optype : mapping of str to float
-        What late launches of one operation type add, as a share of the recorded step time. Each is
-        replayed alone: delays that hide behind one another count in each.
-    k50 : int or None
-        Fewest workers, by exact slowdown, whose idealization brings half of the lost time back;
-        None where under 1 % of a step is lost, or no number of workers does.
-    step_times : StepTimes
-        What each step takes.
-    step_slowdown : tuple of float
-        Simulated ÷ ideal time of each step.
-    by_optype : mapping of str to float
-        Slowdown if only this operation type kept its recorded durations.
-    waste_by_optype : mapping of str to float
-        The same as a share, 1 - 1/S of the type.
-    by_dp : tuple of float
-        Slowdown if only this DP rank kept its recorded durations.
-    by_pp : tuple of float
-        Slowdown if only this stage kept its recorded durations.
-    per_step : PerStep
-        The slowdowns of each step.
-    by_worker : ByWorker
-        The slowdowns of each worker.
-    m_w : WorkersRecovery
-        What the slowest 3 % of the workers account for, M_W.
-    m_s : Recovery
-        What the last stage accounts for, M_S; 0 where there is one stage.
-    fb_correlation : Correlation
-        Forward against backward times.
-    causes : tuple of NamedCause
-        Why the job is slow, the most expensive cause first.
-    diagnosis : DiagnosisSummary
-        What was ruled out, and what cannot be judged.
-    recommendations : tuple of Recommendation
-        Changes that help, the best one first.
-    template : PlannedTemplate, WithheldTemplate or None
-        A better division of the layers; None where no cause calls for one.
-    verdict : Verdict
-        How slow the job is and why, in a sentence.
-    tensor : TensorAdvice or None
-        Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
-        cause.
-    """
+    """The report of a session."""
 
     schema: Literal["paceline.report/1"] = SCHEMA
+    """Which document this is."""
     revision: int = REVISION
+    """Which fields it has."""
     job: str | None = None
+    """Name of the job; None where a file was analyzed."""
     session: str | None = None
+    """Id of the session; None where a file was analyzed."""
     trial_name: str | None
+    """As the metadata have it."""
     sizes: JobSizes
+    """How the job is divided."""
     hosts: dict[int, str]
+    """Host of each global rank, as far as the metadata say."""
     gpus: dict[int, str]
+    """GPU of each global rank, as far as the metadata say."""
     workers: Workers
+    """The workers."""
     steps: Steps
+    """Analyzed and dropped steps."""
     coverage: Coverage
+    """What arrived and what was repaired."""
     clocks: Clocks
+    """How far clocks are apart."""
     fidelity: Fidelity
+    """Whether the replay is near enough to the recording."""
     headline: Headline
+    """The slowdown that people are shown: against the job without its causes."""
     slowdown: float
+    """S."""
     slowdown_ci95: Interval
+    """Its 95 % interval."""
     waste: float
+    """Share of the step time that is lost, 1 - 1/S."""
     waste_ci95: Interval
+    """Its 95 % interval."""
     gpu_hours_lost: float
+    """In the analyzed steps, by all GPUs together."""
     gpu_hours_lost_per_hour: float
+    """In each hour of running, by all GPUs together."""
     launch_slowdown: float
+    """Mean recorded ÷ mean simulated step time: what late launches cost."""
     launch_by_optype: dict[str, float]
+    """What late launches of one operation type add, as a share of the recorded step time. Each is
+    replayed alone: delays that hide behind one another count in each."""
     k50: int | None
+    """Fewest workers, by exact slowdown, whose idealization brings half of the lost time back; None
+    where under 1 % of a step is lost, or no number of workers does."""
     step_times: StepTimes
+    """What each step takes."""
     step_slowdown: Numbers
+    """Simulated ÷ ideal time of each step."""
     by_optype: dict[str, float]
+    """Slowdown if only this operation type kept its recorded durations."""
     waste_by_optype: dict[str, float]
+    """The same as a share, 1 - 1/S of the type."""
     by_dp: Numbers
+    """Slowdown if only this DP rank kept its recorded durations."""
     by_pp: Numbers
+    """Slowdown if only this stage kept its recorded durations."""
     per_step: PerStep
+    """The slowdowns of each step."""
     by_worker: ByWorker
+    """The slowdowns of each worker."""
     m_w: WorkersRecovery
+    """What the slowest 3 % of the workers account for, M_W."""
     m_s: Recovery
+    """What the last stage accounts for, M_S; 0 where there is one stage."""
     fb_correlation: Correlation
+    """Forward against backward times."""
     causes: tuple[NamedCause, ...]
+    """Why the job is slow, the most expensive cause first."""
     diagnosis: DiagnosisSummary
+    """What was ruled out, and what cannot be judged."""
     recommendations: tuple[Recommendation, ...]
+    """Changes that help, the best one first."""
     template: PlannedTemplate | WithheldTemplate | None
+    """A better division of the layers; None where no cause calls for one."""
     verdict: Verdict
+    """How slow the job is and why, in a sentence."""
     tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
+    """Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
+    cause."""
 
     @property
     def lost_gpu_hours(self) -> float:

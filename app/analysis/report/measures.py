@@ -10,158 +10,104 @@ from app.analysis.report.shapes import ByCell, Interval, Numbers, PartialByCell
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What each analyzed step takes.
-
-    Parameters
-    ----------
-    recorded : tuple of float
-        From the first start to the last end, seconds.
-    simulated : tuple of float
-        Replayed with the recorded durations and no launch delays, seconds.
-    ideal : tuple of float
-        Replayed with all durations ideal, seconds.
-    """
+    """What each analyzed step takes."""
 
     recorded: Numbers
+    """From the first start to the last end, seconds."""
     simulated: Numbers
+    """Replayed with the recorded durations and no launch delays, seconds."""
     ideal: Numbers
+    """Replayed with all durations ideal, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerStep:
-    """The slowdowns of each analyzed step.
-
-    Parameters
-    ----------
-    by_optype : mapping of str to tuple of float
-        Slowdown if only this operation type kept its recorded durations, by type, then by step.
-    by_dp : tuple of tuple of float
-        The same of each DP rank, [dp][step].
-    by_pp : tuple of tuple of float
-        The same of each stage, [pp][step].
-    launch_slowdown : tuple of float
-        Recorded ÷ simulated step time of each step.
-    """
+    """The slowdowns of each analyzed step."""
 
     by_optype: dict[str, Numbers]
+    """Slowdown if only this operation type kept its recorded durations, by type, then by step."""
     by_dp: tuple[Numbers, ...]
+    """The same of each DP rank, [dp][step]."""
     by_pp: tuple[Numbers, ...]
+    """The same of each stage, [pp][step]."""
     launch_slowdown: Numbers
+    """Recorded ÷ simulated step time of each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorstWorker:
-    """A worker with the interval of its slowdown.
-
-    Parameters
-    ----------
-    worker : (DP rank, stage)
-        Its place.
-    slowdown : float
-        Slowdown if only this worker kept its recorded durations.
-    ci95 : (float, float)
-        Its 95 % interval.
-    """
+    """A worker with the interval of its slowdown."""
 
     worker: Worker
+    """Its place: (DP rank, stage)."""
     slowdown: float
+    """Slowdown if only this worker kept its recorded durations."""
     ci95: Interval
+    """Its 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByWorker:
-    """The slowdown of every worker, [dp][pp].
-
-    Parameters
-    ----------
-    exact : tuple of tuple of float
-        Slowdown if only this worker kept its recorded durations.
-    approximate : tuple of tuple of float
-        The smaller one of its DP rank's and its stage's slowdown, as the paper has it.
-    forward_ratio, backward_ratio : tuple of tuple of float or None
-        Mean forward or backward time ÷ the median of its stage's other DP ranks; None where
-        there is one DP rank.
-    worst : tuple of WorstWorker
-        The slowest ones, the slowest first.
-    """
+    """The slowdown of every worker, [dp][pp]."""
 
     exact: ByCell
+    """Slowdown if only this worker kept its recorded durations."""
     approximate: ByCell
+    """The smaller one of its DP rank's and its stage's slowdown, as the paper has it."""
     forward_ratio: PartialByCell
+    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
+    one DP rank."""
     backward_ratio: PartialByCell
+    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
+    one DP rank."""
     worst: tuple[WorstWorker, ...]
+    """The slowest ones, the slowest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How much of the lost time a set of workers accounts for (paper, section 5).
-
-    Parameters
-    ----------
-    rem : float or None
-        The share of the lost time that is back with the set ideal, the removal attribution; None
-        where under 1 % of a step is lost.
-    add : float or None
-        The share that is lost with the set alone as recorded, the addition attribution.
-    ci95 : (float, float) or None
-        95 % interval of `rem`.
-    trem_s : float
-        Mean step time with the set ideal, seconds.
-    tadd_s : float
-        Mean step time with all but the set ideal, seconds.
-    """
+    """How much of the lost time a set of workers accounts for (paper, section 5)."""
 
     rem: float | None
+    """The share of the lost time that is back with the set ideal, the removal attribution; None
+    where under 1 % of a step is lost."""
     add: float | None
+    """The share that is lost with the set alone as recorded, the addition attribution."""
     ci95: Interval | None
+    """95 % interval of `rem`."""
     trem_s: float
+    """Mean step time with the set ideal, seconds."""
     tadd_s: float
+    """Mean step time with all but the set ideal, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersRecovery(Recovery):
-    """The same of the slowest 3 % of the workers.
-
-    Parameters
-    ----------
-    workers : tuple of (DP rank, stage)
-        The slowest ones, by exact slowdown.
-    """
+    """The same of the slowest 3 % of the workers."""
 
     workers: tuple[Worker, ...]
+    """The slowest ones, by exact slowdown: (DP rank, stage)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorrelationSample:
-    """An even sample of the microbatches of a correlation.
-
-    Parameters
-    ----------
-    forward_s, backward_s : tuple of float
-        Forward and backward time of the same microbatch, seconds.
-    """
+    """An even sample of the microbatches of a correlation."""
 
     forward_s: Numbers
+    """Forward and backward time of the same microbatch, seconds."""
     backward_s: Numbers
+    """Forward and backward time of the same microbatch, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """Forward against backward time over microbatches (paper, section 5.3).
-
-    Parameters
-    ----------
-    pearson : float or None
-        Pearson's r; None where one of them does not vary or there are under 3 microbatches.
-    stage : int
-        Where it was measured: stage 1, or 0 where there is no other.
-    points : int
-        Microbatches that were compared.
-    sample : CorrelationSample
-        At most 700 of them.
-    """
+    """Forward against backward time over microbatches (paper, section 5.3)."""
 
     pearson: float | None
+    """Pearson's r; None where one of them does not vary or there are under 3 microbatches."""
     stage: int
+    """Where it was measured: stage 1, or 0 where there is no other."""
     points: int
+    """Microbatches that were compared."""
     sample: CorrelationSample
+    """At most 700 of them."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from app.analysis.diagnosis.figures import FigureData
-from app.analysis.diagnosis.places import View
 from app.analysis.reference import Reference
 from app.analysis.report.document import Report
 
 _INTRODUCTION: Final = """\
 # The report
 
-<!-- Made by `make report-docs` from the docstrings of the types; change those. -->
+<!-- Made by `make report-docs` from the types and the docstrings of their fields; change those. -->
 
 What `paceline analyze --json` prints and `GET /api/v1/sessions/{session}/report` answers, schema
 `paceline.report/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in the
@@ -26,7 +24,7 @@ worker is a cell of DP rank and pipeline stage; lists by worker are `[dp][pp]`, 
 the order of `steps.analyzed`.
 """
 
-REFERENCE: Final = Reference(_INTRODUCTION, (Report,), {"View": View, "FigureData": FigureData})
+REFERENCE: Final = Reference(_INTRODUCTION, (Report,))
 
 if __name__ == "__main__":
     sys.stdout.write(REFERENCE.page())

@@ -24,23 +24,15 @@ PLACES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How slow a session is, and what that costs.
-
-    Parameters
-    ----------
-    slowdown : float
-    ci95 : (float, float) or None
-        None where it is not known.
-    gpu_hours_lost : float
-        In the analyzed steps, by all ranks together.
-    kind : HeadlineKind
-        Against the job without its causes, or S.
-    """
+    """How slow a session is, and what that costs."""
 
     slowdown: float
     ci95: tuple[float, float] | None
+    """None where it is not known."""
     gpu_hours_lost: float
+    """In the analyzed steps, by all ranks together."""
     kind: HeadlineKind
+    """Against the job without its causes, or S."""
 
     @property
     def waste(self) -> float:
@@ -64,23 +56,14 @@ class SuspectedCause:
 
 @dataclass(frozen=True, slots=True)
 class VerdictCause(SuspectedCause):
-    """A `NamedCause` without the data of its figure.
-
-    Parameters
-    ----------
-    cost_s : float or None
-    views : tuple of (View or None)
-    place : Where
-    runner_up : str or None
-    host : str or None
-        Of its first worker.
-    """
+    """A `NamedCause` without the data of its figure."""
 
     cost_s: float | None = None
     views: tuple[View | None, ...] = ()
     place: Where = Where()  # noqa: RUF009 - frozen
     runner_up: str | None = None
     host: str | None = None
+    """Of its first worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,51 +91,34 @@ class VerdictFix:
 
 @dataclass(frozen=True, slots=True)
 class SessionVerdict:
-    """A report, as far as more than its own page needs it.
-
-    Parameters
-    ----------
-    sentence, level : str
-    sizes : JobSizes
-    discrepancy : float
-        Of the replay from the recording.
-    headline, published : Slowdown or None
-        What people are told, and S; None where the replay supports no verdict.
-    step_time_s : float or None
-        The median recorded step, seconds; None without a verdict.
-    measured_s : float or None
-        How long the analyzed steps took, seconds; None without a verdict.
-    causes : tuple of VerdictCause
-        The leading one first.
-    lost_by_cause : mapping of str to float
-        GPU-hours that each cause costs in each hour of running; they may overlap. Empty without a
-        verdict.
-    worst : tuple of VerdictWorker
-        The slowest first.
-    worst_rank : int
-        The traced rank of the slowest.
-    worst_step : int or None
-        The training step of the largest slowdown; None without a verdict.
-    top_optype : str
-        The operation type that costs most.
-    fix : VerdictFix or None
-    measures : PaperMeasures
-    """
+    """A report, as far as more than its own page needs it."""
 
     sentence: str
     level: Level
     sizes: JobSizes
     discrepancy: float
+    """Of the replay from the recording."""
     headline: Slowdown | None
+    """What people are told, and S; None where the replay supports no verdict."""
     published: Slowdown | None
+    """What people are told, and S; None where the replay supports no verdict."""
     step_time_s: float | None
+    """The median recorded step, seconds; None without a verdict."""
     measured_s: float | None
+    """How long the analyzed steps took, seconds; None without a verdict."""
     causes: tuple[VerdictCause, ...]
+    """The leading one first."""
     lost_by_cause: Mapping[str, float]
+    """GPU-hours that each cause costs in each hour of running; they may overlap. Empty without a
+    verdict."""
     worst: tuple[VerdictWorker, ...]
+    """The slowest first."""
     worst_rank: int
+    """The traced rank of the slowest."""
     worst_step: int | None
+    """The training step of the largest slowdown; None without a verdict."""
     top_optype: str
+    """The operation type that costs most."""
     fix: VerdictFix | None
     measures: PaperMeasures
 

@@ -19,22 +19,15 @@ _MOST: Final = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """Things of one kind that a decoder could make nothing of.
-
-    Parameters
-    ----------
-    what : str
-        Their kind, in the plural, for a person.
-    count : int
-        How many.
-    remedy : str or None
-        The setting of the recorder that would record what is missing; None where nothing is
-        missing.
-    """
+    """Things of one kind that a decoder could make nothing of."""
 
     what: str
+    """Their kind, in the plural, for a person."""
     count: int
+    """How many."""
     remedy: str | None = None
+    """The setting of the recorder that would record what is missing; None where nothing is missing.
+    """
 
 
 def total(found: Iterable[Unmapped]) -> tuple[Unmapped, ...]:

@@ -33,18 +33,12 @@ class BodyTimeoutError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slowly a body may come.
-
-    Parameters
-    ----------
-    idle_s : float
-        No byte for so long is the end. As much may be waited altogether, at first.
-    min_bytes_per_s : float
-        Bytes that bring another second of waiting: on average a body comes faster.
-    """
+    """How slowly a body may come."""
 
     idle_s: float
+    """No byte for so long is the end. As much may be waited altogether, at first."""
     min_bytes_per_s: float
+    """Bytes that bring another second of waiting: on average a body comes faster."""
 
     def left_s(self, size: int, waited_s: float) -> float:
         """Return for how long the next byte may be waited for; not above 0 if for no longer.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 from jinja2 import Environment
 from pydantic.json_schema import models_json_schema
 
-from app.analysis.reference import field_texts
+from app.analysis.reference import collect, field_docs
 from app.api.frame.problems import PROBLEMS
 from app.auth.guard import GuardedRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fastapi import FastAPI
     from pydantic import BaseModel
+    from starlette.routing import BaseRoute
 
 OPENAPI_URL: Final = "/api/openapi.json"
 DOCS_URL: Final = "/api/docs"
@@ -107,24 +109,32 @@ def add_schemas(app: FastAPI, schemas: Callable[[], Mapping[str, Any]]) -> None:
     def openapi() -> dict[str, Any]:
         document = of_routes()
         document["components"]["schemas"] |= schemas()
-        explain(document["components"]["schemas"])
+        explain(document["components"]["schemas"], _shown(app.routes))
         return document
 
     # The framework's own way to extend the document.
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def explain(schemas: Mapping[str, Any]) -> None:
-    """Move what the docstring of a dataclass says of its fields to the properties of its schema."""
-    for schema in schemas.values():
-        docstring = schema.get("description")
-        if docstring is None:
-            continue
-        for name, (_, meaning) in field_texts(f"{docstring}\n"):
-            if meaning and name in schema["properties"]:
-                words = re.sub(r"\bNone\b", "null", meaning)
-                schema["properties"][name].setdefault("description", words)
-        schema["description"] = docstring.partition("\nParameters\n---")[0].strip()
+def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
+    """Describe the properties of dataclasses by the docstrings below their fields."""
+    for kind in kinds:
+        long_name = f"{kind.__module__}.{kind.__qualname__}".replace(".", "__")
+        schema = schemas.get(kind.__name__) or schemas.get(long_name, {"properties": {}})
+        for name, text in field_docs(kind).items():
+            if name in schema["properties"]:
+                schema["properties"][name].setdefault("description", text)
+
+
+def _shown(routes: Iterable[BaseRoute]) -> list[type]:
+    """Return the dataclasses of which requests and answers consist."""
+    found: list[type] = []
+    for route in routes:
+        if isinstance(route, APIRoute):
+            collect(route.response_model, found)
+            for body in route.dependant.body_params:
+                collect(body.field_info.annotation, found)
+    return [kind for kind in found if is_dataclass(kind)]
 
 
 def router(app: FastAPI) -> APIRouter:

@@ -27,56 +27,41 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a form.
-
-    Parameters
-    ----------
-    id : str
-        Of its control on the page.
-    path : str
-        In what is sent, and in the faults that come back: ``config.url``.
-    label, hint, example : str
-        `hint` and `example` may be empty.
-    control : str
-    optional : bool
-        Whether it may be empty, and is so by itself.
-    removable : bool
-        Whether what is set may be taken away.
-    value : str
-        Of everything but checks; lines are separated as such.
-    inline : bool
-        Whether lines and pairs stand in one line, separated by commas.
-    options : sequence of Option
-        Of selections and checks.
-    chosen : sequence of str
-        Of checks.
-    minimum, maximum : int or None
-        Of numbers.
-    is_secret : bool
-        Never shown again: left empty it stays.
-    is_set : bool
-        Whether there is such a secret.
-    known_by : str
-        The host of a secret address.
-    """
+    """A field of a form."""
 
     id: str
+    """Of its control on the page."""
     path: str
+    """In what is sent, and in the faults that come back: ``config.url``."""
     label: str
+    """`hint` and `example` may be empty."""
     control: Control
     optional: bool = False
+    """Whether it may be empty, and is so by itself."""
     removable: bool = False
+    """Whether what is set may be taken away."""
     hint: str = ""
+    """`hint` and `example` may be empty."""
     example: str = ""
+    """`hint` and `example` may be empty."""
     value: str = ""
+    """Of everything but checks; lines are separated as such."""
     inline: bool = False
+    """Whether lines and pairs stand in one line, separated by commas."""
     options: Sequence[Option] = ()
+    """Of selections and checks."""
     chosen: Sequence[str] = ()
+    """Of checks."""
     minimum: int | None = None
+    """Of numbers."""
     maximum: int | None = None
+    """Of numbers."""
     is_secret: bool = False
+    """Never shown again: left empty it stays."""
     is_set: bool = False
+    """Whether there is such a secret."""
     known_by: str = ""
+    """The host of a secret address."""
 
 
 def fields_of(  # noqa: PLR0913 - what fields depend on

@@ -64,39 +64,30 @@ SINCE: Final = func.coalesce(AlertIncident.fired_at, AlertIncident.opened_at)
 
 @dataclass(frozen=True, slots=True)
 class IncidentFilter:
-    """What an incident must be like to be listed; what is empty asks for nothing.
-
-    Parameters
-    ----------
-    words : str
-        Each of them stands in its job, cause, place, labels, severity or assignee.
-    state : IncidentState or None
-        None: any but resolved.
-    severity, cause : str
-    job, host : str
-        The whole name; a host that it blames.
-    owner, project : str
-        Labels of the job.
-    label : str
-        ``name=value``, or the name of a label that the job has.
-    assignee : str
-        ``-``: without an assignee.
-    since, until : datetime or None
-        Of a time: it began in it, or ended where what is over is asked for.
-    """
+    """What an incident must be like to be listed; what is empty asks for nothing."""
 
     words: str = ""
+    """Each of them stands in its job, cause, place, labels, severity or assignee."""
     state: IncidentState | None = None
+    """None: any but resolved."""
     severity: str = ""
     cause: str = ""
     job: str = ""
+    """The whole name; a host that it blames."""
     host: str = ""
+    """The whole name; a host that it blames."""
     owner: str = ""
+    """Labels of the job."""
     project: str = ""
+    """Labels of the job."""
     label: str = ""
+    """``name=value``, or the name of a label that the job has."""
     assignee: str = ""
+    """``-``: without an assignee."""
     since: datetime | None = None
+    """Of a time: it began in it, or ended where what is over is asked for."""
     until: datetime | None = None
+    """Of a time: it began in it, or ended where what is over is asked for."""
 
     @property
     def over(self) -> bool:

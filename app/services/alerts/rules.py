@@ -49,25 +49,18 @@ class WouldHave:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a rule would have done.
-
-    Parameters
-    ----------
-    since : datetime
-        From here on: 30 days ago, or the earliest session that was read.
-    jobs, sessions : int
-        How many were looked at.
-    complete : bool
-        False where there were more sessions than a preview reads.
-    incidents : sequence of WouldHave
-        The newest first.
-    """
+    """What a rule would have done."""
 
     since: datetime
+    """From here on: 30 days ago, or the earliest session that was read."""
     jobs: int
+    """How many were looked at."""
     sessions: int
+    """How many were looked at."""
     complete: bool
+    """False where there were more sessions than a preview reads."""
     incidents: Sequence[WouldHave]
+    """The newest first."""
 
 
 def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:

@@ -106,45 +106,30 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Incidents:
-    """What the list shows.
-
-    Parameters
-    ----------
-    now : datetime
-        The database's time.
-    filtered : IncidentFilter
-        What was asked for.
-    number : int
-        Of the page: the last one where there are not that many.
-    present : sequence of IncidentRow
-        This page's, in the order that was asked for; not those that "no data" hides.
-    counts : mapping of IncidentState to int
-        How many there are of each open state, whichever was asked for, without the hidden ones;
-        where those that are over are asked for, of these.
-    hidden : int
-        How many are.
-    lost : mapping of IncidentState to Lost
-        What jobs lose with incidents of each state.
-    choices : Choices
-    over : sequence of Over
-        Of the last seven days, the latest first, at most 30; where those that are over are asked
-        for, this page of them.
-    over_count : int
-    sessions : mapping of UUID to Measured
-        The latest session of each incident in `present`.
-    """
+    """What the list shows."""
 
     now: datetime
+    """The database's time."""
     filtered: IncidentFilter
+    """What was asked for."""
     number: int
+    """Of the page: the last one where there are not that many."""
     present: Sequence[IncidentRow]
+    """This page's, in the order that was asked for; not those that "no data" hides."""
     counts: Mapping[IncidentState, int]
+    """How many there are of each open state, whichever was asked for, without the hidden ones;
+    where those that are over are asked for, of these."""
     hidden: int
+    """How many are."""
     lost: Mapping[IncidentState, Lost]
+    """What jobs lose with incidents of each state."""
     choices: Choices
     over: Sequence[Over]
+    """Of the last seven days, the latest first, at most 30; where those that are over are asked
+    for, this page of them."""
     over_count: int
     sessions: Mapping[uuid.UUID, Measured]
+    """The latest session of each incident in `present`."""
 
     @property
     def total(self) -> int:

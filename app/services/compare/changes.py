@@ -28,19 +28,13 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseChange:
-    """A cause in two sessions.
-
-    Parameters
-    ----------
-    cause : str
-    before, after : float or None
-        The share of the mean step that it costs; None where it was not named.
-    change : Change
-    """
+    """A cause in two sessions."""
 
     cause: str
     before: float | None
+    """The share of the mean step that it costs; None where it was not named."""
     after: float | None
+    """The share of the mean step that it costs; None where it was not named."""
     change: Change
 
 

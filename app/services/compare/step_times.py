@@ -29,29 +29,20 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The step times of a later session against those of an earlier one.
-
-    Parameters
-    ----------
-    before_s, after_s : float
-        Means.
-    change_s : float
-        Difference of the means; negative where the later session is faster.
-    change : float
-        The same as a share of `before_s`.
-    ci95_s : (float, float) or None
-        95 % interval of `change_s`; None where one side has too few steps.
-    p : float or None
-        How likely so different ranks are where both have one distribution, two-sided.
-    steps : (int, int)
-    """
+    """The step times of a later session against those of an earlier one."""
 
     before_s: float
+    """Means."""
     after_s: float
+    """Means."""
     change_s: float
+    """Difference of the means; negative where the later session is faster."""
     change: float
+    """The same as a share of `before_s`."""
     ci95_s: tuple[float, float] | None
+    """95 % interval of `change_s`; None where one side has too few steps."""
     p: float | None
+    """How likely so different ranks are where both have one distribution, two-sided."""
     steps: tuple[int, int]
 
     @property

@@ -105,36 +105,24 @@ class FixLine:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What stragglers cost a fleet in a time.
-
-    Parameters
-    ----------
-    now, since, until : datetime
-    coverage : Coverage
-    trend : sequence of Period
-        The last one is the time itself.
-    jobs : sequence of JobFigures
-        By S, the slowest first.
-    most_expensive : sequence of JobCost
-    causes : sequence of CauseCost
-    hosts : sequence of HostCost
-    fixes : sequence of FixLine
-    opened, resolved : int
-        Incidents that were sent, and those that ended.
-    """
+    """What stragglers cost a fleet in a time."""
 
     now: datetime
     since: datetime
     until: datetime
     coverage: Coverage
     trend: Sequence[Period]
+    """The last one is the time itself."""
     jobs: Sequence[JobFigures]
+    """By S, the slowest first."""
     most_expensive: Sequence[JobCost]
     causes: Sequence[CauseCost]
     hosts: Sequence[HostCost]
     fixes: Sequence[FixLine]
     opened: int
+    """Incidents that were sent, and those that ended."""
     resolved: int
+    """Incidents that were sent, and those that ended."""
 
     @property
     def costs(self) -> Costs:

@@ -28,25 +28,16 @@ EARLY: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened to a job.
-
-    Parameters
-    ----------
-    id : int
-    at : datetime
-        When it happened.
-    kind : NoteKind
-    words, author : str
-    noted_at : datetime
-        When it was written down.
-    """
+    """Something that happened to a job."""
 
     id: int
     at: datetime
+    """When it happened."""
     kind: NoteKind
     words: str
     author: str
     noted_at: datetime
+    """When it was written down."""
 
 
 def write_note(  # noqa: PLR0913 - what is said of it

@@ -108,15 +108,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """A page of hosts.
-
-    Parameters
-    ----------
-    now : datetime
-    totals : Totals
-    page : Page of HostRow
-    look_alikes : sequence of HostSums
-    """
+    """A page of hosts."""
 
     now: datetime
     totals: Totals

@@ -90,32 +90,21 @@ _ASKED: Final = TypeAdapter(Asked)
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """Everything of one plan.
-
-    Parameters
-    ----------
-    row : PlanSummary
-    spec : mapping
-        The specification as it was sent.
-    asked : Asked
-        The same, as far as a page says it.
-    faults : tuple of Fault
-        Why there is no template: the nearest changes, or what is wrong.
-    ahead : int
-        Plans and sessions that workers will take first, while it is queued.
-    result : PlanResult or None
-        Of a plan that was found.
-    now : datetime
-        The database's time of this view.
-    """
+    """Everything of one plan."""
 
     row: PlanSummary
     spec: Mapping[str, Any]
+    """The specification as it was sent."""
     asked: Asked
+    """The same, as far as a page says it."""
     faults: tuple[Fault, ...]
+    """Why there is no template: the nearest changes, or what is wrong."""
     ahead: int
+    """Plans and sessions that workers will take first, while it is queued."""
     result: PlanResult | None
+    """Of a plan that was found."""
     now: datetime
+    """The database's time of this view."""
 
 
 def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:

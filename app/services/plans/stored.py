@@ -30,19 +30,13 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutline:
-    """What a list shows of a plan.
-
-    Parameters
-    ----------
-    stages : int
-    over : mapping of str to float
-        How much longer than the plan the other methods' templates take when executed.
-    """
+    """What a list shows of a plan."""
 
     iteration_time_ms: IterationTimes
     stages: int
     optimal: bool
     over: Mapping[str, float]
+    """How much longer than the plan the other methods' templates take when executed."""
 
     @classmethod
     def of(cls, document: PlanDocument) -> Self:

@@ -41,21 +41,14 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which sessions are analyzed again.
-
-    Parameters
-    ----------
-    states : tuple of SessionState
-        Of those that are through.
-    job : str or None
-        Only of this job.
-    before : datetime or None
-        Only those whose state is older: after an update, those that the version before analyzed.
-    """
+    """Which sessions are analyzed again."""
 
     states: tuple[SessionState, ...] = (SessionState.FAILED,)
+    """Of those that are through."""
     job: str | None = None
+    """Only of this job."""
     before: datetime | None = None
+    """Only those whose state is older: after an update, those that the version before analyzed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What there is of a kind.
-
-    Parameters
-    ----------
-    count, bytes : int
-    oldest : datetime or None
-    """
+    """What there is of a kind."""
 
     count: int = 0
     bytes: int = 0

@@ -124,32 +124,21 @@ class IntakeView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """Everything of one session but its report.
-
-    Parameters
-    ----------
-    row : SessionRow
-    meta : mapping
-        Metadata document, normalized.
-    reason_detail : mapping or None
-        Faults behind `row.reason`.
-    work : WorkStatus or None
-        None where nothing was ever to be done.
-    intake : IntakeView or None
-        None where the session came in one body.
-    has_report, has_heatmaps : bool
-    now : datetime
-        The database's time of this view.
-    """
+    """Everything of one session but its report."""
 
     row: SessionRow
     meta: Mapping[str, Any]
+    """Metadata document, normalized."""
     reason_detail: Mapping[str, Any] | None
+    """Faults behind `row.reason`."""
     work: WorkStatus | None
+    """None where nothing was ever to be done."""
     intake: IntakeView | None
+    """None where the session came in one body."""
     has_report: bool
     has_heatmaps: bool
     now: datetime
+    """The database's time of this view."""
 
 
 def list_sessions(

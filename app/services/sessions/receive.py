@@ -58,30 +58,20 @@ class InvalidJobNameError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that has arrived whole.
-
-    Parameters
-    ----------
-    path : Path
-        Where its bytes can be read.
-    size : int
-        Bytes.
-    sha256 : bytes
-        Digest of the bytes.
-    content_type : str or None
-        What the sender calls them; None lets the decoder look.
-    meta : SessionMeta or None
-        None where the body itself carries the metadata.
-    format_name : str or None
-        Name of its format; None lets the decoder look.
-    """
+    """A body that has arrived whole."""
 
     path: Path
+    """Where its bytes can be read."""
     size: int
+    """Bytes."""
     sha256: bytes
+    """Digest of the bytes."""
     content_type: str | None
+    """What the sender calls them; None lets the decoder look."""
     meta: SessionMeta | None
+    """None where the body itself carries the metadata."""
     format_name: str | None = None
+    """Name of its format; None lets the decoder look."""
 
 
 @dataclass(frozen=True, slots=True)

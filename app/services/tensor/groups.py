@@ -25,18 +25,11 @@ EXPIRES_AFTER_STEPS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What the server's switch says of a job.
-
-    Parameters
-    ----------
-    mode : TensorMode
-    max_gamma : float or None
-        Lowers the job's own accuracy budget.
-    expires_after_steps : int
-    """
+    """What the server's switch says of a job."""
 
     mode: TensorMode = TensorMode.ADVISE
     max_gamma: float | None = None
+    """Lowers the job's own accuracy budget."""
     expires_after_steps: int = EXPIRES_AFTER_STEPS
 
     def budget(self, max_gamma: float) -> float:

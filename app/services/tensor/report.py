@@ -50,21 +50,14 @@ _PRUNED: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a report led to.
-
-    Parameters
-    ----------
-    plan_version : int or None
-        The newest version of the group's plan; None before the first.
-    expires_step : int or None
-        The first step at which it no longer holds.
-    plan : OfferedPlan or None
-        That version, where the job does not have it yet.
-    """
+    """What a report led to."""
 
     plan_version: int | None
+    """The newest version of the group's plan; None before the first."""
     expires_step: int | None
+    """The first step at which it no longer holds."""
     plan: OfferedPlan | None
+    """That version, where the job does not have it yet."""
 
 
 def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:

@@ -20,41 +20,29 @@ SCHEMA: Final = "paceline.tensor-plan/1"
 
 @dataclass(frozen=True, slots=True)
 class OfferedPlan:
-    """A version as the job gets it, schema ``paceline.tensor-plan/1``.
-
-    Parameters
-    ----------
-    version : int
-        Counts a group's plans within an attempt, from 1; a later one takes the place of all before.
-    attempt : int
-    group : str
-    world_size : int
-    columns, unit : int
-        What it is bound to.
-    method : Method
-        ``none`` takes back the plan before.
-    apply : bool
-        Whether the job is to apply it; if not, it is advice.
-    expires_step : int
-        The first step at which it no longer holds.
-    predicted_time_s : float
-        T of the slowest rank under it, s.
-    ranks : tuple of RankShare
-        All ranks, by their number.
-    """
+    """A version as the job gets it, schema ``paceline.tensor-plan/1``."""
 
     schema: Literal["paceline.tensor-plan/1"]
     version: int
+    """Counts a group's plans within an attempt, from 1; a later one takes the place of all before.
+    """
     attempt: int
     group: str
     world_size: int
     columns: int
+    """What it is bound to."""
     unit: int
+    """What it is bound to."""
     method: Method
+    """``none`` takes back the plan before."""
     apply: bool
+    """Whether the job is to apply it; if not, it is advice."""
     expires_step: int
+    """The first step at which it no longer holds."""
     predicted_time_s: float
+    """T of the slowest rank under it, s."""
     ranks: tuple[RankShare, ...]
+    """All ranks, by their number."""
 
 
 def offered(group: TensorGroup, plan: TensorPlan) -> OfferedPlan:

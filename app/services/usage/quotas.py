@@ -40,33 +40,26 @@ class QuotaExceededError(TryLaterError):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a project has used.
-
-    Parameters
-    ----------
-    sessions_this_hour : int
-        New sessions since the full hour.
-    bytes, operations : int
-        Of all its sessions that are there; bytes as they were sent.
-    open_sessions : int
-        That take chunks.
-    producers : int
-        Of the open sessions.
-    hour_left_s : float
-        Until `sessions_this_hour` is 0 again.
-    jobs, attempts, tensor_groups : int
-        That are there, where they were asked for.
-    """
+    """What a project has used."""
 
     sessions_this_hour: int
+    """New sessions since the full hour."""
     bytes: int
+    """Of all its sessions that are there; bytes as they were sent."""
     operations: int
+    """Of all its sessions that are there; bytes as they were sent."""
     open_sessions: int
+    """That take chunks."""
     producers: int
+    """Of the open sessions."""
     hour_left_s: float
+    """Until `sessions_this_hour` is 0 again."""
     jobs: int = 0
+    """That are there, where they were asked for."""
     attempts: int = 0
+    """That are there, where they were asked for."""
     tensor_groups: int = 0
+    """That are there, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

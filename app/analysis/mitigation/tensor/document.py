@@ -41,73 +41,49 @@ class LossRisk(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What a rank does under an alternative.
-
-    Parameters
-    ----------
-    rank : int
-        Within the group, from 0.
-    time_s : float
-        T without any plan, seconds of a step without waiting at collectives.
-    predicted_time_s : float
-        The same under the alternative.
-    gamma : float
-        The share of its columns that is not computed: `resized_columns` ÷ K.
-    resized_columns : int
-        Columns that no rank computes in the step.
-    migrated_columns : int
-        Columns that other ranks compute.
-    received_columns : int
-        Columns that it computes for others.
-    to : mapping of str to int
-        By rank, how many of the migrated columns each computes.
-    """
+    """What a rank does under an alternative."""
 
     rank: int
+    """Within the group, from 0."""
     time_s: float
+    """T without any plan, seconds of a step without waiting at collectives."""
     predicted_time_s: float
+    """The same under the alternative."""
     gamma: float
+    """The share of its columns that is not computed: `resized_columns` ÷ K."""
     resized_columns: int
+    """Columns that no rank computes in the step."""
     migrated_columns: int
+    """Columns that other ranks compute."""
     received_columns: int
+    """Columns that it computes for others."""
     to: Mapping[str, int]
+    """By rank, how many of the migrated columns each computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way to shed work, and what it is predicted to bring.
-
-    Parameters
-    ----------
-    method : str
-        ``none``, ``zero``, ``migrate``, ``semi``, ``waterfill`` or ``sticky``.
-    criterion : str or None
-        The time that stragglers are brought down to by Eq. 1: ``t_min`` or ``t_avg``; None where
-        the method has none.
-    predicted_time_s : float
-        T of the slowest rank, for which the step waits, seconds.
-    speedup : float
-        The slowest rank's time without a plan ÷ the predicted one.
-    loss_risk : str
-        ``none`` where every column is computed, ``small`` within the accuracy budget,
-        ``beyond_budget`` above it.
-    within_budget : bool
-        Whether no rank's γ is above the accuracy budget.
-    extra_bytes : int or None
-        What is sent because of it: in each step, by ``sticky`` once. None where the specification
-        has no sizes.
-    ranks : tuple of RankShare
-        All ranks of the group.
-    """
+    """One way to shed work, and what it is predicted to bring."""
 
     method: Method
+    """How work is divided."""
     criterion: Criterion | None
+    """The time that stragglers are brought down to by Eq. 1; None where the
+    method has none."""
     predicted_time_s: float
+    """T of the slowest rank, for which the step waits, seconds."""
     speedup: float
+    """The slowest rank's time without a plan ÷ the predicted one."""
     loss_risk: LossRisk
+    """``none`` where every column is computed, ``small`` within the accuracy budget,
+    ``beyond_budget`` above it."""
     within_budget: bool
+    """Whether no rank's γ is above the accuracy budget."""
     extra_bytes: int | None
+    """What is sent because of it: in each step, by ``sticky`` once. None where the specification
+    has no sizes."""
     ranks: tuple[RankShare, ...]
+    """All ranks of the group."""
 
     @property
     def gamma(self) -> float:
@@ -122,39 +98,28 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class MitigationDocument:
-    """Advice on a tensor-parallel group, schema ``paceline.mitigation/1``.
-
-    Parameters
-    ----------
-    columns : int
-        K, columns of each rank.
-    unit : int
-        Columns that stay together.
-    accuracy_budget : float
-        The largest γ that is accepted.
-    fastest_time_s, slowest_time_s : float
-        T of the fastest and of the slowest rank without any plan, seconds.
-    stragglers : tuple of int
-        Ranks that take over 1.10 × the fastest's time, the slowest first.
-    costs_sampled : bool
-        Whether the cost of communication was sampled; if not, predictions take it for free.
-    alternatives : tuple of Alternative
-        Best first: by predicted time within the budget, then those beyond it.
-    chosen : str
-        The method of the first alternative, which is always within the budget; ``none`` where no
-        rank straggles.
-    """
+    """Advice on a tensor-parallel group, schema ``paceline.mitigation/1``."""
 
     schema: Literal["paceline.mitigation/1"]
     columns: int
+    """K, columns of each rank."""
     unit: int
+    """Columns that stay together."""
     accuracy_budget: float
+    """The largest γ that is accepted."""
     fastest_time_s: float
+    """T of the fastest and of the slowest rank without any plan, seconds."""
     slowest_time_s: float
+    """T of the fastest and of the slowest rank without any plan, seconds."""
     stragglers: tuple[int, ...]
+    """Ranks that take over 1.10 × the fastest's time, the slowest first."""
     costs_sampled: bool
+    """Whether the cost of communication was sampled; if not, predictions take it for free."""
     alternatives: tuple[Alternative, ...]
+    """Best first: by predicted time within the budget, then those beyond it."""
     chosen: Method
+    """The method of the first alternative, which is always within the budget; ``none`` where no
+    rank straggles."""
 
     @property
     def best(self) -> Alternative:

@@ -55,44 +55,29 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvice:
-    """What to do about the slow rank of a tensor-parallel group.
-
-    Parameters
-    ----------
-    worker : (int, int)
-        The group: DP rank and stage.
-    ranks : tuple of int
-        Global ranks of its members, in the order of the advice's.
-    columns_known : bool
-        Whether the metadata say how many columns a rank has (``tensor_columns``); if not, columns
-        are thousandths of them.
-    advice : MitigationDocument
-        All alternatives, from the times that the session recorded.
-    """
+    """What to do about the slow rank of a tensor-parallel group."""
 
     worker: Worker
+    """The group: DP rank and stage."""
     ranks: tuple[int, ...]
+    """Global ranks of its members, in the order of the advice's."""
     columns_known: bool
+    """Whether the metadata say how many columns a rank has (``tensor_columns``); if not, columns
+    are thousandths of them."""
     advice: MitigationDocument
+    """All alternatives, from the times that the session recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAdvice:
-    """Work control in tensor-parallel groups that wait for one rank, replayed.
-
-    Parameters
-    ----------
-    groups : tuple of GroupAdvice
-        The one that waits longest first.
-    predicted_step_time : float
-        Mean step time with each group's chosen alternative, seconds.
-    predicted_gain : float
-        The share of today's step time that it saves.
-    """
+    """Work control in tensor-parallel groups that wait for one rank, replayed."""
 
     groups: tuple[GroupAdvice, ...]
+    """The one that waits longest first."""
     predicted_step_time: float
+    """Mean step time with each group's chosen alternative, seconds."""
     predicted_gain: float
+    """The share of today's step time that it saves."""
 
 
 def advise_session(

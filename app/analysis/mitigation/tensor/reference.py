@@ -11,7 +11,7 @@ from app.analysis.reference import Reference
 _INTRODUCTION: Final = """\
 # Advice on a tensor-parallel group
 
-<!-- Made by `make report-docs` from the docstrings of the types; change those. -->
+<!-- Made by `make report-docs` from the types and the docstrings of their fields; change those. -->
 
 What `paceline mitigate --json` prints and `POST /api/v1/mitigation/plan` answers, schema
 `paceline.mitigation/1`: one JSON object, without NaN or infinities. The same as JSON Schema is in

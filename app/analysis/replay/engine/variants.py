@@ -28,18 +28,12 @@ RowsOfSteps = Callable[[slice], FloatArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keep:
-    """The operations that keep their recorded durations; all others become ideal.
-
-    Parameters
-    ----------
-    cells : bool array, shape (dp, pp)
-        Workers whose operations are kept.
-    types : bool array, shape (op codes,)
-        Op types that are kept.
-    """
+    """The operations that keep their recorded durations; all others become ideal."""
 
     cells: NDArray[np.bool_]
+    """Workers whose operations are kept."""
     types: NDArray[np.bool_]
+    """Op types that are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

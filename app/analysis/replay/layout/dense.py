@@ -22,18 +22,12 @@ _NONE = np.empty(0, dtype=np.intp)
 
 @dataclass(frozen=True, slots=True)
 class DroppedStep:
-    """A step that is not analyzed.
-
-    Parameters
-    ----------
-    step : int
-        Number of the training step.
-    reason : str
-        Why, in words.
-    """
+    """A step that is not analyzed."""
 
     step: int
+    """Number of the training step."""
     reason: str
+    """Why, in words."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
