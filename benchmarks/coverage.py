@@ -1,8 +1,8 @@
-"""How often the interval of the headline holds the slowdown of the job, kind of fault by kind.
+"""How often the interval of the headline contains the slowdown of the job, by kind of fault.
 
-A job runs for hundreds of steps; a session records a few of them. What the interval is about is the
-job, not these steps: sessions are cut out of long jobs, and their intervals are held against the
-slowdown of all of the job's steps.
+A job runs for hundreds of steps, of which a session records a few. The interval is about the job
+and not these steps: sessions are cut from long jobs, and their intervals are compared with the
+slowdown of all steps of the job.
 """
 
 from __future__ import annotations
@@ -47,6 +47,71 @@ _SESSIONS: Final = 2
 JOBS: Final = 150
 FIRST_SEED: Final = 10_000_000
 
+_TEXT: Final = """\
+## The interval of the headline
+
+The interval is about the whole job, of which a session records some steps. Its width has four
+sources.
+
+**How often slow phases occur.** They last several steps, so the bootstrap draws blocks of steps and
+not single steps: five blocks, widened by Student's *t* for five and by a tenth for phases that
+continue in the next block; less where blocks vary less than single steps. Where slow phases and
+the time between them are about equally long, blocks of a whole cycle are drawn. A cause that recurs
+at a fixed interval of steps, such as checkpoints, has the share that it has in a whole cycle. Heat
+comes in cycles, too: where all steps are consecutive and contain at least two cycles, blocks of a
+cycle are drawn; for cycles that are all alike, the width is at least a tenth of that of
+single steps.
+
+**What the job would take without the cause.** The durations of a healthy worker in place of the
+slow one follow from its peers: the width depends on their number and on how much they differ in
+this trace. It is weighted with the share of DP ranks at fault, because a step follows the slowest
+DP rank. Special cases:
+
+- Ranks that delay their group: without the cause, the group waits as healthy groups do, ± half of
+  that, and less than ± half for several groups. If no group is healthy, the wait is 0.3 % and can
+  be longer by up to twice its uncertainty.
+- Ranks of evenly divided sequences wait for the differences between one collective and the next.
+  Ranks whose experts receive the same number of tokens wait for the differences of the
+  computation before the experts, weighted with the experts' share of it.
+- Hosts that wait for each transfer before they launch the dependent operation do so when
+  healthy, too. Where other hosts of the job show how long this takes, all replays of the diagnosis
+  include it. Where all hosts are slow, 4 % of the computation is assumed, and the interval covers
+  1 % to 10 %.
+- Two context-parallel ranks do not show whether one is slow or has more work: the interval
+  then extends down to the slowdown of an even division.
+- Constants where a trace contains no information: 0.4 % for stages that differ although they are
+  evenly divided; 1.5 % for the launch time of healthy hosts, half of that for a single host that
+  launches after transfers as the others do when it is healthy; 0.7 % for computations that are no
+  longer delayed.
+
+**Late launches without a known cause.** They make the recorded steps longer than the replayed ones.
+They remain in the job without its causes, which lowers the slowdown. Causes that keep workers
+waiting also hide late launches, in proportion to the share of these workers: for a slow worker the
+workers of other DP ranks or, if these are more, of other stages; for uneven experts half of that,
+because before the experts the group waits with and without the cause. The interval extends further
+down for such launches, not up; only where hosts wait for transfers it does both, because
+the causes may have delayed these launches.
+
+**The model.** 0.06 % for transfers, which vary, and 0.03 % for the rest.
+
+All parts add up as variances do, except the launches that remain. No job takes longer without
+what makes it slow, so no interval extends below 1.
+
+The table has {jobs} jobs of {steps} steps for each kind of fault, with {sessions} sessions of
+{session_steps} steps from each job. The error of a job is nearly the same in all of its sessions,
+so a share is accurate to one or two percentage points. *Holds* is the share of intervals that
+contain the slowdown of all {steps} steps; *below* and *above* are the shares for which that
+slowdown is below or above the interval. Sessions of fewer than 20 analyzed steps have no interval,
+and the report says why. Sessions with heat have no gaps between their steps, because the
+synthesizer's heat follows the recorded steps. With gaps, any number of heat cycles may lie between
+the steps; heat is then treated as other slow phases, with an interval that is too wide (25 %) and
+nearly always contains the truth. A fault that begins at some step or that grows has no slowdown of
+the job to compare with. Seeds from {seed} on.
+
+| fault | sessions | with causes | holds | below | above | width, median |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
 Inject = Callable[[JobModel, np.random.Generator], Injection]
 
 
@@ -59,7 +124,7 @@ class Kind:
     overlapped: bool = False
     context: bool = False
     experts: bool = False
-    # What it does follows the recorded steps, which are neighbors, then, and have such numbers.
+    # The fault follows the recorded steps, so sessions have consecutive step numbers.
     cycles: bool = False
 
 
@@ -127,35 +192,23 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """Sessions of a kind of fault.
-
-    Parameters
-    ----------
-    kind : str
-    sessions : int
-    named : int
-        How many have an interval of the slowdown against the job without its causes.
-    below, above : int
-        In how many of these the job's slowdown is less, or more, than it says.
-    width : float
-        Its median width ÷ the slowdown.
-    """
+    """Sessions of a kind of fault."""
 
     kind: str
     sessions: int
-    named: int
-    below: int
+    named: int  # with an interval of the slowdown relative to the job without its causes
+    below: int  # of these, how often the job's slowdown is below the interval
     above: int
-    width: float
+    width: float  # median width ÷ the slowdown
 
     @property
     def share(self) -> float:
-        """Return the share of intervals that hold the truth."""
+        """Return the share of intervals that contain the true slowdown."""
         return 1 - (self.below + self.above) / self.named if self.named else float("nan")
 
 
 def cover(name: str, first_seed: int, jobs: int = JOBS, steps: int = SESSION_STEPS) -> Covered:
-    """Hold the intervals of a kind's sessions against their jobs."""
+    """Compare the intervals of a kind's sessions with the slowdowns of their jobs."""
     below, above, widths, count = 0, 0, [], 0
     for seed in range(first_seed, first_seed + jobs):
         session = _long_job(KINDS[name], seed)
@@ -212,63 +265,9 @@ def _cut(session: SyntheticSession, start: int, steps: int) -> Trace:
 
 def section(first_seed: int = FIRST_SEED) -> Iterator[str]:
     """Yield the table for docs/fidelity.md."""
-    yield from (
-        "## The interval of the headline",
-        "",
-        "It is about the job, of which a session records some steps, and it grows with what",
-        "these steps do not tell:",
-        "",
-        "- How often spells come. They last several steps, so blocks of steps are drawn, and",
-        "  not single ones: five blocks, widened as Student's t says of five, and by a tenth for",
-        "  spells that go on from one to the next; less where blocks scatter less than single",
-        "  steps. Where runs of slow steps and of others are all much alike blocks of a whole",
-        "  cycle are drawn, and what comes at a fixed interval of steps, as checkpoints do, has a",
-        "  cycle's share of the job. Heat comes in cycles, too: where all steps follow one another",
-        "  and two or more are seen, blocks of a cycle are drawn; cycles that are all alike are",
-        "  granted a tenth of what single steps give.",
-        "- What a healthy worker in the place of the slow one would take: by how much its peers",
-        "  differ in this trace, and how many there are. A step follows the slowest DP rank, so",
-        "  it counts by the share of DP ranks that are at fault. Ranks that keep their group",
-        "  waiting do so as those of healthy groups without the cause, give or take half of that,",
-        "  and less of several groups; where there is no healthy one, 0.3 % and up to twice as",
-        "  much more. Ranks of evenly divided sequences wait for what they differ by from one",
-        "  collective to the next, ranks whose experts are sent as much for what they differ by",
-        "  while they compute before the experts, times what the experts take of that. Where a",
-        "  trace cannot tell it is a constant: 0.4 % for stages that differ although evenly",
-        "  divided, 1.5 % for what healthy hosts take to launch, half of that for a single host",
-        "  that launches after transfers as the others do when it is healthy, 0.7 % for",
-        "  computations that are no longer held up. Hosts that wait for each transfer",
-        "  before they launch what needs it do so when healthy, too: where others of the job tell",
-        "  what that takes all replays of the diagnosis have it; where all are slow it is 4 % of",
-        "  the computation, and the interval reaches from 1 % to 10 %. Two context-parallel ranks",
-        "  do not tell a slow one from one with more to do: there it reaches down to the slowdown",
-        "  of an even division.",
-        "- Launches that are late for no known cause: they make the recorded steps longer than",
-        "  the replayed ones. They stay without the causes, by which the slowdown would be",
-        "  less, and causes that keep workers waiting hide others, as many as these workers'",
-        "  share: a slow worker those of other DP ranks or, where these are more, other stages;",
-        "  uneven experts half of that: before the experts the group waits with them and without",
-        "  them. The interval reaches further down for such launches, not up; only where hosts",
-        "  wait for transfers they may be late for the causes, and it does both.",
-        "- 0.06 % for transfers, which vary, and 0.03 % for the rest. All but the launches that",
-        "  stay adds up as variances do. Without what makes it slow no job takes longer: no",
-        "  interval reaches below 1.",
-        "",
-        f"{JOBS} jobs of {_STEPS} steps of each kind, {_SESSIONS} sessions of {SESSION_STEPS}",
-        "steps out of each: a job's error is much the same in all of its sessions, so that a",
-        "share is sure to one or two points. *Holds* is",
-        f"how often the interval holds the slowdown of all {_STEPS} steps, *below* and *above*",
-        "how often that lies beyond it. Sessions of fewer than 20 analyzed steps have no",
-        "interval, with the reason. Heat's sessions have no gap: the synthesizer's heat follows",
-        "the recorded steps. Where steps come in stretches heat may have come any number of",
-        "times in between; there it is drawn like spells, which is too wide (25 %), and holds",
-        "nearly always. A fault that is there from some step on, or that grows, has no slowdown",
-        "of the job to be held against.",
-        f"Seeds from {first_seed} on.",
-        "",
-        "| fault | sessions | with causes | holds | below | above | width, median |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    )
+    yield from _TEXT.format(
+        jobs=JOBS, steps=_STEPS, sessions=_SESSIONS, session_steps=SESSION_STEPS, seed=first_seed
+    ).splitlines()
     # no two kinds have the same jobs
     wanted = [(name, first_seed + number * JOBS) for number, name in enumerate(KINDS)]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:

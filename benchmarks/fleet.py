@@ -1,7 +1,7 @@
-"""Hold a synthetic fleet against the paper's sections 4 and 5, and write docs/fleet.md.
+"""Compare a synthetic fleet with the paper's sections 4 and 5, and write docs/fleet.md.
 
-Each job of ``paceline synth --fleet`` is synthesized and analyzed. "Drawn" is what the plan of the
-fleet says before anything is executed, "measured" what the reports say.
+Each job of ``paceline synth --fleet`` is synthesized and analyzed. "Drawn" are the values in the
+plan of the fleet, "measured" those in the reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FEWEST_JOBS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One job: its plan, what its report says and what it took."""
+    """One job: its plan, values of its report, and the time and bytes that it took."""
 
     member: FleetMember
     slowdown: float
@@ -147,16 +147,16 @@ def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) ->
     yield from (
         "# A fleet like the paper's",
         "",
-        "`paceline synth --fleet N --out DIR` writes N synthetic jobs with known truth, whose",
-        "statistics are those of sections 3.1, 4 and 5 of [Understanding Stragglers in Large Model",
-        "Training Using What-if Analysis](https://arxiv.org/abs/2505.05713). This page holds what",
-        "analyses of such a fleet measure against the paper.",
+        "`paceline synth --fleet N --out DIR` writes N synthetic jobs with known causes, whose",
+        "statistics match sections 3.1, 4 and 5 of [Understanding Stragglers in Large Model",
+        "Training Using What-if Analysis](https://arxiv.org/abs/2505.05713). This page compares",
+        "the analyses of such a fleet with the paper.",
         "",
-        f"Made by `make fleet` on {today:%Y-%m-%d}: {len(jobs):,} jobs (the paper has 3,079) of",
-        f"seed {seed}; the fleet was tuned with seeds 1 and 7 alone. {len(jobs) - len(kept)} jobs",
-        f"whose replay is over {percent(DISCREPANCY_LIMIT, 0)} off the recording are left out, as",
-        "in the paper. *Drawn* is what the plan of the fleet says before a job is executed;",
-        "intervals are bootstrapped over jobs.",
+        f"Made by `make fleet` on {today:%Y-%m-%d}: {len(jobs):,} jobs (the paper has 3,079) with",
+        f"seed {seed}; the fleet was tuned with seeds 1 and 7 only. {len(jobs) - len(kept)} jobs",
+        f"with a discrepancy above {percent(DISCREPANCY_LIMIT, 0)} are left out, as in the paper.",
+        "*Drawn* is the value in the plan of the fleet, before a job is executed. Intervals are",
+        "bootstrapped over jobs.",
         "",
         *table(Fleet.planned(members), as_fleet(kept), seed),
         "",
@@ -170,12 +170,13 @@ def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) ->
     megabytes = np.array([job.trace_bytes for job in jobs]) / 1e6
     yield from (
         "",
-        "## What it takes",
+        "## Cost",
         "",
         f"A job has {operations.mean():,.0f} operations on average and {operations.max():,} at",
-        f"most, its Parquet file {megabytes.mean():.1f} MB and {megabytes.max():.1f} MB. To",
-        f"synthesize it took {synthesis_s:.2f} s, to analyze it {analysis_s:.2f} s on average,",
-        f"both {slowest_s:.1f} s at most, one job a core on a machine that did other work too.",
+        f"most. Its Parquet file has {megabytes.mean():.1f} MB on average and",
+        f"{megabytes.max():.1f} MB at most. Synthesis took {synthesis_s:.2f} s and analysis",
+        f"{analysis_s:.2f} s on average, together {slowest_s:.1f} s at most, with one job per core",
+        "on a machine with other load.",
         "",
         f"The cause that the report names first is a true one in {percent(float(named))} of the",
         f"{len(slow):,} jobs that straggle; [diagnosis](diagnosis.md) has the harder test.",
@@ -183,34 +184,34 @@ def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) ->
     )
 
 
-_NOTES: Final = (
-    "## What is drawn, and what follows",
-    "",
-    "Drawn are a job's causes, its *S*, its number of GPUs and whether it has a pipeline. How",
-    "strong a cause is comes from a search: the job is executed until its *S*, by the paper's",
-    "definition, is the drawn one. All else follows from the executed job: *M_W*, *M_S*, the",
-    "correlation, how much steps differ, which operations are to blame. The shares of the causes",
-    "were set so that the signs came out as often as in the paper on other seeds; signs that agree",
-    "say that such a fleet is possible, not that the paper's was made like this.",
-    "",
-    "- **Jobs** have 128 to 10,240 GPUs, four or eight of which share a stage of a replica, so",
-    "  most have 16 or 32 workers. In so few, the slowest 3 % are one worker.",
-    "- **Garbage collection** stops every worker each few steps, at random. The paper names it as",
-    "  one of the three main causes and gives no share; here it has what the others leave.",
-    "- **Slow workers**, or tensor-parallel ranks, are the only ones that make a job three times",
-    "  as slow. Memory fragmentation is on a quarter of the workers: on one it would count as a",
-    "  slow worker, and the paper's are very slow.",
-    "- **Long contexts** make sequences more unequal and attention heavier, in smaller jobs.",
-    "- **The other jobs** are not all healthy: over half have a last stage, sequence lengths or",
-    "  garbage collection that cost less than a tenth.",
-    "- Signs overlap, as in the paper: unequal lengths also burden the last stage, and a slow",
-    "  worker on the second stage correlates forward and backward. The drawn shares are a little",
-    "  lower for that.",
-    "",
-    "The paper's 39.3 % and its mean *S* of 1.28 are read as those of the jobs that straggle; for",
-    "GPU-hours every job counts for as long as every other. *M_W* here ranks workers by their",
-    "exact slowdown, where the paper takes the smaller one of DP rank and stage.",
-)
+_NOTES: Final = """\
+## What is drawn and what follows
+
+The plan draws a job's causes, its *S*, its number of GPUs and whether it has a pipeline. A search
+finds the strength of each cause: the job is executed until its *S*, by the paper's definition, is
+the drawn one. Everything else follows from the executed job: *M_W*, *M_S*, the correlation, how
+much steps differ, and which operations waste time. The shares of the causes were set so that the
+signs occurred as often as in the paper with other seeds. Signs that agree show that such a fleet is
+possible, not that the paper's fleet was like this.
+
+- **Jobs** have 128 to 10,240 GPUs. Four or eight of them share a stage of a replica, so most jobs
+  have 16 or 32 workers, of which the slowest 3 % are one worker.
+- **Garbage collection** stops every worker every few steps, at random. The paper names it as one of
+  the three main causes without a share; here it has the share that the other causes leave.
+- **Slow workers**, or slow tensor-parallel ranks, are the only cause of threefold slowdowns. Memory
+  fragmentation affects a quarter of the workers: on a single worker it would count as a slow
+  worker, and the paper's slow workers are very slow.
+- **Long contexts** make sequences more unequal and attention heavier, in smaller jobs.
+- **The other jobs** are not all healthy: in more than half of them, the last stage, sequence
+  lengths or garbage collection cost less than a tenth.
+- Signs overlap, as in the paper: unequal lengths also affect the last stage, and a slow worker on
+  the second stage raises the correlation of forward and backward. Therefore the drawn shares are a
+  little lower.
+
+The paper's 39.3 % and its mean *S* of 1.28 are taken as values of the jobs that straggle. For
+GPU-hours, all jobs have the same duration. *M_W* here ranks workers by their exact slowdown;
+the paper uses the smaller one of the slowdowns of their DP rank and stage.
+""".splitlines()
 
 
 def main() -> None:

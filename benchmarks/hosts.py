@@ -1,4 +1,4 @@
-"""Jobs as their hosts run them, held against their true slowdown: a section of docs/fidelity.md."""
+"""Jobs outside the paper's dependency model, with their true slowdown, for docs/fidelity.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST, _MOST = 1.3, 3.0
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """One job with a slow worker: how far off the estimates are, relative, and who is named."""
+    """One job with a slow worker: relative errors of the estimates, and whether it is named."""
 
     headline_off: float
     published_off: float
@@ -47,11 +47,11 @@ def compare(way: str, seed: int) -> HostRun:
 def section(jobs_of_a_way: int = JOBS_OF_A_WAY) -> Iterator[str]:
     """Yield the lines of the section."""
     yield from (
-        "## Jobs as their hosts run them",
+        "## Jobs outside the paper's dependency model",
         "",
-        "Hosts that make one call after the other, each as soon as it can, in ways that the",
-        "paper's dependency model has not; the replay adapts to what it sees. One worker is slow.",
-        f"{jobs_of_a_way} random jobs of each way, seeds from {_FIRST_SEED} on.",
+        "The hosts of these jobs make one call after the other, each as soon as possible, in ways",
+        "that the paper's dependency model does not have; the replay adapts to the recording. One",
+        f"worker is slow. {jobs_of_a_way} random jobs of each way, seeds from {_FIRST_SEED} on.",
         "",
         (
             "| way to run | headline off, median | worst | S off, median | discrepancy, worst "
@@ -73,8 +73,8 @@ def section(jobs_of_a_way: int = JOBS_OF_A_WAY) -> Iterator[str]:
         yield f"| {way} | {' | '.join(cells)} |"
     yield from (
         "",
-        "Not every job calls for an adaptation: receives that are posted one computation ahead",
-        "are as the model has them, and what would bring less than half a point is left.",
+        "Not every job needs an adaptation: receives that are posted one computation ahead fit the",
+        "model, and an adaptation that would gain less than half a percentage point is not made.",
         "",
     )
 

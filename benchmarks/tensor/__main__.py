@@ -1,7 +1,7 @@
 """Tensor-parallel workload control, measured: ``make bench-tp`` writes docs/tensor-measured.md.
 
 Stragglers are emulated by pacing: a product sleeps until it has taken its floating-point operations
-times c times χ. So four ranks measure the methods on two cores, and not the cores.
+times c times χ. The results of four ranks therefore do not depend on the two cores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -79,8 +79,8 @@ def speed_section(rows: Sequence[speed.Row]) -> tuple[list[str], bool]:
             f"A transformer block (hidden {HIDDEN}, {HEADS} heads, {EXPANDED} expanded) on "
             f"{RANKS} ranks; its products take {1000 * HEALTHY_STEP_S:.0f} ms of a step on a "
             "healthy rank. Speed-up is against no action. The machine's load at the end was "
-            f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} processors; where it is above their "
-            "number, single rows are too slow."
+            f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} processors; if it exceeds their number, "
+            "single rows are too slow."
         ),
         "",
         f"| at {_HEAVIEST} | ideal | target | measured |",
@@ -135,21 +135,15 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
 
 
 def accuracy_section(without: float, changes: Sequence[accuracy.Change]) -> list[str]:
-    """Return the table of accuracy, and what of it is more than noise."""
+    """Return the table of accuracy, and which changes are more than noise."""
     seeds = changes[0].seeds
-
-    def told() -> Iterator[str]:
-        for one in changes:
-            if one.beyond_noise:
-                yield f"{one.way} at γ = {one.gamma:g}"
-
-    beyond = list(told())
+    beyond = [f"{one.way} at γ = {one.gamma:g}" for one in changes if one.beyond_noise]
     return [
         (
-            f"{accuracy.EPOCHS} epochs, {seeds} seeds; without resizing {without:.1f} % of the "
-            "test images are told right. Change against the same seed without resizing, in "
-            "percentage points: mean ± standard deviation over the seeds. Where the mean's 95 % "
-            "confidence interval holds zero it is marked as noise, and nothing is claimed of it."
+            f"{accuracy.EPOCHS} epochs, {seeds} seeds; without resizing, {without:.1f} % of the "
+            "test images are classified correctly. Change against the same seed without resizing, "
+            "in percentage points: mean ± standard deviation over the seeds. A mean whose 95 % "
+            "confidence interval contains zero is marked as noise."
         ),
         "",
         *accuracy.table(changes),
