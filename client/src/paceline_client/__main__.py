@@ -1,4 +1,4 @@
-"""``python -m paceline_client send``: bring what waits in the spool to the server."""
+"""``python -m paceline_client send``: send the shares in the spool to the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_client.spool import Spool, default_directory
 
 
 def main() -> int:
-    """Return 0 if nothing is left waiting."""
+    """Return 0 if no share is left."""
     parser = argparse.ArgumentParser(prog="python -m paceline_client")
     commands = parser.add_subparsers(dest="command", required=True)
     send = commands.add_parser("send", help="send the shares that wait in a spool")

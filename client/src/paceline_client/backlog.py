@@ -1,4 +1,4 @@
-"""What a recorder's thread has taken and not formatted yet: in memory, a burst in the spool."""
+"""Operations that the recorder's thread has not formatted yet, in memory or in the spool."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ _log = logging.getLogger("paceline_client")
 
 
 class Backlog:
-    """Chunks that the thread has taken and not formatted yet: in memory, or in the spool.
-
-    Parameters
-    ----------
-    in_memory : int
-        Operations over which chunks go to the spool.
-    """
+    """Chunks that the thread has not formatted yet; beyond `in_memory` operations in the spool."""
 
     def __init__(self, buffer: OperationBuffer, spool: Spool | None, in_memory: int) -> None:
         self._buffer = buffer
@@ -34,7 +28,7 @@ class Backlog:
         self._end = 0
 
     def refill(self) -> None:
-        """Take what has come; what is too much for the memory goes to the spool."""
+        """Take new operations from the buffer, and write the surplus to the spool."""
         for chunk in self._buffer.take():
             operations = len(chunk) // OPERATION_BYTES
             if self._held + operations > self._in_memory and self._spill(chunk):
@@ -44,17 +38,17 @@ class Backlog:
                 self._chunks.append(chunk)
 
     def next(self) -> bytearray | None:
-        """Return the next chunk; once it is formatted, `done` makes room."""
+        """Return the next chunk; to be released with `done` once it is formatted."""
         if not self._chunks:
             return None
         chunk = self._chunks.popleft()
         if isinstance(chunk, bytearray):
             return chunk
         start, size = chunk
-        assert self._file is not None  # noqa: S101 - what is there was written to it
+        assert self._file is not None  # noqa: S101 - a spilled chunk was written to it
         self._file.seek(start)
         read = bytearray(self._file.read(size))
-        # Counted as held again, until `done`.
+        # It is in memory again until `done`.
         self._held += size // OPERATION_BYTES
         self._buffer.release(-(size // OPERATION_BYTES))
         if not any(isinstance(other, tuple) for other in self._chunks):
@@ -62,13 +56,13 @@ class Backlog:
         return read
 
     def done(self, chunk: bytearray) -> None:
-        """Make room for as many operations."""
+        """Release the memory of a chunk."""
         operations = len(chunk) // OPERATION_BYTES
         self._held -= operations
         self._buffer.release(operations)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -82,7 +76,7 @@ class Backlog:
             self._file.write(chunk)
             self._file.flush()
         except OSError as error:
-            _log.warning("no room in the spool: %s", error)
+            _log.warning("cannot write to the spool: %s", error)
             self._spool = None
             return False
         self._chunks.append((self._end, len(chunk)))

@@ -1,7 +1,7 @@
 """One session as gzip-compressed NDJSON: a header line, then a line for each operation.
 
-Each step is a gzip member of its own, so that a step can be left out to the end; the header is made
-last, so that the metadata may be completed to the end.
+Each step is a separate gzip member and the header is written last: steps can be left out and
+metadata completed until the session ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _SCHEMA: Final = "paceline.trace/1"
-_GZIP_WINDOW: Final = 31  # zlib's way of asking for a gzip header; it writes no time into it
+_GZIP_WINDOW: Final = 31  # selects a gzip header, without a time
 _LEVEL: Final = 6
-# Steps whose operations may still come, each with a compressor of 256 KiB.
+# Steps that are still open, each with a compressor of 256 KiB.
 _OPEN_STEPS: Final = 3
 
 
 class _Member:
-    """Lines of one step, compressed."""
+    """The compressed lines of one step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -32,7 +32,7 @@ class _Member:
         self._compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
 
     def add(self, lines: Sequence[str]) -> int:
-        """Append lines and return the bytes that came out."""
+        """Append lines and return the number of new compressed bytes."""
         self.operations += len(lines)
         return self._keep(self._compressor.compress("".join(lines).encode()))
 
@@ -46,34 +46,20 @@ class _Member:
 
 
 class SessionBody:
-    """Compresses operations as they come and holds only the compressed bytes.
+    """Compresses operations as they arrive and holds the compressed bytes only.
 
-    Parameters
-    ----------
-    max_bytes : int
-        Compressed bytes to hold at most; the operations of later steps are left out.
-
-    Attributes
-    ----------
-    left_out : set of int
-        Steps of which nothing is in the body.
+    Beyond `max_bytes` compressed bytes, the operations of later steps are left out.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.left_out: set[int] = set()
+        self.left_out: set[int] = set()  # steps without operations in the body
         self.bytes_held = 0
         self._max_bytes = max_bytes
         self._open: dict[int, _Member] = {}
         self._closed: list[_Member] = []
 
     def add(self, chunk: bytes | bytearray, names: Sequence[str]) -> int:
-        """Append packed operations.
-
-        Returns
-        -------
-        int
-            How many were left out, over the limit of bytes.
-        """
+        """Append packed operations; return how many were left out because of the limit."""
         by_step: dict[int, list[str]] = {}
         line = _Lines(names)
         for operation in unpacked(chunk):
@@ -112,19 +98,10 @@ class SessionBody:
         self._closed.append(member)
 
     def close(self, meta: Mapping[str, Any], without: Iterable[int] = ()) -> tuple[bytes, int]:
-        """End the body and return it whole, with the number of operations in it.
+        """Return the whole body and the number of its operations.
 
-        Parameters
-        ----------
-        meta : mapping
-            For the header line: sizes and whatever else describes the session.
-        without : iterable of int
-            Steps to leave out.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `meta` cannot be written as JSON.
+        `without` are further steps to leave out. `meta` goes into the header line; raises
+        `TypeError` or `ValueError` if it is not valid JSON.
         """
         for step in sorted(self._open):
             self._end(step)
@@ -137,13 +114,7 @@ class SessionBody:
 
 
 def header(meta: Mapping[str, Any]) -> bytes:
-    """Return the header line as a gzip member.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `meta` cannot be written as JSON.
-    """
+    """Return the header line as a gzip member."""
     document = {"schema": _SCHEMA, "meta": dict(meta)}
     line = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
     compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
@@ -151,12 +122,12 @@ def header(meta: Mapping[str, Any]) -> bytes:
 
 
 class _Lines:
-    """Writes operations as JSON; by hand, which takes a third of the time of `json.dumps`."""
+    """Writes operations as JSON, in a third of the time of `json.dumps`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [json.dumps(name) for name in names]
 
-    def of(self, operation: Any) -> str:  # noqa: ANN401 - unpacked at once, which names cost
+    def of(self, operation: Any) -> str:  # noqa: ANN401 - a tuple: reading fields by name is slower
         op, rank, dp, pp, tp, step, start_ns, duration_ns, mb, mc = operation
         line = (
             f'{{"rank":{rank},"dp":{dp},"pp":{pp},"step":{step},"op":{self._names[op]}'

@@ -1,4 +1,4 @@
-"""Send one body over HTTP until the server has it, or says that it never will."""
+"""Send one body over HTTP until the server accepts or refuses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline_client.version import VERSION
 
 _BODY_TYPE: Final = "application/x-ndjson"
 _TOO_EARLY_OR_BUSY: Final = frozenset({408, 425, 429})
-# What the server says of this very body; anything else may be set right without it.
+# Refusals of this body; other errors can be corrected without changing it.
 _REFUSES_THE_BODY: Final = frozenset({400, 409, 413, 415, 422})
 _NO_SUCH_ROUTE: Final = frozenset({404, 405})
 _SERVER_ERROR: Final = 500
@@ -28,49 +28,38 @@ _MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 class Fate(enum.Enum):
-    """What may become of a body that did not arrive."""
+    """What can happen to a body that was not delivered."""
 
-    AGAIN = "again"  # the server is away or busy: the same may work in a while
-    LATER = "later"  # a wrong address or token: it may work once that is corrected
-    NEVER = "never"  # the server will refuse this body whenever it comes
+    AGAIN = "again"  # the server is unavailable or busy: try again after a while
+    LATER = "later"  # wrong address or token: try again after it is corrected
+    NEVER = "never"  # the server refuses this body
 
 
-# Of its own: a draw from `random` itself would change what the training draws from it. From the
-# system, so that forked ranks do not draw alike.
+# Not the generator of `random`, whose draws the training may use; from the system, so that forked
+# ranks draw different numbers.
 _DRAWS: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to go on: waits double from the first to the longest, each shortened at random.
+    """How long to try: waits between attempts double, each shortened at random."""
 
-    Parameters
-    ----------
-    give_up_after_s : float
-        Seconds after which a delivery that still fails is given up.
-    first_wait_s, longest_wait_s : float
-        Bounds of the wait between two attempts, in seconds.
-    timeout_s : float
-        Seconds that one attempt may go without progress.
-    ending : threading.Event
-        Once it is set, what has failed is not tried again.
-    """
-
-    give_up_after_s: float = 900.0
+    give_up_after_s: float = 900.0  # for the whole delivery
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
-    timeout_s: float = 60.0
+    timeout_s: float = 60.0  # of one attempt without progress
+    # Once it is set, failed attempts are not repeated.
     ending: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     def wait_s(self, attempt: int) -> float:
-        """Return the seconds to wait after a failed attempt, counted from 1."""
+        """Return the wait after a failed attempt, counted from 1."""
         longest = min(self.first_wait_s * 2.0 ** min(attempt - 1, 32), self.longest_wait_s)
         return longest * _DRAWS.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What the server answered: the session's id, the address of its page or resource."""
+    """The server's answer: id of the session, and address of its page or resource."""
 
     session: str
     url: str
@@ -79,93 +68,52 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Share:
-    """What one producer sends of a session that all of them name alike.
+    """Identifies one producer's part of a session."""
 
-    Parameters
-    ----------
-    session : int
-        Counts the sessions of the attempt from 1.
-    producer : str
-        Who sends it, unlike all others: ``rank-3``.
-    attempt : int or Run
-        Counts the starts of the job from 1; or the run, whose number the server tells.
-    """
-
-    session: int
-    producer: str
-    attempt: int | Run = 1
+    session: int  # number of the session in the attempt, from 1; the same for all producers
+    producer: str  # unique name, such as ``rank-3``
+    attempt: int | Run = 1  # number of the job's start, from 1, or the run to be numbered
 
 
 class DeliveryError(Exception):
-    """The body did not arrive; the sentence says why.
-
-    Parameters
-    ----------
-    message : str
-    fate : Fate
-        What may become of it.
-    status : int or None
-        HTTP status, where there was an answer.
-    wait_s : float or None
-        Seconds that the server asked to wait.
-    """
+    """The body was not delivered; the message says why."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        fate: Fate,
-        status: int | None = None,
-        wait_s: float | None = None,
+        self, message: str, *, fate: Fate, status: int | None = None, wait_s: float | None = None
     ) -> None:
         super().__init__(message)
         self.fate = fate
-        self.status = status
-        self.wait_s = wait_s
+        self.status = status  # HTTP status; None without an answer
+        self.wait_s = wait_s  # the wait that the server asked for
 
     @property
     def permanent(self) -> bool:
-        """Whether the same request would fail again now."""
+        """Whether repeating the request would fail."""
         return self.fate is not Fate.AGAIN
 
 
 def job_url(server: str, job: str) -> str:
     """Return the address of a job.
 
-    Raises
-    ------
-    ValueError
-        If `server` is no http or https address, or `job` is empty.
+    Raises `ValueError` if `server` is not an http or https address or `job` is empty.
     """
     parts = urlsplit(server)
     if parts.scheme not in {"http", "https"} or not parts.netloc:
-        message = f"the server's address starts with http:// or https://, unlike {server!r}"
+        message = f"the server's address must start with http:// or https://, not {server!r}"
         raise ValueError(message)
     if not job:
-        message = "the job needs a name"
+        message = "the job has no name"
         raise ValueError(message)
     return f"{server.rstrip('/')}/api/v1/jobs/{quote(job, safe='')}"
 
 
 def session_url(server: str, job: str) -> str:
-    """Return the address that a job's sessions are sent to.
-
-    Raises
-    ------
-    ValueError
-        As `job_url`.
-    """
+    """Return the address for a job's sessions; raises as `job_url` does."""
     return f"{job_url(server, job)}/sessions"
 
 
 def share_url(server: str, job: str, share: Share, attempt: int) -> str:
-    """Return the address of a producer's only chunk.
-
-    Raises
-    ------
-    ValueError
-        If `share` names no session or no producer.
-    """
+    """Return the address of a producer's only chunk; raises as `job_url` and `check_share` do."""
     check_share(share)
     producer = quote(share.producer, safe="")
     return (
@@ -175,17 +123,12 @@ def share_url(server: str, job: str, share: Share, attempt: int) -> str:
 
 
 def check_share(share: Share) -> None:
-    """Refuse a share that no server would take.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise `ValueError` for a share that no server accepts."""
     attempt = 1 if isinstance(share.attempt, Run) else share.attempt
     if min(share.session, attempt) < 1 or not share.producer or "/" in share.producer:
         message = (
-            "sessions and attempts count from 1, and producers have names without slashes, "
-            f"unlike {share!r}"
+            "sessions and attempts are numbered from 1, and names of producers have no slashes: "
+            f"{share!r}"
         )
         raise ValueError(message)
 
@@ -193,10 +136,7 @@ def check_share(share: Share) -> None:
 def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
     """Return the number of a run among the job's attempts; the server counts each run once.
 
-    Raises
-    ------
-    DeliveryError
-        If the server refused, or the time is up.
+    Raises `DeliveryError` if the server refuses it or the time is up.
     """
     url = f"{job_url(server, job)}/attempts"
     try:
@@ -205,7 +145,7 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
         )[0]
     except DeliveryError as error:
         if error.status in _NO_SUCH_ROUTE:
-            # A server of before this route: restarts of one run are told apart, runs are not.
+            # An older server without this route: only the restarts of a run are distinguished.
             return run.restart + 1
         raise
     number = answer.get("attempt")
@@ -215,21 +155,14 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
 
 
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
-    """Send the body, again while that may help. The server receives equal bytes once.
+    """Send the body, repeatedly if necessary; the server stores equal bytes once.
 
-    Raises
-    ------
-    DeliveryError
-        If the server refused the body, or the time is up.
+    Raises `DeliveryError` if the server refuses the body or the time is up.
     """
     answer, attempts = _persist(url, body, policy, method, _BODY_TYPE)
     if not isinstance(answer.get("session"), str):
         raise _not_paceline(url)
-    return Delivery(
-        session=answer["session"],
-        url=urljoin(url, str(answer.get("url", ""))),
-        attempts=attempts,
-    )
+    return Delivery(answer["session"], urljoin(url, str(answer.get("url", ""))), attempts)
 
 
 def _persist(
@@ -250,7 +183,7 @@ def _persist(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A token goes to the address that was given, and to no other."""
+    """Refuses redirects, so that only the given address receives the token."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -270,7 +203,7 @@ def _send(
     token = os.environ.get("PACELINE_TOKEN")
     if token:
         headers["Authorization"] = f"Bearer {token.strip()}"
-    request = urllib.request.Request(  # noqa: S310 - job_url lets only http and https pass
+    request = urllib.request.Request(  # noqa: S310 - job_url allows http and https only
         url, data=body, method=method, headers=headers
     )
     try:
@@ -283,13 +216,13 @@ def _send(
         message = f"{url} did not answer: {reason}"
         raise DeliveryError(message, fate=Fate.AGAIN) from error
     except ValueError as error:
-        # Such as a token with a line break in it.
-        message = f"{url} cannot be asked: {error}"
+        # For example, a token with a line break.
+        message = f"cannot send a request to {url}: {error}"
         raise DeliveryError(message, fate=Fate.LATER) from error
 
 
 def _not_paceline(url: str) -> DeliveryError:
-    message = f"{url} answered, but not as Paceline does; is the address right?"
+    message = f"the answer of {url} is not one of Paceline; check the address"
     return DeliveryError(message, fate=Fate.LATER)
 
 
@@ -324,5 +257,5 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Read Retry-After; its other form, a date, is left to the own waits."""
+    """Return Retry-After in seconds; None for a date."""
     return float(header) if header is not None and header.isdecimal() else None

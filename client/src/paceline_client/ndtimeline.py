@@ -1,7 +1,7 @@
-"""A handler for vescale's NDTimeline, which hands over what its timers measured.
+"""A handler that sends the records of vescale's NDTimeline, written from its public source.
 
-NDTimeline runs its handlers in a process of each host, so this one is picklable and starts nothing
-before its first call. Written from NDTimeline's public source.
+NDTimeline runs its handlers in one process per host, so the handler can be pickled and starts
+nothing before its first call.
 """
 
 from __future__ import annotations
@@ -17,35 +17,29 @@ from paceline_client.spool import Spool
 
 try:
     from vescale.ndtimeline.handlers import NDHandler
-except ImportError:  # its interface is all that is needed
+except ImportError:  # only its interface is needed
     NDHandler = object
 
 _log = logging.getLogger("paceline_client")
 
-# The name of the call that ends a chunk of steps, and the key of a metric's own step.
+# The metric that ends a chunk of steps, and the tag with the step of a part.
 _END_OF_CHUNK: Final = "special"
 _STEP_KEY: Final = "_inner_global_step"
 _NS_PER_S: Final = 1_000_000_000
 
 
 class PacelineNDHandler(NDHandler):  # type: ignore[misc]
-    """Hand NDTimeline's records to Paceline, a session for a number of steps.
+    """Sends NDTimeline's records to Paceline, in sessions of `steps` steps.
 
-    Parameters
-    ----------
-    url, job : str
-        Address of Paceline, and the job's name.
-    meta : mapping, optional
-        What the world's sizes do not say: ``cp``, ``vpp``, ``hosts``, ``layers``, ``labels``.
-    steps : int
-        Steps of a session; those that NDTimeline hands over are cut at its multiples.
+    `url` is the address of Paceline. `meta` adds metadata that NDTimeline does not have: ``cp``,
+    ``vpp``, ``hosts``, ``layers``, ``labels``. Sessions begin at multiples of `steps`.
     """
 
     def __init__(
         self, url: str, job: str, meta: Mapping[str, Any] | None = None, steps: int = 50
     ) -> None:
         if NDHandler is not object:
-            # It ignores the end of a chunk by default.
+            # By default it ignores the end of a chunk.
             super().__init__(ignore_metrics=[])
         self._url = url
         self._job = job
@@ -68,7 +62,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         world_info: Any,  # noqa: ANN401 - vescale's, without types
         extra: Mapping[str, Any],
     ) -> None:
-        """Take one metric of one rank: durations and starts in seconds, one tag each."""
+        """Record one metric of one rank: durations and starts in seconds, with a tag for each."""
         del elapsed, extra
         try:
             topology = world_info.topo_info
@@ -92,16 +86,16 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
                     mc=tag.get("mc"),
                     tp=topology.tp_rank if topology.tp_size > 1 else None,
                 )
-        except Exception as error:  # noqa: BLE001 - a record must not end NDTimeline's process
+        except Exception as error:  # noqa: BLE001 - must not end NDTimeline's process
             _log.warning("a record of %s is left out: %r", metric_name, error)
 
     def close(self) -> None:
-        """Send what there is."""
+        """Send all sessions."""
         for recorder in self._recorders.values():
             recorder.finish()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until what was finished is sent or spooled."""
+        """Wait until finished sessions are sent or spooled."""
         for recorder in self._recorders.values():
             recorder.wait(timeout_s)
 
@@ -129,7 +123,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         return self._recorders[key]
 
     def _finish_before(self, rank: int) -> None:
-        """Send the sessions of a rank that its newest step is beyond, or at the end of."""
+        """Send the sessions of a rank whose last step has been recorded."""
         newest = self._newest.get(rank, -1)
         for (of_rank, first), recorder in list(self._recorders.items()):
             if of_rank == rank and newest + 1 >= first + self._steps:
@@ -139,15 +133,15 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
 
 
 def _steps(tags: Sequence[Mapping[str, Any]], step_range: range, count: int) -> list[int]:
-    """Return the step of each part: its own, or as many for each step of the range."""
+    """Return the step of each part: from its tag, or evenly divided over the range."""
     own = [int(tag[_STEP_KEY]) for tag in tags if _STEP_KEY in tag]
     if own:
         if len(own) != count:
-            message = "some parts have a step of their own, and others none"
+            message = "some parts have a step and others have none"
             raise ValueError(message)
         return own
     if not step_range or count % len(step_range):
-        message = f"{count} parts do not share {len(step_range)} steps evenly"
+        message = f"{count} parts cannot be divided evenly over {len(step_range)} steps"
         raise ValueError(message)
     each = count // len(step_range)
     return [step for step in step_range for _ in range(each)]

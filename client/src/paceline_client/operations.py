@@ -1,7 +1,7 @@
-"""Operations on their way from the training's threads to the sender's, as 80 bytes each.
+"""Operations between the training's threads and the sender's thread, 80 bytes each.
 
-Packed, they are nothing that Python's garbage collector would have to look at, their values are
-known to be integers, and a burst can go to a file as it is.
+Packed operations are no objects for Python's garbage collector, have integer values only, and can
+be written to a file as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKED: Final = struct.Struct("=10q")
-# What stands for a coordinate that an operation does not have.
+# The value of an absent coordinate.
 _ABSENT: Final = -(1 << 63)
 _CHUNK_OPERATIONS: Final = 4096
 _CHUNK_BYTES: Final = _CHUNK_OPERATIONS * _PACKED.size
@@ -24,7 +24,7 @@ OPERATION_BYTES: Final = _PACKED.size
 
 
 class Operation(NamedTuple):
-    """One operation; ``op`` counts in the buffer's `names`."""
+    """One operation; ``op`` is an index into the buffer's `names`."""
 
     op: int
     rank: int
@@ -39,37 +39,26 @@ class Operation(NamedTuple):
 
 
 class OperationBuffer:
-    """Holds operations of any thread until the sender's takes them.
+    """Holds operations of all threads until the sender's thread takes them.
 
-    Parameters
-    ----------
-    capacity : int
-        Operations held at most, here and by whoever took them and has not said `release` yet.
-
-    Attributes
-    ----------
-    names : list of str
-        Operation types, in the order in which they first came.
-    dropped : int
-        Operations that were not taken: no integers, no room, or after the end.
-    dropped_steps : set of int
-        Steps of which an operation had no room.
+    `capacity` limits the operations that are held here or taken and not yet released.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.names: list[str] = []
+        self.names: list[str] = []  # operation types, in the order of their first operation
+        # Operations that were not taken: values that are no integers, no room, or after the end.
         self.dropped = 0
-        self.dropped_steps: set[int] = set()
+        self.dropped_steps: set[int] = set()  # steps with an operation that had no room
         self._capacity = capacity
         self._codes: dict[str, int] = {}
-        # The garbage collector may run inside, and its callback record itself.
+        # The garbage collector may run while it is held, and its callback records an operation.
         self._lock = threading.RLock()
         self._open = True
         self._held = 0
         self._tail = bytearray()
         self._full: deque[bytearray] = deque()
 
-    def add(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
+    def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
         self,
         op: str,
         rank: SupportsIndex,
@@ -117,24 +106,24 @@ class OperationBuffer:
                 self._tail = bytearray()
 
     def take(self) -> list[bytearray]:
-        """Return what has come since; it counts as held until it is released."""
+        """Return the new operations; they count as held until they are released."""
         with self._lock:
             full, self._full = self._full, deque()
             tail, self._tail = self._tail, bytearray()
         return [*full, tail] if tail else list(full)
 
     def release(self, operations: int) -> None:
-        """Make room for as many more."""
+        """Free the room of operations that were taken."""
         with self._lock:
             self._held -= operations
 
     def drop(self, operations: int) -> None:
-        """Count operations that do not arrive."""
+        """Count operations as dropped."""
         with self._lock:
             self.dropped += operations
 
     def close(self) -> None:
-        """Take no more."""
+        """Drop all further operations."""
         with self._lock:
             self._open = False
 
@@ -151,7 +140,7 @@ class OperationBuffer:
 
 
 def unpacked(chunk: bytes | bytearray) -> Iterator[Operation]:
-    """Read operations back."""
+    """Unpack operations."""
     for op, rank, dp, pp, tp, step, start, duration, mb, mc in _PACKED.iter_unpack(chunk):
         yield Operation(
             op,

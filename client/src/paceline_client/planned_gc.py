@@ -1,18 +1,17 @@
-"""Collect garbage on all ranks in the same steps, and nowhere else.
+"""Collect garbage on all ranks in the same steps, and at no other time.
 
-Python collects garbage when it likes, each process at another time, and while one is paused the
-others wait for it. Paused together they lose as much as one:
+Python collects garbage in each process at a different time, and the other ranks wait for the paused
+one. If all ranks pause together, they lose one pause only:
 
     with PlannedGC(every=50) as collections:
         for step in range(steps):
             train(step)
             collections.step(step)
 
-Every rank calls `step` once a step, at the same place, with the number of the step: ranks that
-count alike collect alike, without a word between them. How rarely collections may come depends on
-what a job leaves behind. Without `every` the first steps are watched, and the rarest interval is
-taken with which the heap grows by no more than `max_growth_bytes`; ranks may leave differently much
-behind, so `agree` lets them take the least of what each would:
+Every rank calls `step` once per step, at the same place, with the number of the step, so ranks
+collect in the same steps without communication. Without `every`, the longest interval is used with
+which the heap of the first steps grows by at most `max_growth_bytes`. Ranks can differ in this, so
+`agree` lets them use the shortest of their intervals:
 
     def agree(every):  # with PyTorch, on every rank
         least = torch.tensor([every])
@@ -36,17 +35,17 @@ from types import TracebackType
 __all__ = ["Collection", "HeapGrowth", "PlannedGC", "advised_interval"]
 
 _LOG = logging.getLogger("paceline_client")
-# Rarer collections than this bring nothing that anybody could measure.
+# Longer intervals have no measurable gain.
 MOST_STEPS = 500
-# Where the system does not tell a process's memory, an object counts as this number of bytes.
+# The size of an object where the system does not report a process's memory.
 _BYTES_OF_AN_OBJECT = 200
-# A heap that outgrows its allowance by so much is collected at once.
+# A heap that grows by this multiple of its limit is collected at once.
 _BEYOND = 2.0
 
 
 @dataclass(frozen=True)
 class HeapGrowth:
-    """What a step leaves behind for the collector."""
+    """Growth of the heap per step."""
 
     objects: float  # containers
     bytes: float  # memory of the process
@@ -56,29 +55,17 @@ class HeapGrowth:
 class Collection:
     """One collection."""
 
-    step: int  # after which it came
-    # start_ns, duration_ns: when, on the clock of `time.time_ns`, and for how long the process
-    # was paused
-    start_ns: int
-    duration_ns: int
+    step: int  # after which it ran
+    start_ns: int  # by `time.time_ns`
+    duration_ns: int  # of the pause
     found: int  # unreachable objects
-    # Whether all ranks made it, and not this one for itself because its heap outgrew all plans.
-    planned: bool
+    planned: bool  # on all ranks; False if only this rank collected, because its heap grew too much
 
 
 def advised_interval(
     growth: HeapGrowth, *, max_growth_bytes: int = 1 << 30, most: int = MOST_STEPS
 ) -> int:
-    """Return every how many steps garbage should be collected.
-
-    Parameters
-    ----------
-    growth : HeapGrowth
-        What a step leaves behind.
-    max_growth_bytes : int
-        How much larger a process may become between two collections.
-    most : int
-        The largest interval.
+    """Return the interval of collections in steps, with `max_growth_bytes` of growth between two.
 
     Examples
     --------
@@ -92,30 +79,26 @@ def advised_interval(
 
 
 class PlannedGC:
-    """Collects garbage at a fixed interval of steps, and keeps Python from doing so by itself.
+    """Collects garbage at a fixed interval of steps; automatic collection is off meanwhile.
 
     Parameters
     ----------
     every : int, optional
-        Steps between two collections, the same on all ranks. By default what `advised_interval`
-        says of the first `watch` steps.
+        Steps between two collections, the same on all ranks. By default `advised_interval` of the
+        first `watch` steps.
     max_growth_bytes : int
-        How much larger a process may become between two collections. One that becomes twice as
-        much larger collects by itself, and warns: it may leave less behind elsewhere.
+        Growth of the process between two collections. A rank that grows twice as much collects
+        alone and logs a warning.
     agree : callable, optional
-        Given this rank's interval returns that of all. Called once, on every rank in the same step.
+        Takes this rank's interval and returns that of all; called once, on every rank in the same
+        step.
     watch : int
-        Steps that are watched where `every` is not given.
+        Steps whose growth is measured if `every` is not given.
     freeze : bool
-        Whether what is there at the start is never looked at again: modules and models live as
-        long as the process, and collections become shorter.
+        Exclude the objects that exist at the start, such as modules and models, from collections,
+        which makes these shorter.
     on_collection : callable, optional
-        Is given each `Collection`; a recorder can write it down as ``gc``.
-
-    Raises
-    ------
-    ValueError
-        A number is below 1.
+        Receives each `Collection`; a recorder can record it as ``gc``.
     """
 
     def __init__(  # noqa: PLR0913 - settings
@@ -129,7 +112,7 @@ class PlannedGC:
         on_collection: Callable[[Collection], None] | None = None,
     ) -> None:
         if min(1 if every is None else every, max_growth_bytes, watch) < 1:
-            raise ValueError("intervals, steps and bytes are at least 1")
+            raise ValueError("intervals, steps and bytes must be at least 1")
         self.every = every
         self.growth: HeapGrowth | None = None
         self.last: Collection | None = None
@@ -142,7 +125,7 @@ class PlannedGC:
         self._objects = self._bytes = 0
 
     def __enter__(self) -> PlannedGC:  # noqa: PYI034 - Python 3.10 has no Self
-        """Start."""
+        """Call `start`."""
         return self.start()
 
     def __exit__(
@@ -151,11 +134,11 @@ class PlannedGC:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop."""
+        """Call `stop`."""
         self.stop()
 
     def start(self) -> PlannedGC:
-        """Collect once and keep Python from collecting by itself from now on."""
+        """Collect once and switch automatic collection off."""
         if not self._running:
             self._was_enabled, self._running = gc.isenabled(), True
             gc.disable()
@@ -167,7 +150,7 @@ class PlannedGC:
         return self
 
     def stop(self) -> None:
-        """Let Python collect as it did before."""
+        """Restore automatic collection."""
         if self._running:
             self._running = False
             if self._freeze:
@@ -176,13 +159,10 @@ class PlannedGC:
                 gc.enable()
 
     def step(self, number: int | None = None) -> bool:
-        """Say that a step is over; return whether garbage was collected.
+        """End a step; return whether garbage was collected.
 
-        Parameters
-        ----------
-        number : int, optional
-            Of the step, which decides: ranks that were restarted keep in time with the others. By
-            default steps are counted since the start.
+        `number` is the number of the step, counted from the start by default; with it, restarted
+        ranks collect in the same steps as the others.
         """
         if not self._running:
             return False
@@ -209,13 +189,13 @@ class PlannedGC:
         self.every = max(1, own if self._agree is None else self._agree(own))
 
     def _unless_outgrown(self, step: int) -> bool:
-        """Collect where the heap outgrew what collections were planned for."""
+        """Collect if the heap has grown beyond the planned growth."""
         grown = (_containers() - self._objects) * _BYTES_OF_AN_OBJECT
         if grown <= _BEYOND * self._max_growth_bytes:
             return False
         _LOG.warning(
-            "the heap grew beyond what collections every %s steps are planned for: this rank "
-            "collects by itself after step %d; plan them more often",
+            "the heap grew more than planned for collections every %s steps: this rank "
+            "collects alone after step %d; use a shorter interval",
             self.every,
             step,
         )
@@ -233,7 +213,7 @@ class PlannedGC:
 
 
 def _heap() -> tuple[int, int]:
-    """Return containers that were made since the last collection, and bytes of the process."""
+    """Return the containers since the last collection and the bytes of the process."""
     return _containers(), _resident_bytes()
 
 
@@ -242,7 +222,7 @@ def _containers() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of the process; 0 where the system does not say."""
+    """Return the memory of the process; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Record one profiling session from within a training process."""
+"""Record one profiling session in a training process."""
 
 from __future__ import annotations
 
@@ -33,51 +33,37 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paceline_client")
 
-# Operations formatted at a stretch, and the pause after: the training's threads wait for Python's
-# interpreter lock for well under a millisecond.
+# Operations formatted without a pause, and the pause: the training's threads then wait for Python's
+# interpreter lock for much less than a millisecond.
 _BATCH_BYTES: Final = 256 * OPERATION_BYTES
 _PAUSE_S: Final = 0.002
 _IDLE_S: Final = 0.02
-# The part of the buffer over which a burst goes to the spool.
+# The share of the buffer beyond which a burst goes to the spool.
 _SPILL_AT: Final = 0.25
-# A body's metadata names the steps that a producer had no room for, under this key.
+# The metadata key for steps that a producer had no room for.
 _DROPPED_KEY: Final = "dropped_steps"
 _WHOLE: Final = "all"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a session.
+    """The outcome of a session."""
 
-    Parameters
-    ----------
-    delivery : Delivery or None
-        The server's answer, once it has the session.
-    error : str or None
-        Why it does not have it.
-    recorded, dropped : int
-        Operations in the body; operations left out because there was no room for their step, or
-        their values were no integers.
-    dropped_steps : tuple of int
-        Steps that are left out, whole.
-    spooled : Path or None
-        Where the share waits to be sent later.
-    """
-
-    delivery: Delivery | None
-    error: str | None
-    recorded: int
-    dropped: int
-    dropped_steps: tuple[int, ...] = ()
-    spooled: Path | None = None
+    delivery: Delivery | None  # the server's answer, once it has the session
+    error: str | None  # why it does not have it
+    recorded: int  # operations in the body
+    dropped: int  # operations without room for their step, or with values that are no integers
+    dropped_steps: tuple[int, ...] = ()  # left out completely
+    spooled: Path | None = None  # the file from which the share is sent later
 
 
 class Recorder:
     """Takes the operations of one session and sends them when it is finished.
 
-    Nothing here raises into the training, waits for the network or grows without bound: what does
-    not fit is dropped by whole steps, counted and named. Formatting, compression and sending happen
-    on a daemon thread.
+    It never raises into the training or waits for the network, and its memory is bounded: steps
+    that do not fit are dropped completely, counted and reported. Formatting, compression and
+    sending happen on a daemon thread. The token for the server is ``PACELINE_TOKEN`` in the
+    environment.
 
     Parameters
     ----------
@@ -86,25 +72,21 @@ class Recorder:
     job : str
         Name of the training job.
     meta : mapping
-        The session's sizes (``dp``, ``pp``, ``tp``, ``cp``, ``vpp``, ``world``) and, where known,
+        The session's sizes (``dp``, ``pp``, ``tp``, ``cp``, ``vpp``, ``world``) and, if known,
         ``hosts``, ``gpus`` and ``labels``. `describe` adds to it.
     share : Share, optional
-        Where every rank, or host, has a recorder of its own: which part of which session this one
-        sends. Without it the recorder holds the whole session.
+        The part of the session that this recorder sends, if each rank or host has a recorder.
+        Without it, the recorder holds the whole session.
     spool : Spool, optional
-        Where a burst goes that the buffer does not hold and, with `share`, what cannot be sent now.
+        Folder for bursts beyond the buffer and, with `share`, for shares that cannot be sent now.
     hand_over : bool
         Leave the share in the spool, for another process of this host to send.
     buffer_operations : int
-        Operations that may wait for the thread.
+        The most operations that wait for the thread.
     max_body_bytes : int
-        Compressed bytes to hold until the session is finished.
+        The most compressed bytes of a session.
     retry : RetryPolicy
-        How long to go on sending.
-
-    Notes
-    -----
-    ``PACELINE_TOKEN`` in the environment is the token that the server is shown.
+        How long to try to send.
 
     Examples
     --------
@@ -132,7 +114,7 @@ class Recorder:
         self._share = share
         self._spool = spool
         self._hand_over = hand_over
-        # An event of its own: a policy may be shared.
+        # Policies may be shared, events not.
         self._retry = replace(retry or RetryPolicy(), ending=threading.Event())
         self._buffer = OperationBuffer(buffer_operations)
         self._backlog = Backlog(self._buffer, spool, int(buffer_operations * _SPILL_AT))
@@ -154,10 +136,10 @@ class Recorder:
             threading.Thread(
                 target=self._run, args=(body,), name="paceline-recorder", daemon=True
             ).start()
-        except Exception as error:  # noqa: BLE001 - a wrong address must not end a training
+        except Exception as error:  # noqa: BLE001 - a wrong address must not end the training
             self._give_up(error)
 
-    def op(  # noqa: PLR0913 - an operation has that many coordinates
+    def op(  # noqa: PLR0913 - the coordinates of an operation
         self,
         rank: SupportsIndex,
         op: str,
@@ -171,73 +153,48 @@ class Recorder:
         mc: SupportsIndex | None = None,
         tp: SupportsIndex | None = None,
     ) -> None:
-        """Record one operation; costs about a microsecond, from any thread.
+        """Record one operation, on any thread; takes about a microsecond.
 
-        Parameters
-        ----------
-        rank : int
-            Global rank.
-        op : str
-            Operation type: ``forward-compute``.
-        start_ns, duration_ns : int
-            Start by the host's clock (`time.time_ns`) and duration, in nanoseconds.
-        step : int
-            Training step.
-        dp, pp : int
-            DP rank and pipeline stage.
-        mb, mc : int, optional
-            Microbatch; model chunk within the stage.
-        tp : int, optional
-            Tensor-parallel rank, where several of a worker are recorded.
+        `rank` is the global rank, `op` the operation type, such as ``forward-compute``; `start_ns`
+        is by the host's clock (`time.time_ns`). `dp`, `pp`, `mb` and `mc` are DP rank, stage,
+        microbatch and model chunk; `tp` is given if several ranks of a worker are recorded.
         """
         self._buffer.add(op, rank, dp, pp, tp, step, start_ns, duration_ns, mb, mc)
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Add to the session's metadata, until it is finished; mappings within are joined.
+        """Add to the session's metadata until it is finished; nested mappings are merged.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If it cannot be written as JSON.
+        Raises `TypeError` or `ValueError` if `meta` is not valid JSON.
         """
         _join(self._meta, json.loads(json.dumps(dict(meta), allow_nan=False)))
 
     def leave_out(self, steps: Iterable[int]) -> None:
-        """Leave out steps that are not complete; to be called before `finish`."""
+        """Leave out incomplete steps; call it before `finish`."""
         self._without.update(steps)
 
     def finish(self) -> None:
-        """End the session and send it, without waiting for either."""
+        """End the session and send it; returns at once."""
         self._buffer.close()
         self._finished.set()
 
     def leave(self) -> None:
-        """Try no longer what has failed and is in the spool: the process ends."""
+        """Do not send a spooled share again: the process ends."""
         self._leaving = True
         if self._spooled is not None:
             self._retry.ending.set()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait until the session was delivered, spooled or given up.
+        """Wait until the session is delivered, spooled or given up; return None if time is up.
 
-        Parameters
-        ----------
-        timeout_s : float or None
-            Seconds to wait at most. A process that ends earlier takes the session with it, unless
-            it is in the spool.
-
-        Returns
-        -------
-        Outcome or None
-            None if the time is up before.
+        If the process ends earlier, a session that is not in the spool is lost.
         """
         if os.getpid() != self._pid:
-            # A forked child has no such thread, and leaves the session to its parent.
+            # A forked child does not have the thread; its parent sends the session.
             return self.outcome()
         return self.outcome() if self._over.wait(timeout_s) else None
 
     def outcome(self) -> Outcome:
-        """Return the delivery and the counts of operations so far."""
+        """Return the outcome so far."""
         return Outcome(
             self._delivery,
             self._error,
@@ -260,7 +217,7 @@ class Recorder:
                 self._delivery = deliver(url, whole, self._retry)
             else:
                 self._send(self._share, whole)
-        except Exception as error:  # noqa: BLE001 - a thread in the user's process
+        except Exception as error:  # noqa: BLE001 - a thread of the user's process
             self._give_up(error)
         finally:
             self._over.set()
@@ -281,7 +238,7 @@ class Recorder:
             backlog.done(chunk)
 
     def _close(self, body: SessionBody) -> bytes:
-        """Return the whole body, without the steps that had no room."""
+        """Return the body without the steps that had no room."""
         dropped = self._buffer.dropped_steps | body.left_out
         self._buffer.dropped_steps = dropped
         if dropped:
@@ -296,13 +253,13 @@ class Recorder:
         return whole
 
     def _send(self, share: Share, whole: bytes) -> None:
-        """Send a share; what cannot be sent stays in the spool."""
+        """Send a share; if that fails, it stays in the spool."""
         path = self._put(share, whole)
         if path is None:
             self._delivery = send_share(self._server, self._job, share, whole, self._retry)
             return
         spool = self._spool
-        assert spool is not None  # noqa: S101 - what it put there
+        assert spool is not None  # noqa: S101 - `_put` used it
         self._spooled = path
         if self._leaving:
             self._retry.ending.set()
@@ -316,33 +273,29 @@ class Recorder:
             except DeliveryError as error:
                 if error.fate is not Fate.NEVER:
                     self._error = str(error)
-                    _log.warning("the share waits in %s: %s", path, error)
+                    _log.warning("the share stays in %s: %s", path, error)
                     return
                 spool.remove(path)
                 self._spooled = None
                 raise
             spool.remove(path)
             self._spooled = None
-        # The server is there: so may be what it missed.
+        # The server is available: send older shares, too.
         send_waiting(spool, self._server)
 
     def _put(self, share: Share, whole: bytes) -> Path | None:
         if self._spool is None:
             return None
+        to = (self._server, self._job, share.session, share.producer)
         attempt = share.attempt
-        address = Address(
-            self._server,
-            self._job,
-            share.session,
-            share.producer,
-            None if isinstance(attempt, Run) else attempt,
-            attempt.run_id if isinstance(attempt, Run) else "",
-            attempt.restart if isinstance(attempt, Run) else 0,
-        )
+        if isinstance(attempt, Run):
+            address = Address(*to, None, attempt.run_id, attempt.restart)
+        else:
+            address = Address(*to, attempt)
         try:
             return self._spool.put(address, whole)
         except OSError as error:
-            _log.warning("no spool in %s: %s", self._spool.directory, error)
+            _log.warning("cannot write to the spool %s: %s", self._spool.directory, error)
             return None
 
     def _give_up(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Which start of the job this is: the launcher's name for the run, and how often it restarted."""
+"""Which start of the job this is: the launcher's name of the run, and its restarts."""
 
 from __future__ import annotations
 
@@ -8,41 +8,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-# From the outermost launcher to the innermost: the run's name, and the number of its restarts.
+# From the outermost launcher to the innermost: name of the run, number of its restarts.
 _LAUNCHERS: Final = (
     ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
 )
 _OWN: Final = ("PACELINE_RUN_ID", "PACELINE_RESTART")
-# What torchrun says where the run has no name.
+# torchrun's values for a run without a name.
 _NO_NAMES: Final = frozenset({"", "none"})
 
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a job, as its launcher tells it; the server counts these as attempts.
+    """One start of a job according to its launcher; the server counts these as attempts."""
 
-    Parameters
-    ----------
-    run_id : str
-        Alike on all ranks.
-    restart : int
-        Restarts within the run, from 0.
-    """
-
-    run_id: str
-    restart: int = 0
+    run_id: str  # the same on all ranks
+    restart: int = 0  # restarts within the run, from 0
 
     def document(self) -> dict[str, str | int]:
-        """Return what the server is told."""
+        """Return the fields that the server receives."""
         return {"run_id": self.run_id, "restart": self.restart}
 
 
 def run_from_environment(environment: Mapping[str, str] = os.environ) -> Run:
-    """Return the run that ``PACELINE_RUN_ID``, Slurm or torchrun tell.
+    """Return the run given by ``PACELINE_RUN_ID``, Slurm or torchrun.
 
-    Where none of them counts restarts, every call is a run of its own, which the ranks have to
-    agree on.
+    If none of them counts restarts, every call returns a new run, which the ranks have to agree on.
     """
     launchers = (_OWN,) if environment.get(_OWN[0]) else _LAUNCHERS
     names: list[str] = []
@@ -56,5 +47,5 @@ def run_from_environment(environment: Mapping[str, str] = os.environ) -> Run:
             counts.append(count)
     if not counts or not names:
         names.append(uuid.uuid4().hex[:12])
-    # A restart of the outer launcher starts the inner one's count anew.
+    # A restart of the outer launcher resets the count of the inner one.
     return Run("/".join([*names, *counts[:-1]]), int(counts[-1]) if counts else 0)

@@ -1,4 +1,4 @@
-"""Bring shares to the server: one that is at hand, and those that wait in the spool."""
+"""Send shares to the server: a new one, and those that wait in the spool."""
 
 from __future__ import annotations
 
@@ -23,24 +23,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paceline_client")
 
-# For what waits in the spool: a server that does not answer at once is away.
+# For shares in the spool: a server that does not answer at once is unavailable.
 _ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
 
 
 class Attempts:
-    """Numbers of runs that the server has told."""
+    """Attempt numbers of runs, as the server has assigned them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, Run], int] = {}
         self._lock = threading.Lock()
 
     def number(self, server: str, job: str, attempt: int | Run, policy: RetryPolicy) -> int:
-        """Return the number of an attempt.
-
-        Raises
-        ------
-        DeliveryError
-        """
+        """Return the number of an attempt; raises `DeliveryError`."""
         if not isinstance(attempt, Run):
             return attempt
         key = (server, job, attempt)
@@ -57,30 +52,17 @@ ATTEMPTS: Final = Attempts()
 
 
 def send_share(server: str, job: str, share: Share, body: bytes, policy: RetryPolicy) -> Delivery:
-    """Send a producer's share.
-
-    Raises
-    ------
-    DeliveryError, ValueError
-    """
+    """Send a producer's share; raises `DeliveryError` or `ValueError`."""
     attempt = ATTEMPTS.number(server, job, share.attempt, policy)
     return deliver(share_url(server, job, share, attempt), body, policy, "PUT")
 
 
 def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> tuple[int, int]:
-    """Send what waits in the spool for a server, until one share fails for the server's sake.
+    """Send the shares in the spool for a server, until the server fails to take one.
 
-    Parameters
-    ----------
-    server : str
-        Shares for others stay, so that no token goes elsewhere.
-    instead_of : str, optional
-        The server that they were recorded for, where that is another name of this one.
-
-    Returns
-    -------
-    sent, left : int
-        Shares that arrived, and shares that still wait.
+    Shares for other servers stay, so that no other server receives the token. `instead_of` is the
+    address that the shares were recorded for, if it is another name of this server. Returns the
+    numbers of shares that were sent and that still wait.
     """
     sent = left = 0
     away = False
@@ -109,6 +91,6 @@ def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) ->
 
 
 def share_of(address: Address) -> Share:
-    """Return the share that an address in the spool is of."""
+    """Return the share that an address in the spool belongs to."""
     attempt = Run(address.run_id, address.restart) if address.attempt is None else address.attempt
     return Share(address.session, address.producer, attempt)

@@ -1,8 +1,8 @@
-"""A folder for what cannot be sent now: shares of sessions, and bursts of operations.
+"""A folder for data that cannot be sent now: shares of sessions, and bursts of operations.
 
-A share is a file of one line of JSON, where it goes, and its body. Whoever sends one holds a lock
-on it, which ends with the process, however that ends. Ranks of a host use the same folder, so that
-one of them can send for all.
+A share is a file with its address, one line of JSON, and its body. The sending process holds a lock
+on the file, which ends with the process. The ranks of a host use the same folder, so that one of
+them can send for all.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _SHARE: Final = ".share"
 _PART: Final = ".part"
 _HEADER_BYTES: Final = 1 << 16
 _NUMBERS: Final = itertools.count()
-# Of a process that was killed while it wrote.
+# After this time, an unfinished file is one of a killed process.
 _PART_LIVES_S: Final = 3600.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a share goes."""
+    """The destination of a share."""
 
     server: str
     job: str
     session: int
     producer: str
-    # None where it is the server that counts; `run_id` and `restart` say what.
+    # None where the server counts attempts, by `run_id` and `restart`.
     attempt: int | None = None
     run_id: str = ""
     restart: int = 0
@@ -55,14 +55,9 @@ def default_directory() -> Path:
 
 
 class Spool:
-    """The folder.
+    """The folder, `default_directory` unless given; created if it does not exist.
 
-    Parameters
-    ----------
-    directory : path, optional
-        Made where it is missing; `default_directory` by default.
-    max_bytes : int
-        Of all shares; the oldest make room for a new one.
+    Beyond `max_bytes` of shares, the oldest ones are removed for a new one.
     """
 
     def __init__(self, directory: Path | None = None, max_bytes: int = 1 << 30) -> None:
@@ -70,13 +65,7 @@ class Spool:
         self._max_bytes = max_bytes
 
     def put(self, address: Address, body: bytes) -> Path:
-        """Store a share durably and return its file.
-
-        Raises
-        ------
-        OSError
-            The disk is full, or the folder cannot be written.
-        """
+        """Store a share durably and return its file; raises `OSError`, as for a full disk."""
         self._make()
         self._make_room(len(body))
         name = f"{time.time_ns():020d}-{os.getpid()}-{next(_NUMBERS)}"
@@ -105,36 +94,31 @@ class Spool:
 
     @contextmanager
     def claimed(self, path: Path) -> Iterator[tuple[Address, bytes] | None]:
-        """Hold a share against others that would send it; None where one of them has it."""
+        """Lock a share and return it; None if another process has it."""
         try:
             file = path.open("rb")
         except OSError:
             yield None
             return
         with file:
-            # Sent and removed by another, between the look at the folder and the lock.
+            # Another process may have sent and removed it before the lock.
             yield _read(file) if _lock(file) and path.exists() else None
 
     def remove(self, path: Path) -> None:
-        """Forget a share: it arrived, or never will."""
+        """Remove a share that was delivered or refused."""
         with suppress(OSError):
             path.unlink()
 
     def overflow(self) -> IO[bytes]:
-        """Return a file for a burst of operations; it has no name, and ends with the process.
-
-        Raises
-        ------
-        OSError
-        """
+        """Return an unnamed file for a burst of operations; it ends with the process."""
         self._make()
         return tempfile.TemporaryFile(dir=self.directory)
 
     def _make(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid") and self.directory.stat().st_uid != os.getuid():
-            # Among temporary files anybody may have made it, to read along.
-            message = f"{self.directory} is another user's"
+            # Any user can create a folder among the temporary files.
+            message = f"{self.directory} belongs to another user"
             raise PermissionError(message)
 
     def _make_room(self, more: int) -> None:

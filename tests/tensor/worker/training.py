@@ -81,7 +81,7 @@ def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class _State:
-    """Stands before a household as an optimizer whose state is the gradients."""
+    """An optimizer for a placement, with the gradients as its state."""
 
     def __init__(self, model: nn.Module) -> None:
         self.state = {
@@ -94,19 +94,19 @@ class _State:
 def gradients_at_home(training: Training) -> dict[str, torch.Tensor]:
     """Return the gradients of units that are away where they are without a plan."""
     model = training.model
-    households = [model.attention.household, model.mlp.household]
-    tables = [household.table for household in households]
+    placements = [model.attention.placement, model.mlp.placement]
+    tables = [placement.table for placement in placements]
     gradients = _State(model)
-    for household in households:
-        household.restore_placement(gradients)
+    for placement in placements:
+        placement.restore(gradients)
     found = {
         name.replace(".", "_"): gradients.state[parameter]["gradient"]
         for name, parameter in model.named_parameters()
         if parameter in gradients.state
     }
     held = {parameter: one["gradient"] for parameter, one in gradients.state.items()}
-    for household, table in zip(households, tables, strict=True):
-        household.move(table, gradients)
+    for placement, table in zip(placements, tables, strict=True):
+        placement.move(table, gradients)
     for parameter in held:
         parameter.grad = gradients.state[parameter]["gradient"]
     return found

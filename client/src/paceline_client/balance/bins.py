@@ -1,4 +1,4 @@
-"""Divide pieces over bins at the least maximum cost: greedily, by exchanges, exactly if few."""
+"""Divide pieces over bins with the least maximum cost: greedily, by exchanges, exactly if few."""
 
 from __future__ import annotations
 
@@ -6,36 +6,28 @@ import heapq
 from collections.abc import Sequence
 from itertools import accumulate
 
-# Turns of local improvement, and partial answers that an exact search looks at.
+# Rounds of local improvement, and nodes of an exact search.
 _TURNS = 400
 _NODES = 4_000
-# An answer that is so near to a bound is not improved.
+# A division this close to the bound is not improved.
 _NEAR = 1e-3
-# What differs by less is equal: sums of floats are not exact.
+# Smaller differences are rounding errors.
 _EQUAL = 1e-12
-# Exact searches are for as many pieces as a person could try.
+# The most pieces for an exact search.
 _FEW = 16
 
 
 class InfeasibleError(ValueError):
-    """The sequences cannot be divided so: there are too few, or too many tokens."""
+    """The sequences cannot be divided: too few sequences, or too many tokens."""
 
 
 class Limits:
-    """Pieces to be divided over bins: prices evenly, tokens within their room, counts in bounds.
+    """Pieces with prices and tokens, and the limits of a bin.
 
-    Parameters
-    ----------
-    prices, tokens : sequences
-        Of each piece.
-    bins : int
-    room : int or None
-        The most tokens of a bin; None where they do not matter.
-    least, most : int
-        Pieces of a bin.
+    A bin has at most `room` tokens, unless that is None, and `least` to `most` pieces.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what limits a division
+    def __init__(  # noqa: PLR0913, PLR0917 - the limits of a division
         self,
         prices: Sequence[float],
         tokens: Sequence[int],
@@ -49,7 +41,7 @@ class Limits:
         self.order = sorted(range(len(prices)), key=lambda i: (-prices[i], -tokens[i], i))
 
     def solve(self) -> list[list[int]]:
-        """Return the pieces of each bin, those of the first piece first."""
+        """Return the pieces of each bin; raises `InfeasibleError`."""
         count = len(self.prices)
         if self.bins < 1 or count < self.bins * self.least or count > self.bins * self.most:
             raise InfeasibleError(f"{count} pieces do not fill {self.bins} bins")
@@ -66,14 +58,14 @@ class Limits:
         if count <= _FEW and (best is None or self._worst(best) > bound * (1 + _NEAR)):
             best = self._searched(best, bound)
         if best is None:
-            raise InfeasibleError("no way was found to keep the tokens within their room")
+            raise InfeasibleError("no division within the limit of tokens was found")
         return sorted(sorted(one) for one in best)
 
     def _bound(self) -> float:
-        """Return what the most expensive bin costs at least."""
+        """Return a lower bound of the most expensive bin."""
         prices = sorted(self.prices, reverse=True)
         bound = max(prices[0], sum(prices) / self.bins)
-        # Of more pieces than bins two come together: the cheapest two of the most expensive.
+        # With more pieces than bins, some bin has two of the most expensive ones.
         for together in range(1, min(4, len(prices) // self.bins + 1)):
             first = together * self.bins
             if first < len(prices):
@@ -84,7 +76,7 @@ class Limits:
         return max(sum(self.prices[i] for i in one) for one in answer)
 
     def _greedy(self, *, by_tokens: bool) -> list[list[int]] | None:
-        """Put the most expensive piece that is left into the cheapest bin that has room."""
+        """Put the most expensive remaining piece into the cheapest bin that has room."""
         order = (
             sorted(self.order, key=lambda i: (-self.tokens[i], -self.prices[i], i))
             if by_tokens
@@ -120,7 +112,7 @@ class Limits:
         return found
 
     def _improved(self, answer: list[list[int]], bound: float) -> list[list[int]]:
-        """Move and exchange pieces between the most expensive bin and others while that helps."""
+        """Move and exchange pieces from and to the most expensive bin while it helps."""
         bins = [list(one) for one in answer]
         price = [sum(self.prices[i] for i in one) for one in bins]
         tokens = [sum(self.tokens[i] for i in one) for one in bins]
@@ -145,7 +137,7 @@ class Limits:
     def _change(
         self, bins: list[list[int]], price: list[float], tokens: list[int], worst: int
     ) -> tuple[int, list[int], list[int]] | None:
-        """Return what the most expensive bin gives to another one and takes for it, at best."""
+        """Return the best exchange of the most expensive bin: other bin, pieces given and taken."""
         best: tuple[float, int, list[int], list[int]] | None = None
         top = price[worst]
         others = sorted((b for b in range(self.bins) if b != worst), key=price.__getitem__)
@@ -174,7 +166,7 @@ class Limits:
         return None if best is None else best[1:]
 
     def _searched(self, best: list[list[int]] | None, bound: float) -> list[list[int]] | None:
-        """Return the best division of few pieces: every one is tried that may be better."""
+        """Return the best division of a few pieces, by branch and bound."""
         limit = float("inf") if best is None else self._worst(best)
         bins: list[list[int]] = [[] for _ in range(self.bins)]
         price, tokens = [0.0] * self.bins, [0] * self.bins

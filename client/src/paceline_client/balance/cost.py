@@ -1,4 +1,4 @@
-"""What a microbatch takes, and how that is learned from measured ones."""
+"""The cost of a microbatch, and its fit to measured ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """What a microbatch takes: ``fixed + linear·Σs + quadratic·Σs²`` of its sequences.
+    """The cost of a microbatch, ``fixed + linear·Σs + quadratic·Σs²`` of its sequences' lengths.
 
-    The unit is anything: seconds, or shares. By default the squares alone.
+    In any unit, such as seconds. The default is the sum of the squares.
     """
 
     fixed: float = 0.0
@@ -18,7 +18,7 @@ class Cost:
     quadratic: float = 1.0
 
     def of(self, lengths: Iterable[int]) -> float:
-        """Return what a microbatch of such sequences takes."""
+        """Return the cost of a microbatch with these sequences."""
         return self.fixed + sum(self.of_sequence(length) for length in lengths)
 
     def of_sequence(self, length: int) -> float:
@@ -27,16 +27,7 @@ class Cost:
 
     @classmethod
     def fit(cls, microbatches: Iterable[tuple[Sequence[int], float]]) -> Cost:
-        """Return the cost that fits measured microbatches best, by least squares.
-
-        Parameters
-        ----------
-        microbatches : iterable of (lengths, time)
-
-        Raises
-        ------
-        ValueError
-            There are none.
+        """Return the cost that fits measured microbatches, (lengths, time), best by least squares.
 
         Examples
         --------
@@ -51,7 +42,7 @@ class Cost:
         ]
         if not rows:
             raise ValueError("no microbatches to fit a cost to")
-        # What a sum cannot explain, or only with a negative price, is left to the others.
+        # Terms that cannot be determined, or only with a negative price, are left out.
         choices = ([0, 1, 2], [1, 2], [0, 2], [2], [0, 1], [1], [0])
         found = (_least_squares(rows, chosen) for chosen in choices)
         fits = [item for item in found if item is not None and min(item[1]) >= 0]
@@ -62,7 +53,7 @@ class Cost:
 def _least_squares(
     rows: Sequence[tuple[float, float, float, float]], chosen: Sequence[int]
 ) -> tuple[float, tuple[float, float, float]] | None:
-    """Return the squared error and the prices of some of (1, Σs, Σs²); None if alike."""
+    """Return the squared error and the prices of some of (1, Σs, Σs²); None if collinear."""
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(3)]
     n = len(chosen)
     table = [[0.0] * (n + 1) for _ in range(n)]

@@ -1,4 +1,4 @@
-"""Sequences over ranks and microbatches: `balance`, and the steps that it is made of."""
+"""Sequences over ranks and microbatches: `balance` and its parts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Place(NamedTuple):
 
 
 def step_cost(costs: Sequence[Sequence[float]], stages: int = 1) -> float:
-    """Return what a step takes whose microbatches cost so much, [rank][microbatch], on each stage.
+    """Return the time of a step from the cost of each microbatch on a stage, [rank][microbatch].
 
-    A pipeline of `stages` stages works through its microbatches one after the other, and the
-    largest one passes through alone: Σ + (stages − 1)·max. All wait for the slowest rank.
+    A pipeline processes its microbatches in sequence, and its bubble is as long as the largest one
+    on the other stages: Σ + (stages − 1)·max. The slowest rank counts.
     """
     return max(sum(rank) + (stages - 1) * max(rank) for rank in costs)
 
@@ -35,24 +35,20 @@ def balance(
 ) -> list[list[list[Place]]]:
     """Return where each sequence of a batch should go, as [rank][microbatch] lists of places.
 
-    Sequences are divided anew over ranks and microbatches where the tokens of a microbatch allow
-    it; whole microbatches change places where not. Whatever is shorter by `step_cost` is taken.
+    Sequences are divided anew over ranks and microbatches, or whole microbatches over ranks where
+    the limit of tokens allows nothing else; the result with the least `step_cost` is returned.
+    Raises `ValueError` for an empty microbatch, unequal numbers of them, or a negative length.
 
     Parameters
     ----------
     batch : nested sequence of int
-        Lengths as [rank][microbatch][sequence]. Each microbatch has at least one.
+        Lengths as [rank][microbatch][sequence], at least one in each microbatch.
     cost : Cost, optional
-        What a microbatch takes; by default the sum of the squares.
+        Of a microbatch; by default the sum of the squares.
     max_tokens : int, optional
         The most tokens of a microbatch, for its memory; by default those of the largest one.
     stages : int
         Pipeline stages.
-
-    Raises
-    ------
-    ValueError
-        A microbatch is empty, ranks have different numbers of them, or a length is negative.
     """
     cost = cost or Cost()
     ranks, count = _shape(batch)
@@ -97,7 +93,7 @@ def balance(
 def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
     counts = {len(rank) for rank in batch}
     if len(counts) != 1 or counts == {0}:
-        raise ValueError("every rank needs as many microbatches, at least one")
+        raise ValueError("every rank needs the same number of microbatches, at least one")
     if any(not microbatch for rank in batch for microbatch in rank):
         raise ValueError("a microbatch has no sequence")
     if any(length < 0 for rank in batch for microbatch in rank for length in microbatch):
@@ -108,26 +104,16 @@ def _shape(batch: Sequence[Sequence[Sequence[int]]]) -> tuple[int, int]:
 def _in_turn(bins: Sequence[list[int]], lengths: Sequence[int], cost: Cost) -> list[list[int]]:
     """Return microbatches with the cheapest first and last and the most expensive in the middle.
 
-    Where a microbatch follows a much larger one, a stage waits for it.
+    A microbatch after a much larger one makes a stage wait.
     """
     order = sorted(bins, key=lambda one: (cost.of(lengths[i] for i in one), one))
     return order[::2] + order[1::2][::-1]
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Return which microbatches each rank gets, as many each, with a cheap most expensive share.
+    """Return which microbatches each rank gets, equally many each, given their costs.
 
-    Nothing is repacked: tokens and memory stay what they are.
-
-    Parameters
-    ----------
-    costs : sequence of float
-        Of each microbatch; their number is a multiple of `ranks`.
-
-    Raises
-    ------
-    ValueError
-        They cannot be shared evenly.
+    Minimizes the most expensive share. Microbatches stay as they are, with their tokens and memory.
 
     Examples
     --------
@@ -135,7 +121,7 @@ def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
     [[0, 1], [2, 3]]
     """
     if ranks < 1 or not costs or len(costs) % ranks:
-        raise ValueError("every rank gets as many microbatches: their number is no multiple")
+        raise ValueError("the number of microbatches must be a multiple of the number of ranks")
     each = len(costs) // ranks
     return Limits(costs, [0] * len(costs), ranks, None, each, each).solve()
 
@@ -150,19 +136,8 @@ def assign(
 ) -> list[list[int]]:
     """Return which sequences each rank gets, minimizing the cost of the most expensive rank.
 
-    Parameters
-    ----------
-    ranks, microbatches : int
-        Ranks, and microbatches that each has to fill, with one sequence at least.
-    max_tokens : int, optional
-        The most tokens of a microbatch; a rank gets no more than fit into its microbatches.
-    cost : Cost, optional
-        By default the sum of the squares.
-
-    Raises
-    ------
-    InfeasibleError
-        There are too few sequences, or too many tokens.
+    Each rank fills `microbatches` microbatches of at least one sequence and at most `max_tokens`
+    tokens. `cost` is by default the sum of the squares. Raises `InfeasibleError`.
 
     Examples
     --------
@@ -172,7 +147,7 @@ def assign(
     cost = cost or Cost()
     room = None if max_tokens is None else max_tokens * microbatches
     if max_tokens is not None and any(length > max_tokens for length in lengths):
-        raise InfeasibleError("a sequence is longer than a microbatch may be")
+        raise InfeasibleError("a sequence is longer than max_tokens")
     prices = [cost.of_sequence(length) for length in lengths]
     return Limits(prices, lengths, ranks, room, microbatches, len(lengths)).solve()
 
@@ -186,17 +161,7 @@ def pack(
 ) -> list[list[int]]:
     """Return the sequences of each microbatch, minimizing the cost of the most expensive one.
 
-    Parameters
-    ----------
-    max_tokens : int, optional
-        The most tokens of a microbatch.
-    cost : Cost, optional
-        By default the sum of the squares.
-
-    Raises
-    ------
-    InfeasibleError
-        There are too few sequences, or too many tokens.
+    `max_tokens` and `cost` are as in `assign`. Raises `InfeasibleError`.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Tensor-parallel layers whose work follows the speed of their ranks.
+"""Tensor-parallel layers whose work follows the speed of their ranks; requires PyTorch.
 
-Needs PyTorch, and nothing else; the rest of `paceline_client` does without. Resizing and migration
-are those of "Accelerating Heterogeneous Tensor Parallelism via Flexible Workload Control".
+Resizing and migration are those of "Accelerating Heterogeneous Tensor Parallelism via Flexible
+Workload Control".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline_client.tensor.watch import CpuWatch, CudaWatch, Pace
     from paceline_client.tensor.workload import Workload
 
-_HOMES = {
+_MODULES = {
     "block": ("ParallelAttention", "ParallelMLP", "TransformerBlock"),
     "controller": ("Consent", "Controller"),
     "group": ("TensorGroup", "Transport"),
@@ -37,7 +37,7 @@ _HOMES = {
     "watch": ("CpuWatch", "CudaWatch", "Pace"),
     "workload": ("Workload",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ColumnParallelLinear",
@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: plans are read without PyTorch, which takes seconds to import."""
-    if name not in _HOME_OF:
+    """Import on demand: plans are read without PyTorch, which takes seconds to import."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from paceline_client.tensor.shedding import Member, Site
-from paceline_client.tensor.units import Household, units_of_step
+from paceline_client.tensor.units import Placement, units_of_step
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,14 +20,14 @@ _QUERY_KEY_VALUE: Final = 3
 
 
 class UnitsAwayError(RuntimeError):
-    """The state of a layer was asked for while some of its units are on other ranks."""
+    """The state of a layer was requested while some of its units are on other ranks."""
 
 
 class _Pair(nn.Module):  # type: ignore[misc]
     """A column-parallel layer whose features a row-parallel layer reads."""
 
     def _pair(self, first: ColumnParallelLinear, second: RowParallelLinear, units: int) -> None:
-        """Name the units: each is that part of the rows of `first` and the columns of `second`."""
+        """Define the units: equal parts of the rows of `first` and the columns of `second`."""
         width = first.weight.shape[0] // units
         members = [Member(first.weight, 0, width)]
         if first.bias is not None:
@@ -35,11 +35,11 @@ class _Pair(nn.Module):  # type: ignore[misc]
         members.append(Member(second.weight, 1, second.weight.shape[1] // units))
         self.first, self.second = first, second
         self.site = Site(first.tp, units, tuple(members))
-        self.household = Household(self.site)
+        self.placement = Placement(self.site)
         self.register_state_dict_pre_hook(_refuse_while_away)
 
     def _weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor] | None:
-        """Return this step's units; None where the layers' own columns decide."""
+        """Return this step's units; None if the layers use their own weights."""
         if self.site.shed is None:
             return None
         weights = units_of_step(self.site)
@@ -58,9 +58,9 @@ class _Pair(nn.Module):  # type: ignore[misc]
 
 
 def _refuse_while_away(module: Any, *_: object) -> None:  # noqa: ANN401 - any module
-    if module.household.away:
+    if module.placement.away:
         raise UnitsAwayError(
-            "units of this layer are on other ranks: take the checkpoint inside of "
+            "units of this layer are on other ranks: save the checkpoint inside "
             "`with workload.whole():`, on all ranks together"
         )
 
@@ -68,21 +68,11 @@ def _refuse_while_away(module: Any, *_: object) -> None:  # noqa: ANN401 - any m
 class ParallelMLP(_Pair):
     """Feed-forward network: hidden, expanded, hidden.
 
-    Parameters
-    ----------
-    hidden, expanded : int
-        Features; `expanded` is a multiple of the group's size.
-    tp : TensorGroup
-    activation : callable
-        Works on each feature by itself.
+    `expanded` is a multiple of the group's size; `activation` is elementwise.
     """
 
     def __init__(
-        self,
-        hidden: int,
-        expanded: int,
-        tp: TensorGroup,
-        activation: Activation = functional.gelu,
+        self, hidden: int, expanded: int, tp: TensorGroup, activation: Activation = functional.gelu
     ) -> None:
         super().__init__()
         self._activation = activation
@@ -93,23 +83,15 @@ class ParallelMLP(_Pair):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output, the same on all ranks as the input is."""
+        """Return the output; input and output are the same on all ranks."""
         return self._through(x, self._activation)
 
 
 class ParallelAttention(_Pair):
-    """Self-attention with the heads divided over the group.
+    """Self-attention with the heads divided over the group; a head is a unit.
 
-    The rows of the first weight are ordered by head, then query, key and value, as those of
-    Megatron-Core are; a head is a unit.
-
-    Parameters
-    ----------
-    hidden, heads : int
-        `heads` divides `hidden` and is a multiple of the group's size.
-    tp : TensorGroup
-    causal : bool
-        Whether a position sees only those before it.
+    The rows of the first weight are ordered by head, then query, key and value, as in
+    Megatron-Core. `heads` divides `hidden` and is a multiple of the group's size.
     """
 
     def __init__(self, hidden: int, heads: int, tp: TensorGroup, *, causal: bool = False) -> None:
@@ -141,15 +123,7 @@ class ParallelAttention(_Pair):
 
 
 class TransformerBlock(nn.Module):  # type: ignore[misc]
-    """Attention and feed-forward network, each normalized before and added to its input.
-
-    Parameters
-    ----------
-    hidden, heads, expanded : int
-        As of `ParallelAttention` and `ParallelMLP`.
-    tp : TensorGroup
-    causal : bool
-    """
+    """Attention and feed-forward network, each with pre-normalization and a residual connection."""
 
     def __init__(
         self, hidden: int, heads: int, expanded: int, tp: TensorGroup, *, causal: bool = False

@@ -1,8 +1,7 @@
-"""Reports a group's times, and puts plans in force on all its ranks at one step boundary.
+"""Reports a group's times and applies plans on all its ranks at the same step boundary.
 
-At each boundary the ranks all-gather a few numbers: what each measured, and what the first rank has
-from the service. All of them decide on the same numbers, so that a plan is in force on all ranks or
-on none.
+At each boundary the ranks all-gather a few numbers: the times of each, and the plan that the first
+rank has from the service. All ranks decide on the same numbers, so that all or none apply a plan.
 """
 
 from __future__ import annotations
@@ -35,33 +34,26 @@ from paceline_client.tensor.workload import Workload
 _log = logging.getLogger("paceline_client")
 
 _SPEAKER: Final = 0
-# What a row of the all-gather holds; float64 holds counts exactly.
+# The numbers of a rank in the all-gather; float64 represents counts exactly.
 _FIELDS: Final = 8
 _STEPS_KEPT: Final = 16
-# Reports that also say what stays; of these any may be dropped.
+# Reports that also contain sizes and costs; more than one, as reports may be dropped.
 _FIRST_REPORTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """What the job's own code allows; no server can raise it.
+    """What the job's code allows; no server can raise it."""
 
-    Parameters
-    ----------
-    apply : bool
-        Whether plans are put in force; else times are reported and that is all.
-    max_gamma : float
-        The largest share of a rank's columns that may be left out of a step, 0 to 1. With 0 only
-        plans without loss are put in force.
-    """
-
-    apply: bool = False
+    apply: bool = False  # whether plans are applied; otherwise, times are only reported
+    # The largest share of a rank's columns that a step may leave out, 0 to 1. With 0, only plans
+    # without loss are applied.
     max_gamma: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one rank says at a boundary."""
+    """One rank's numbers at a boundary."""
 
     step: int
     time_s: float
@@ -74,26 +66,20 @@ class _Row:
 
 
 class Controller:
-    """Between a group and the service. Call `step` on every rank after each optimizer step.
+    """Connects a group with the service. Call `step` on every rank after each optimizer step.
+
+    The training never waits for the service. If it is unavailable, the plan ends when it expires.
 
     Parameters
     ----------
-    workload : Workload
     tp : TensorGroup
         With a watch, whose times are reported.
-    peer : Peer
-    consent : Consent
     costs : Costs, optional
-        Of a pre-test; without them the service takes sending for free.
+        Of a pre-test; without them, the service assumes that sending is free.
     first_step : int
-        Number of the first step, as where a job goes on.
+        Number of the first step, for a resumed job.
     timeout : datetime.timedelta, optional
-        Of the collective between the ranks where the group is not gloo's own; else the group's.
-
-    Notes
-    -----
-    Nothing waits for the service. While it is away, training goes on as planned until the plan
-    expires, and then without one.
+        Of the collective between the ranks, if the group's backend is not gloo.
     """
 
     def __init__(  # noqa: PLR0913 - the job's parts, and the service's
@@ -115,7 +101,7 @@ class Controller:
         self._step = self._first_step = first_step
         self._control = tp.process_group
         if dist.get_backend(tp.process_group) != "gloo":
-            # Numbers for the processor, without a word to the device.
+            # The numbers stay on the CPU.
             self._control = dist.new_group(
                 list(tp.ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
             )
@@ -127,9 +113,9 @@ class Controller:
         self._measured: deque[StepTime] = deque(maxlen=_STEPS_KEPT)
         self._collected: dict[int, dict[int, _Row]] = {}
         self._in_force: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
-        # What this rank computed of its columns, step by step.
+        # The share of its columns that this rank computed in each step.
         self._computed: deque[tuple[int, float]] = deque(maxlen=_STEPS_KEPT)
-        # How many rows of inputs each step had; what came before, as in a pre-test, is of no step.
+        # Rows of inputs of each step; earlier ones, as of a pre-test, are discarded.
         self._rows: deque[tuple[int, int]] = deque(maxlen=_STEPS_KEPT)
         workload.take_rows()
         self._began_s = time.perf_counter()
@@ -137,7 +123,7 @@ class Controller:
 
     @property
     def plan(self) -> Plan | None:
-        """What is in force."""
+        """The plan in force."""
         return self._workload.plan
 
     @property
@@ -146,7 +132,7 @@ class Controller:
         return self._service.dropped if self._service is not None else 0
 
     def step(self) -> None:
-        """End a step: hand over its times, and put in force what is due."""
+        """End a step: report its times, and apply a new plan."""
         watch = self._tp.watch
         watch.end_step(self._step)
         now_s = time.perf_counter()
@@ -157,7 +143,7 @@ class Controller:
         self._measured.extend(watch.finished())
         with watch.waiting():
             rows = self._gather()
-            # Where a device fell behind for once, all ranks catch up together.
+            # After a delay of one device, all ranks skip the same number of steps.
             for _ in range(min(row.left for row in rows)):
                 self._measured.popleft()
             self._decide(rows)
@@ -165,13 +151,13 @@ class Controller:
         self._step += 1
 
     def close(self) -> None:
-        """End the thread, and leave the model as it was. On all ranks together."""
+        """End the thread and the plan, on all ranks together."""
         if self._service is not None:
             self._service.close()
         self._workload.apply(None)
 
     def _gather(self) -> list[_Row]:
-        """Exchange a few numbers."""
+        """Exchange the numbers of all ranks."""
         measured = self._measured.popleft() if self._measured else StepTime(-1, 0.0, 0.0)
         offer = self._service.offer() if self._service is not None else None
         body = self._body(offer)
@@ -204,7 +190,7 @@ class Controller:
         return self._encoded[1]
 
     def _decide(self, rows: list[_Row]) -> None:
-        """Put in force what the first rank offers, or end what has expired."""
+        """Apply the plan that the first rank offers, or end an expired one."""
         speaker = rows[_SPEAKER]
         following = self._step + 1
         if speaker.offered > self._decided:
@@ -212,12 +198,12 @@ class Controller:
         elif speaker.offered and speaker.offered == self._version:
             self._expires_step = max(self._expires_step, speaker.expires_step)
         if self._workload.plan is not None and following >= self._expires_step:
-            _log.warning("plan %d was not renewed: without a plan again", self._version)
+            _log.warning("plan %d expired without renewal and ended", self._version)
             self._workload.apply(None)
             self._version = 0
 
     def _take_over(self, speaker: _Row) -> None:
-        """Read the offered plan on all ranks, and apply it if all of them can."""
+        """Read the offered plan on all ranks, and apply it if all ranks can."""
         body = torch.empty(speaker.offer_bytes, dtype=torch.uint8)
         if self._tp.rank == _SPEAKER and self._encoded is not None:
             body = torch.frombuffer(bytearray(self._encoded[1]), dtype=torch.uint8)
@@ -227,7 +213,7 @@ class Controller:
         agreed = torch.tensor([int(offer is not None)])
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._control)
         if offer is None or not int(agreed):
-            reason = reason or "another rank of the group cannot carry it out"
+            reason = reason or "another rank of the group cannot apply it"
             _log.warning("plan %d is not applied: %s", speaker.offered, reason)
             self._acknowledge(speaker.offered, reason)
             return
@@ -241,7 +227,7 @@ class Controller:
         self._acknowledge(speaker.offered, None)
 
     def _judge(self, body: bytes) -> tuple[Offer | None, str | None]:
-        """Return the offer, or why this rank does not consent."""
+        """Return the offer, or why this rank refuses it."""
         try:
             offer = read_plan(json.loads(body), self._peer.attempt, self._tp.size)
         except (PlanError, ValueError) as error:
@@ -249,14 +235,14 @@ class Controller:
         if not offer.applies:
             return offer, None
         if not self._consent.apply:
-            return None, "the job's code does not allow plans to be applied"
+            return None, "the job's code does not allow plans"
         if offer.plan.gamma > self._consent.max_gamma:
             return None, (
-                f"gamma = {offer.plan.gamma:.3f} is beyond the {self._consent.max_gamma:g} of the "
-                "job's code"
+                f"gamma = {offer.plan.gamma:.3f} exceeds the {self._consent.max_gamma:g} that the "
+                "job's code allows"
             )
         if offer.plan.method is Method.STICKY and not self._workload.has_hidden_units:
-            return None, "no layers of this model can give hidden units away"
+            return None, "no layer of this model has hidden units that can move"
         return offer, None
 
     def _acknowledge(self, version: int, reason: str | None) -> None:
@@ -265,7 +251,7 @@ class Controller:
             self._service.acknowledge(Acknowledgement(version, self._step + 1, applied, reason))
 
     def _report(self, rows: list[_Row]) -> None:
-        """Hand the service the newest step that all ranks know the times of."""
+        """Report the newest step whose times are known for all ranks."""
         if self._service is None:
             return
         for rank, row in enumerate(rows):
@@ -299,7 +285,7 @@ class Controller:
                 "matmul_s": [known[rank].matmul_s for rank in ranks],
                 "measured_step_s": self._step_s,
                 "plan_version": version or None,
-                # Eight heads cannot be divided as every plan says.
+                # Differs from the plan where units are few, as eight heads.
                 "computed": [known[rank].computed for rank in ranks] if version else None,
                 "known_version": self._decided,
                 "ranks": list(self._tp.ranks),
@@ -308,7 +294,7 @@ class Controller:
         )
 
     def _lasting(self, step: int) -> dict[str, object]:
-        """Return costs and sizes as a report has them. The service keeps them; one may be lost."""
+        """Return costs and sizes for one of the first reports; the service stores them."""
         rows = dict(self._rows).get(step, 0)
         if self._step >= self._first_step + _FIRST_REPORTS:
             return {}

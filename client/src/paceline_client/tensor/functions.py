@@ -1,10 +1,10 @@
-"""The products of column- and row-parallel layers, with columns left out and computed for others.
+"""The products of column- and row-parallel layers, with columns left out or computed for others.
 
 With kept columns k of the local weight W[O, K]: Y = X[:,k]·W[:,k]ᵀ, dX[:,k] = dY·W[:,k] and
-dW[:,k] = dYᵀ·X[:,k]. Columns m that a rank lends reach those who compute them as W[:,m] and, in the
-column layer, dY, in the row layer X[:,m]. The column layer's dX and the row layer's Y are added
-where they were computed and ride the all-reduce that happens anyway; the column layer's Y, the row
-layer's dX and every dW return to their owner (the paper's section IV-A).
+dW[:,k] = dYᵀ·X[:,k]. For columns m, the borrowers receive W[:,m] and, in the column layer, dY, in
+the row layer X[:,m]. The column layer's dX and the row layer's Y are added where they are computed,
+before the existing all-reduce; the column layer's Y, the row layer's dX and every dW are returned
+to their owner (the paper's section IV-A).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline_client.tensor.shedding import Kept, Shed, Site, remember, restore
 
 @dataclass(slots=True)
 class _Borrowed:
-    """What this rank computes for another one: its columns of W, and of X, without leading dims."""
+    """What this rank computes for another one: columns of W, and of X in two dimensions."""
 
     loan: Loan
     rank: int
@@ -31,7 +31,7 @@ class _Borrowed:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are columns."""
         return self.loan.borrowed(self.rank) > 0
 
 
@@ -49,18 +49,18 @@ def _forward_product(
 
 
 def _lent(loan: Loan, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the lent columns of a matrix, on the rank that lends them."""
+    """Return the lent columns of a matrix, on their owner."""
     return tensor[:, loan.start : loan.stop]
 
 
 def _columns(loan: Loan, rank: int) -> slice:
-    """Return where the columns that a rank borrows lie among all columns."""
+    """Return the positions of the columns that a rank borrows."""
     first, last = loan.slices[rank]
     return slice(loan.start + first, loan.start + last)
 
 
 class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
-    """Y = X·Wᵀ + b, where each rank has rows of W; the backward sums dX over the group."""
+    """Y = X·Wᵀ + b, with rows of W on each rank; the backward sums dX over the group."""
 
     @staticmethod
     def forward(  # noqa: D102, PLR0913, PLR0917 - of the base class
@@ -134,7 +134,7 @@ class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
 
 
 class RowProduct(torch.autograd.Function):  # type: ignore[misc]
-    """Y = X·Wᵀ summed over the group, where each rank has columns of X and W."""
+    """Y = X·Wᵀ summed over the group, with columns of X and W on each rank."""
 
     @staticmethod
     def forward(  # noqa: D102 - of the base class
@@ -201,7 +201,7 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _all_rows(tp: TensorGroup, loan: Loan, dy: torch.Tensor) -> torch.Tensor:
-    """Return the source's dY on every rank that computes for it."""
+    """Return the owner's dY on all ranks."""
     if loan.source == tp.rank:
         dys = dy.contiguous()
     else:

@@ -1,4 +1,4 @@
-"""A tensor-parallel group, and the messages of its ranks in addition to the usual all-reduces."""
+"""A tensor-parallel group, and the communication between its ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline_client.tensor.watch import NoWatch, Watch
 
 
 class Transport(Enum):
-    """How what others compute reaches them.
+    """How lent columns are sent to the ranks that compute them.
 
-    The paper's PCIe was faster with trees of broadcasts and reductions; gloo is with slices sent
-    to those who need them.
+    Trees of broadcasts and reductions were faster on the paper's PCIe; with gloo, sending slices
+    to their receivers is.
     """
 
     BROADCAST = "broadcast"
@@ -24,16 +24,9 @@ class Transport(Enum):
 
 
 class TensorGroup:
-    """The ranks that hold parts of the same layers.
+    """The ranks that hold parts of the same layers, by default those of the default group.
 
-    Parameters
-    ----------
-    process_group : torch.distributed.ProcessGroup, optional
-        The default group where there is no other parallelism.
-    watch : Watch, optional
-        Times products and waits.
-    transport : Transport
-        For what is computed by other ranks.
+    `watch` measures products and waits; `transport` sends columns to the ranks that compute them.
     """
 
     def __init__(
@@ -51,7 +44,7 @@ class TensorGroup:
         self.transport = transport
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorGroup:
-        """Return the group itself: a copied model runs in the same processes."""
+        """Return the group itself: a copy of a model runs in the same processes."""
         return self
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -61,31 +54,22 @@ class TensorGroup:
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to sum a tensor over the group; `wait_for` ends it."""
+        """Start to sum a tensor over the group."""
         with self.watch.waiting():
             return dist.all_reduce(tensor, group=self.process_group, async_op=True)
 
     def wait_for(self, work: dist.Work) -> None:
-        """Wait until a collective is over."""
+        """Wait until a collective completes."""
         with self.watch.waiting():
             work.wait()
 
     def lend(
         self, loan: Loan, matrix: torch.Tensor | None, rows: int, like: torch.Tensor
     ) -> torch.Tensor:
-        """Send the lent columns of a matrix to those who compute them.
+        """Send the lent columns of a matrix to the ranks that compute them.
 
-        Parameters
-        ----------
-        matrix : tensor of shape (rows, loan.count), or None
-            On the loan's source only.
-        like : tensor
-            Of the type and on the device of what is received.
-
-        Returns
-        -------
-        tensor of shape (rows, borrowed)
-            This rank's part; without columns on ranks that borrow none.
+        `matrix`, (rows, loan.count), is given on the loan's source only; `like` has the type and
+        device of the result. Returns this rank's part, (rows, borrowed).
         """
         first, last = loan.slices[self.rank]
         if self.transport is Transport.BROADCAST:
@@ -103,17 +87,10 @@ class TensorGroup:
     def give_back(
         self, loan: Loan, part: torch.Tensor | None, rows: int, like: torch.Tensor
     ) -> torch.Tensor:
-        """Send the columns that were computed for the source back to it.
+        """Send computed columns back to their source.
 
-        Parameters
-        ----------
-        part : tensor of shape (rows, borrowed), or None
-            On ranks that borrow some.
-
-        Returns
-        -------
-        tensor of shape (rows, loan.count)
-            On the loan's source; without columns elsewhere.
+        `part`, (rows, borrowed), is given on ranks that borrow columns. Returns (rows, loan.count)
+        on the loan's source, and no columns on other ranks.
         """
         if self.rank != loan.source:
             if part is not None:
@@ -127,16 +104,9 @@ class TensorGroup:
     def give_back_sum(
         self, loan: Loan, own: torch.Tensor | None, part: torch.Tensor | None, like: torch.Tensor
     ) -> None:
-        """Add what the borrowers computed to the source's own product, in place.
+        """Add the borrowers' results, `part`, to the source's own product, `own`, in place.
 
-        Parameters
-        ----------
-        own : tensor, or None
-            On the loan's source.
-        part : tensor of the same shape, or None
-            On ranks that borrow some.
-        like : tensor
-            Of that shape, type and device.
+        Both have the shape, type and device of `like`, and are None on other ranks.
         """
         if self.transport is Transport.BROADCAST:
             mine = own if own is not None else part
@@ -159,7 +129,7 @@ class TensorGroup:
     def exchange(
         self, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]
     ) -> None:
-        """Send to some ranks of the group and receive from some, all at once."""
+        """Send to some ranks of the group and receive from others at the same time."""
         operations: list[Any] = [
             dist.P2POp(dist.isend, tensor.contiguous(), self.ranks[rank], self.process_group)
             for rank, tensor in outgoing.items()

@@ -16,12 +16,11 @@ _SQRT_5: Final = math.sqrt(5)
 
 
 class ParallelLinear(nn.Module):  # type: ignore[misc]
-    """What both layers share: a local weight whose columns are a place where work can be shed."""
+    """The base of both layers: a local weight whose columns can be shed."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
     site: Site
-
     kind: Kind
 
     def _own(self, tp: TensorGroup, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -34,16 +33,8 @@ class ParallelLinear(nn.Module):  # type: ignore[misc]
 class ColumnParallelLinear(ParallelLinear):
     """y = x·Aᵀ + b with the rows of A divided over the group; each rank has its features of y.
 
-    Parameters
-    ----------
-    in_features, out_features : int
-        Of the whole layer; `out_features` is a multiple of the group's size.
-    tp : TensorGroup
-    bias : bool
-
-    Notes
-    -----
-    The whole weight is drawn on every rank, from the default generator, so that the layer does not
+    Features are those of the whole layer; `out_features` is a multiple of the group's size. The
+    whole weight is drawn on every rank, from the default generator, so that the layer does not
     depend on the group's size.
     """
 
@@ -54,11 +45,8 @@ class ColumnParallelLinear(ParallelLinear):
     ) -> None:
         super().__init__()
         whole = _draw(out_features, in_features)
-        self._own(
-            tp,
-            _part(whole, tp, 0),
-            torch.zeros(out_features // tp.size) if bias else None,
-        )
+        zeros = torch.zeros(out_features // tp.size) if bias else None
+        self._own(tp, _part(whole, tp, 0), zeros)
 
     def forward(
         self,
@@ -66,14 +54,9 @@ class ColumnParallelLinear(ParallelLinear):
         weight: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return this rank's features.
+        """Return this rank's features from x, (..., in_features), the same on all ranks.
 
-        Parameters
-        ----------
-        x : tensor of shape (..., in_features)
-            The same on all ranks.
-        weight, bias : tensor, optional
-            In place of the layer's own: its hidden units of this step.
+        `weight` and `bias` are this step's hidden units, instead of the layer's own.
         """
         if weight is not None:
             y: torch.Tensor = ColumnProduct.apply(x, weight, bias, self.site, None)
@@ -85,13 +68,8 @@ class ColumnParallelLinear(ParallelLinear):
 class RowParallelLinear(ParallelLinear):
     """y = x·Aᵀ + b with the columns of A divided over the group, and y summed over it.
 
-    Parameters
-    ----------
-    in_features, out_features : int
-        Of the whole layer; `in_features` is a multiple of the group's size.
-    tp : TensorGroup
-    bias : bool
-        The same on all ranks, added once.
+    Features are those of the whole layer; `in_features` is a multiple of the group's size. The bias
+    is the same on all ranks and added once.
     """
 
     kind = Kind.ROW
@@ -104,14 +82,9 @@ class RowParallelLinear(ParallelLinear):
         self._own(tp, _part(whole, tp, 1), torch.zeros(out_features) if bias else None)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Return y, the same on all ranks.
+        """Return y, the same on all ranks, from this rank's features, (..., in_features / size).
 
-        Parameters
-        ----------
-        x : tensor of shape (..., in_features / size)
-            This rank's features.
-        weight : tensor, optional
-            In place of the layer's own: its hidden units of this step.
+        `weight` are this step's hidden units, instead of the layer's own.
         """
         if weight is not None:
             y: torch.Tensor = RowProduct.apply(x, weight, self.site, None)

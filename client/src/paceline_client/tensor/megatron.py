@@ -1,7 +1,7 @@
-"""Layers of Megatron-Core's shape, with the products of this package.
+"""Layers with the interface of Megatron-Core's, with the products of this package.
 
-By interface: a layer is taken for what it has and says, and nothing is imported from Megatron. What
-the products here do not do is refused with the setting's name.
+Layers are recognized by their attributes, and nothing is imported from Megatron. Settings that the
+products do not support are refused by name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from paceline_client.tensor.shedding import Kind, Member, Site
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer does what the products of this package do not."""
+    """A layer has a setting that the products of this package do not support."""
 
 
-# What must not be switched on, where a layer knows it.
+# Settings that must be off.
 _REFUSED: Final = (
     "sequence_parallel",
     "gradient_accumulation_fusion",
@@ -32,26 +32,12 @@ _REFUSED: Final = (
 
 
 def adapt(model: nn.Module, tp: TensorGroup) -> list[str]:
-    """Let every column- and row-parallel layer of a model compute as the layers here do.
+    """Let all column- and row-parallel layers of a model compute as those of this package do.
 
-    A layer's `forward` is replaced on that object; its parameters, names and checkpoints stay.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        With layers that have `gather_output` or `input_is_parallel`.
-    tp : TensorGroup
-        Of the layers' own process group.
-
-    Returns
-    -------
-    list of str
-        The names of the layers.
-
-    Raises
-    ------
-    UnsupportedLayerError
-        If a layer does what is not supported; then none is changed.
+    Layers are those with `gather_output` or `input_is_parallel`; `tp` is of their process group.
+    Their `forward` is replaced on the object; parameters, names and checkpoints stay. Returns the
+    names of the layers. Raises `UnsupportedLayerError`, before anything is changed, for an
+    unsupported setting.
     """
     found = [
         (name, module)
@@ -74,11 +60,11 @@ def _check(name: str, module: Any) -> None:  # noqa: ANN401 - any layer
         if getattr(module, setting, False):
             raise UnsupportedLayerError(f"{name}: {setting} is not supported")
     if hasattr(module, "input_is_parallel") and not module.input_is_parallel:
-        raise UnsupportedLayerError(f"{name}: input_is_parallel is off, which is not supported")
+        raise UnsupportedLayerError(f"{name}: input_is_parallel must be on")
 
 
 class _ColumnForward:
-    """In place of a column-parallel layer's `forward`; returns what Megatron's returns."""
+    """Replaces the `forward` of a column-parallel layer, with Megatron's results."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
         self._layer = layer
@@ -91,14 +77,14 @@ class _ColumnForward:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         layer = self._layer
         if weight is not None or runtime_gather_output:
-            raise UnsupportedLayerError("a weight or gather_output given to forward")
+            raise UnsupportedLayerError("weight and gather_output are not supported in forward")
         bias = None if layer.skip_bias_add else layer.bias
         y = ColumnProduct.apply(input_, layer.weight, bias, layer.site, layer.site.shed)
         return y, layer.bias if layer.skip_bias_add else None
 
 
 class _RowForward:
-    """In place of a row-parallel layer's `forward`; returns what Megatron's returns."""
+    """Replaces the `forward` of a row-parallel layer, with Megatron's results."""
 
     def __init__(self, layer: Any) -> None:  # noqa: ANN401 - any layer of that shape
         self._layer = layer

@@ -1,6 +1,6 @@
-"""What a plan asks of each rank of a tensor-parallel group, and how many columns of a layer.
+"""Plans of a tensor-parallel group, and their division into the columns of a layer.
 
-Standard library only, like all that reads what a server sent.
+Standard library only, as for all code that reads data of a server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Method(Enum):
-    """How a plan takes work from a slow rank."""
+    """How a plan moves work away from a slow rank."""
 
     NONE = "none"
     ZERO = "zero"
@@ -25,10 +25,9 @@ class Method(Enum):
 
 
 class Granularity(Enum):
-    """What is shed: columns of each matrix, or hidden units of a pair of layers.
+    """What is shed: columns of each matrix, or hidden units or heads of a pair of layers.
 
-    A hidden unit is a row of the first weight and bias and the column of the second weight that
-    reads it, or a head of an attention: parameters move, activations do not.
+    Parameters of hidden units move, activations do not.
     """
 
     COLUMNS = "columns"
@@ -37,62 +36,35 @@ class Granularity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one rank sheds, in columns of the plan's `columns`.
-
-    Parameters
-    ----------
-    rank : int
-        Within the group.
-    resized_columns : int
-        Left out of the step's products.
-    to : tuple of (rank, columns)
-        Computed by others, by rank within the group.
-    """
+    """What one rank sheds of the plan's `columns`; ranks are numbered in the group."""
 
     rank: int
-    resized_columns: int = 0
-    to: tuple[tuple[int, int], ...] = ()
+    resized_columns: int = 0  # left out of the step's products
+    to: tuple[tuple[int, int], ...] = ()  # (rank, columns) that other ranks compute
 
     @property
     def migrated_columns(self) -> int:
-        """Columns that others compute."""
+        """Columns that other ranks compute."""
         return sum(columns for _, columns in self.to)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A division of a group's work, bound to the group's size.
+    """A division of a group's work; raises `PlanError` for shares that the group cannot apply."""
 
-    Parameters
-    ----------
-    version : int
-        Counts the group's plans from 1.
-    columns : int
-        That a rank has without a plan; the shares of `ranks` are parts of it.
-    expires_after_steps : int
-        Steps for which the plan holds without being renewed.
-    ranks : tuple of RankShare
-        Ranks that shed something; the others keep everything.
-
-    Raises
-    ------
-    PlanError
-        If the shares cannot be carried out by a group of `size` ranks.
-    """
-
-    version: int
+    version: int  # number of the group's plan, from 1
     method: Method
-    columns: int
-    size: int
-    ranks: tuple[RankShare, ...] = ()
-    expires_after_steps: int = 200
+    columns: int  # of a rank without a plan
+    size: int  # of the group
+    ranks: tuple[RankShare, ...] = ()  # those that shed columns
+    expires_after_steps: int = 200  # unless it is renewed
 
     def __post_init__(self) -> None:
-        _require(self.version >= 0, "version", "counts from 0")
-        _require(self.columns > 0, "columns", "a rank has at least one column")
-        _require(self.expires_after_steps > 0, "expires_after_steps", "is at least 1")
+        _require(self.version >= 0, "version", "must be at least 0")
+        _require(self.columns > 0, "columns", "must be at least 1")
+        _require(self.expires_after_steps > 0, "expires_after_steps", "must be at least 1")
         seen = [share.rank for share in self.ranks]
-        _require(len(set(seen)) == len(seen), "ranks", "name each rank once")
+        _require(len(set(seen)) == len(seen), "ranks", "must contain each rank once")
         for number, share in enumerate(self.ranks):
             self._check(share, f"ranks[{number}]")
 
@@ -100,23 +72,23 @@ class Plan:
         group = range(self.size)
         _require(share.rank in group, f"{at}.rank", f"the group has ranks 0 to {self.size - 1}")
         targets = [rank for rank, _ in share.to]
-        _require(len(set(targets)) == len(targets), f"{at}.to", "names each rank once")
+        _require(len(set(targets)) == len(targets), f"{at}.to", "must contain each rank once")
         _require(
             all(rank in group and rank != share.rank for rank in targets),
             f"{at}.to",
-            "columns go to other ranks of the group",
+            "must contain other ranks of the group",
         )
         counts = [share.resized_columns, *(columns for _, columns in share.to)]
-        _require(min(counts) >= 0, at, "columns are counted from 0")
+        _require(min(counts) >= 0, at, "columns must not be negative")
         _require(sum(counts) <= self.columns, at, f"a rank has {self.columns} columns to shed")
 
     @property
     def sheds(self) -> bool:
-        """Whether anything is other than without a plan."""
+        """Whether any rank sheds columns."""
         return any(share.resized_columns or share.migrated_columns for share in self.ranks)
 
     def computed(self, rank: int) -> float:
-        """Return what a rank computes, as a share of its columns: 1 without a plan."""
+        """Return the columns that a rank computes, as a share of its own."""
         shed = sum(
             share.resized_columns + share.migrated_columns
             for share in self.ranks
@@ -134,13 +106,7 @@ class Plan:
 
 
 class PlanError(ValueError):
-    """A plan that this group cannot carry out.
-
-    Parameters
-    ----------
-    path : str
-        The field that is wrong.
-    """
+    """A plan that this group cannot apply, with the path of the wrong field."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -149,41 +115,38 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Units that `source` has others compute: the last ones that it has."""
+    """Units of `source` that other ranks compute: its last ones, from `start` to `stop`."""
 
     source: int
-    # start, stop: the units, of those of `source`
     start: int
     stop: int
-    # tuple of (int, int): for each rank of the group, the part that it computes, counted from
-    # `start`
-    slices: tuple[tuple[int, int], ...]
+    slices: tuple[tuple[int, int], ...]  # the part of each rank of the group, from `start`
 
     @property
     def count(self) -> int:
-        """How many units are lent."""
+        """The number of units."""
         return self.stop - self.start
 
     def borrowed(self, rank: int) -> int:
-        """Return how many of them a rank computes."""
+        """Return the number of units that a rank computes."""
         first, last = self.slices[rank]
         return last - first
 
     def receivers(self) -> list[int]:
-        """Return the ranks that compute at least one of them."""
+        """Return the ranks that compute at least one unit."""
         return [rank for rank in range(len(self.slices)) if self.borrowed(rank)]
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A plan in a layer's own units: how many each rank leaves out, and who computes what."""
+    """A plan in units of a layer: how many each rank leaves out, and the loans."""
 
     units: int
     resized: tuple[int, ...]
     loans: tuple[Loan, ...]
 
     def own(self, rank: int) -> int:
-        """Return how many units are left to a rank when others took theirs."""
+        """Return how many of its units a rank keeps."""
         lent = sum(loan.count for loan in self.loans if loan.source == rank)
         return self.units - lent
 
@@ -202,7 +165,7 @@ def divide(plan: Plan, units: int) -> Division:
         counts = dict(zip((rank for rank, _ in share.to), lent, strict=True))
         slices: list[tuple[int, int]] = [(0, 0)] * plan.size
         first = 0
-        # Renumbered from the source on, so that several sources do not all begin with rank 0.
+        # From the source on, so that several sources do not all begin with rank 0.
         for rank in ((share.rank + step) % plan.size for step in range(1, plan.size)):
             slices[rank] = (first, first + counts.get(rank, 0))
             first += counts.get(rank, 0)

@@ -1,4 +1,4 @@
-"""What handing columns over and taking them apart costs (Algorithm 2, line 1)."""
+"""The cost of sending and extracting columns (Algorithm 2, line 1)."""
 
 from __future__ import annotations
 
@@ -17,46 +17,36 @@ from paceline_client.tensor.workload import Workload
 
 Samples = tuple[tuple[int, float], ...]
 
-# Shares of a rank's columns that are sampled, in sixteenths: the least and the most that plans ask
-# for, because a line through samples far below says little of what lies above.
+# Shares of a rank's columns that are sampled, in sixteenths. They cover the range of plans, because
+# a line through small samples does not predict large ones.
 _LENT: Final = (1, 4, 8, 14)
 _LEVEL: Final = (1, 4, 8)
 _LEFT_OUT: Final = (4, 14)
 _WHOLE: Final = 16
-# So often all of them are sampled one after the other. What else runs on a machine passes: of each
-# sample the fastest step counts.
+# How often all samples are repeated. Other load of the machine passes, so the fastest step of each
+# sample counts.
 _ROUNDS: Final = 3
 _LOOK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Samples of a group's cost functions.
+    """Samples of a group's cost functions: (columns, additional seconds of a step)."""
 
-    Parameters
-    ----------
-    communicate : tuple of (columns, seconds)
-        Φ1: what a step takes longer, outside the slowest rank's own time, while columns are lent by
-        a rank that is ahead of the others.
-    extract : tuple of (columns, seconds)
-        Ω2: what a rank's step takes longer, outside its products, while columns are left out.
-    lend : tuple of (columns, seconds)
-        What a step takes longer still where the rank that lends them is not ahead.
-    """
-
+    # Φ1: outside the slowest rank's own time, for columns of a rank that is ahead of the others.
     communicate: Samples
-    extract: Samples
-    lend: Samples = ()
+    extract: Samples  # Ω2: of a rank outside its products, for columns that it leaves out
+    lend: Samples = ()  # in addition to Φ1 if the rank that lends is not ahead
 
     def document(self) -> dict[str, Samples]:
-        """Return the samples as a report has them."""
-        said = {"communicate": self.communicate, "extract": self.extract, "lend": self.lend}
-        return {name: samples for name, samples in said.items() if samples}
+        """Return the samples for a report."""
+        given = {"communicate": self.communicate, "extract": self.extract, "lend": self.lend}
+        return {name: samples for name, samples in given.items() if samples}
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The fastest of some steps: outside the slowest rank's own time, and outside its products."""
+    """The shortest times outside the slowest rank's own time, and outside its products."""
 
     outside_s: float
     rest_s: float
@@ -65,22 +55,14 @@ class _Times:
 def pre_test(
     workload: Workload, tp: TensorGroup, step: Callable[[], object], steps: int = 2
 ) -> Costs:
-    """Sample costs on a group without stragglers, on all ranks together.
+    """Sample costs on a group without stragglers and without a plan, on all ranks together.
 
-    Parameters
-    ----------
-    workload : Workload
-        Without a plan.
-    tp : TensorGroup
-        With a watch.
-    step : callable
-        Trains for a step. It is called some 90 times; in half of them ranks leave columns out. Who
-        may lose nothing has a step that does not update the model, or loads it afterwards.
-    steps : int
-        For each sample and round, of which the fastest of all rounds counts.
+    `tp` has a watch. `step` trains for a step and is called about 90 times; in half of them, ranks
+    leave columns out. If the model must not lose accuracy, it must not update the model, or the
+    model must be loaded afterwards. Each sample takes `steps` steps in each round.
     """
     columns, size = workload.columns, tp.size
-    # Others leave out at most what still leaves them something to do.
+    # The other ranks must keep some columns.
     level = [part for part in _LEVEL if part * size < (_WHOLE - 1) * (size - 1)]
     plans: list[Plan | None] = [None]
     plans += [_lending(columns * part // _WHOLE, columns, size) for part in _LENT]
@@ -111,12 +93,9 @@ def pre_test(
 
 
 def _lending(count: int, columns: int, size: int, *, level: bool = False) -> Plan:
-    """Return a plan by which the first rank lends `columns` columns to the others.
+    """Return a plan by which the first rank lends `count` columns to the others.
 
-    Parameters
-    ----------
-    level : bool
-        Whether the others leave out so much that all have the same to compute.
+    With `level`, the others leave out columns so that all ranks compute the same number.
     """
     even = apportion([1] * (size - 1), count)
     lent = tuple((rank + 1, part) for rank, part in enumerate(even) if part)
@@ -130,7 +109,7 @@ def _measure(
 ) -> _Times:
     watch = tp.watch
     workload.apply(plan)
-    # The first step makes room for other shapes.
+    # The first step allocates memory for the new shapes.
     step()
     watch.end_step(-1)
     took_s = []
@@ -156,7 +135,7 @@ def _measure(
         mine = mine.to(workload.device)
     everyone = mine.new_empty(tp.size, *mine.shape)
     dist.all_gather(list(everyone), mine, group=tp.process_group)
-    # Step by step: noise of a rank's own work is in both, and no part of the difference.
+    # The difference step by step cancels the noise of a rank's own work.
     step_s, time_s, rest_s = everyone.unbind(1)
     outside_s = step_s.amax(0) - time_s.amax(0)
     return _Times(float(outside_s.min()), float(rest_s[0].min()))

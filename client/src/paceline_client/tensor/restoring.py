@@ -1,6 +1,6 @@
-"""Leaves weights whose gradients were not computed, and their optimizer's state, as they were.
+"""Restores weights whose gradients were not computed, and their optimizer's state.
 
-A gradient of zero still moves a weight: by weight decay, and by the momentum of earlier gradients.
+Even with a zero gradient, weight decay and the momentum of earlier gradients change a weight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline_client.tensor.shedding import Imputation, Member, Site
 
 @dataclass(slots=True)
 class _Saved:
-    """The pruned part of a parameter and of its state of the same shape, before a step."""
+    """The pruned part of a parameter and of its optimizer state, before a step."""
 
     parameter: torch.nn.Parameter
     dim: int
@@ -26,14 +26,9 @@ class _Saved:
 
 
 class Restorer:
-    """Wraps an optimizer's steps, by its hooks.
+    """Wraps the steps of an optimizer by its hooks; keeps the pruned units of `sites` unchanged.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
-        With its state by parameter, in tensors of the parameter's shape.
-    sites : callable
-        Returns the sites whose pruned units are to be left alone.
+    The optimizer has its state per parameter, in tensors of the parameter's shape.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, sites: Callable[[], list[Site]]) -> None:
@@ -46,7 +41,7 @@ class Restorer:
         ]
 
     def remove(self) -> None:
-        """Take the hooks out again."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -81,7 +76,7 @@ class Restorer:
             for saved in self._saved:
                 saved.parameter.data.index_copy_(saved.dim, saved.index, saved.data)
                 for key, value in self._state(saved.parameter).items():
-                    # State that this step made begins with zeros, as for the gradient of zero.
+                    # New state begins with zeros, as for a zero gradient.
                     before = saved.state.get(key)
                     if before is None:
                         value.index_fill_(saved.dim, saved.index, 0)

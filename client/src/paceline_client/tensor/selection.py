@@ -1,7 +1,7 @@
 """Which units a rank leaves out: at random, or those whose weights have changed least.
 
 Algorithm 1 of the paper (section III-B): random (Rd), by priority (Pri), and by priority with a
-ratio of each layer's own (PriDiff).
+separate ratio for each layer (PriDiff).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 
 from paceline_client.tensor.shedding import Site
 
-# The part of the plan's ratio that every layer leaves out at least.
+# The least ratio of a layer, as a share of the plan's ratio.
 _DECAY: Final = 0.8
 _BISECTIONS: Final = 60
 
 
 class Selection(Enum):
-    """How the units to leave out are chosen."""
+    """How units to leave out are chosen."""
 
     RANDOM = "random"
     PRIORITY = "priority"
@@ -29,30 +29,21 @@ class Selection(Enum):
 
 @dataclass(eq=False, slots=True)
 class _Tracked:
-    """What is known of a site's units."""
+    """The changes of a site's units."""
 
     site: Site
-    old: list[torch.Tensor]  # list of tensor: the members as they were when the epoch began
-    pruned: torch.Tensor  # (units,): units left out at any time of this epoch
+    old: list[torch.Tensor]  # the members at the begin of the epoch
+    pruned: torch.Tensor  # (units,): whether a unit was left out in this epoch
     # (units,): mean change of each unit's numbers in the last epoch in which it was computed
     variation: torch.Tensor | None = None
 
 
 class Selector:
-    """Chooses units, and follows how they change where the choice depends on it.
+    """Chooses units, from their changes if the selection depends on these.
 
-    Parameters
-    ----------
-    sites : dict
-        By name, the same on all ranks.
-    selection : Selection
-    seed : int
-        Of the choice at random, which also decides between equals.
-
-    Notes
-    -----
-    `PRIORITY` and `PRIORITY_BY_LAYER` hold a copy of the weights, compared once an epoch. Before
-    the first comparison they choose at random.
+    `sites` have the same names on all ranks. `seed` is that of random choices, also between units
+    of equal change. `PRIORITY` and `PRIORITY_BY_LAYER` keep a copy of the weights, compared once
+    per epoch; before the first comparison they choose at random.
     """
 
     def __init__(self, sites: dict[str, Site], selection: Selection, seed: int = 0) -> None:
@@ -64,10 +55,10 @@ class Selector:
         }
 
     def end_epoch(self) -> None:
-        """Compare the weights with those of the epoch's begin.
+        """Compare the weights with those at the begin of the epoch.
 
-        Units that were left out keep the variation they had: their weights stood still because of
-        that, and would never be computed again.
+        Units that were left out keep their earlier variation: their weights did not change because
+        of that, and they would never be computed again.
         """
         if self._selection is Selection.RANDOM:
             return
@@ -77,7 +68,7 @@ class Selector:
             if tracked.variation is not None:
                 changed = torch.where(tracked.pruned, tracked.variation, changed)
             elif bool(tracked.pruned.any()):
-                # Never computed for a whole epoch: as likely as the average.
+                # Not computed for a whole epoch: the average variation.
                 fresh = changed[~tracked.pruned]
                 mean = fresh.mean() if fresh.numel() else changed.new_zeros(())
                 changed = torch.where(tracked.pruned, mean, changed)
@@ -88,12 +79,7 @@ class Selector:
     def counts(self, wanted: dict[str, int], most: dict[str, int]) -> dict[str, int]:
         """Return how many units each site leaves out.
 
-        Parameters
-        ----------
-        wanted : dict
-            Units by site, as the plan has them.
-        most : dict
-            Units that a site has to choose from.
+        `wanted` are the numbers of the plan, `most` those from which a site can choose.
         """
         known = [name for name in wanted if self._tracked[name].variation is not None]
         if (
@@ -124,7 +110,7 @@ class Selector:
         tracked = self._tracked[name]
         order = torch.randperm(among, generator=self._generator)
         if self._selection is not Selection.RANDOM and tracked.variation is not None:
-            # A stable sort of a random order: equals are chosen at random.
+            # A stable sort of a random order chooses between equal units at random.
             order = order[torch.argsort(tracked.variation[:among][order], stable=True)]
         chosen = order[:count].sort().values
         tracked.pruned[chosen] = True
@@ -160,12 +146,7 @@ def project(
 ) -> dict[str, float]:
     """Return the ratios nearest to these whose weighted mean is `mean`, each within its bounds.
 
-    Parameters
-    ----------
-    low : float
-        At most `mean`.
-    high : dict
-        Bounds above; where they do not allow the mean, each is reached.
+    `low` is at most `mean`. If the bounds `high` do not allow the mean, all of them are reached.
     """
 
     def shifted(by: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Speaks with Paceline about one tensor-parallel group, on a thread of its own.
+"""Communicates with Paceline about one tensor-parallel group, on a separate thread.
 
-The training hands over a report and takes what has come; it never waits for either. Of reports that
-the thread had no time for, the newest is sent and the others are dropped.
+The training passes reports and takes plans without waiting. If reports queue up, the newest is sent
+and the others are dropped.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ _LONGEST_REASON: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan that the service has for this group."""
+    """A plan of the service for this group."""
 
     plan: Plan
-    expires_step: int  # the first step at which it is void
-    # Whether it is to be put in force; else it is advice, which ends the plan before it.
-    applies: bool = True
+    expires_step: int  # the first step without the plan
+    applies: bool = True  # otherwise it is advice, which ends the previous plan
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What the group did with a plan."""
+    """The group's answer to a plan."""
 
     version: int
     step: int
@@ -52,50 +51,38 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where the service is, and who asks.
-
-    Raises
-    ------
-    ValueError
-        If the address is no http or https address, or a name is empty.
-    """
+    """The address of the service, and the names of job and group."""
 
     server: str  # ``http://paceline.example:8765``
     job: str
-    group: str  # names the group within the job; letters, digits, dots, dashes and underscores
-    attempt: int  # Counts the starts of the job. A plan never survives one.
+    group: str  # name within the job: letters, digits, dots, dashes and underscores
+    attempt: int  # number of the job's start; plans end with an attempt
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.server)
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             raise ValueError(
-                f"the server's address starts with http:// or https://, unlike {self.server!r}"
+                f"the server's address must start with http:// or https://, not {self.server!r}"
             )
         if not self.job or not self.group or self.attempt < 0:
-            raise ValueError("job and group need names, and attempts are counted")
+            raise ValueError("job and group need names, and the attempt must not be negative")
 
     @property
     def url(self) -> str:
-        """The group's address."""
+        """The address of the group."""
         job, group = quote(self.job, safe=""), quote(self.group, safe="")
         return f"{self.server.rstrip('/')}/api/v1/jobs/{job}/tp/{group}"
 
 
 class _RefusedError(ValueError):
-    """The service answered, but not with what was asked for."""
+    """The service refused a request or gave another answer."""
 
 
 class Service:
     """The group's thread.
 
-    Parameters
-    ----------
-    size : int
-        Of the group; plans for another one are refused.
-    timeout_s : float
-        That one request may take.
-    longest_wait_s : float
-        Between two attempts while the service does not answer.
+    Plans for another group `size` are refused. `timeout_s` is that of a request, `longest_wait_s`
+    the longest wait between two attempts while the service does not answer.
     """
 
     def __init__(
@@ -116,7 +103,7 @@ class Service:
         threading.Thread(target=self._run, name="paceline-tensor", daemon=True).start()
 
     def report(self, document: Mapping[str, object]) -> None:
-        """Hand over the newest times. Returns at once."""
+        """Report the newest times; returns at once."""
         body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
         with self._changed:
             self.dropped += self._report is not None
@@ -124,18 +111,18 @@ class Service:
             self._changed.notify()
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Hand over the outcome of a plan. Returns at once."""
+        """Report the outcome of a plan; returns at once."""
         with self._changed:
             self._acknowledged.append(acknowledgement)
             self._changed.notify()
 
     def offer(self) -> Offer | None:
-        """Return the newest plan that came, and how far it is renewed."""
+        """Return the newest plan, with its renewed expiry."""
         with self._changed:
             return self._offer
 
     def close(self) -> None:
-        """End the thread, after the request that is under way."""
+        """End the thread after the current request."""
         self._closed.set()
         with self._changed:
             self._changed.notify()
@@ -159,10 +146,10 @@ class Service:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 if self._closed.is_set():
                     return
-                # Told once while it lasts; the training has nothing to do with it.
+                # A warning the first time only: the training is not affected.
                 _log.log(
                     logging.DEBUG if wait_s else logging.WARNING,
-                    "%s does not answer as it should: %s", self._peer.url, error,
+                    "%s does not answer or refuses: %s", self._peer.url, error,
                 )  # fmt: skip
                 self.failures += 1
                 wait_s = min(max(2 * wait_s, 0.5), self._longest_wait_s)
@@ -193,7 +180,7 @@ class Service:
         try:
             offer = read_plan(document, self._peer.attempt, self._size)
         except PlanError as error:
-            _log.warning("plan %d cannot be carried out: %s", version, error)
+            _log.warning("plan %d cannot be applied: %s", version, error)
             self._send_acknowledgement(
                 Acknowledgement(version, 0, applied=False, reason=str(error))
             )
@@ -212,7 +199,7 @@ class Service:
         self._request("POST", f"/plan/{one.version}/ack", json.dumps(document).encode())
 
     def _request(self, method: str, path: str, body: bytes | None) -> dict[str, Any] | None:
-        request = urllib.request.Request(  # noqa: S310 - Peer lets only http and https pass
+        request = urllib.request.Request(  # noqa: S310 - Peer allows http and https only
             self._peer.url + path,
             data=body,
             method=method,
@@ -230,29 +217,23 @@ class Service:
             with error:
                 raise _RefusedError(f"{error.code}: {_detail(error)}") from error
         if not isinstance(document, dict):
-            raise _RefusedError(f"{path} answered, but not as Paceline does")
+            raise _RefusedError(f"the answer to {path} is not one of Paceline")
         return document
 
 
 def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
-    """Return what a plan's document asks of a group.
-
-    Raises
-    ------
-    PlanError
-        If it is not for this attempt and group size, or cannot be carried out.
-    """
+    """Return the plan in a document; raises `PlanError` if it is for another attempt or group."""
     if _integer(document, "attempt") != attempt:
-        raise PlanError("attempt", f"is not {attempt}")
+        raise PlanError("attempt", f"must be {attempt}")
     if _integer(document, "world_size") != size:
-        raise PlanError("world_size", f"is not {size}")
+        raise PlanError("world_size", f"must be {size}")
     try:
         method = Method(document.get("method"))
     except ValueError:
         raise PlanError("method", f"{document.get('method')!r} is not known") from None
     rows = document.get("ranks")
     if not isinstance(rows, list):
-        raise PlanError("ranks", "is a list")
+        raise PlanError("ranks", "must be a list")
     plan = Plan(
         version=_integer(document, "version"),
         method=method,
@@ -264,7 +245,7 @@ def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
 
 
 def plan_document(offer: Offer, attempt: int) -> dict[str, object]:
-    """Return the document of which `read_plan` makes this offer."""
+    """Return the document of a plan, the inverse of `read_plan`."""
     plan = offer.plan
     return {
         "version": plan.version,
@@ -286,7 +267,7 @@ def plan_document(offer: Offer, attempt: int) -> dict[str, object]:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return what a problem document says, or the status in words."""
+    """Return the text of a problem document, or of the status."""
     try:
         problem = json.loads(error.read(_MAX_ANSWER_BYTES))
         return f"{problem['detail']} [{problem['code']}]"
@@ -296,10 +277,10 @@ def _detail(error: urllib.error.HTTPError) -> str:
 
 def _share(row: object, at: str) -> RankShare:
     if not isinstance(row, dict):
-        raise PlanError(at, "is an object")
+        raise PlanError(at, "must be an object")
     to = row.get("to") or {}
     if not isinstance(to, dict) or not all(str(rank).isdecimal() for rank in to):
-        raise PlanError(f"{at}.to", "has ranks for names")
+        raise PlanError(f"{at}.to", "must have ranks as keys")
     return RankShare(
         rank=_integer(row, "rank", at),
         resized_columns=_integer(row, "resized_columns", at),
@@ -310,5 +291,5 @@ def _share(row: object, at: str) -> RankShare:
 def _integer(document: Mapping[str, Any], name: str, at: str = "") -> int:
     value = document.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise PlanError(f"{at}.{name}" if at else name, "is an integer")
+        raise PlanError(f"{at}.{name}" if at else name, "must be an integer")
     return value

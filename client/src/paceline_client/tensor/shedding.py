@@ -14,7 +14,7 @@ from paceline_client.tensor.plan import Loan
 
 
 class Kind(Enum):
-    """What a unit is, and with it what travels when it is lent."""
+    """What a unit is, which determines what is sent when it is lent."""
 
     HIDDEN_UNIT = "hidden_unit"
     COLUMN = "column"  # of a column-parallel layer's weight
@@ -22,10 +22,10 @@ class Kind(Enum):
 
 
 class Imputation(Enum):
-    """What stands for the gradients of columns that were left out (the paper's section III-A).
+    """The gradients of columns that were left out (the paper's section III-A).
 
-    `ZERO` leaves their weights as they are; `SAME` takes what the last backward had there, and
-    holds a copy of every gradient for it; `AVERAGE` takes the mean over the columns computed.
+    With `ZERO`, their weights do not change; `SAME` uses those of the last backward, of which it
+    keeps a copy; `AVERAGE` uses the mean over the computed columns.
     """
 
     ZERO = "zero"
@@ -35,21 +35,20 @@ class Imputation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Units that this rank computes of its own."""
+    """Own units that this rank computes."""
 
-    total: int  # units that it has
+    total: int  # all of its units
     count: int
-    # tensor of int64, or None: which ones, ascending; None where they are the first `count`
-    index: torch.Tensor | None = None
+    index: torch.Tensor | None = None  # int64, ascending; None for the first `count`
 
     def take(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the units' part of a tensor, along one of its dimensions."""
+        """Return the part of a tensor for these units, along a dimension."""
         if self.index is not None:
             return tensor.index_select(dim, self.index)
         return tensor if self.count == self.total else tensor.narrow(dim, 0, self.count)
 
     def put(self, into: torch.Tensor, part: torch.Tensor) -> None:
-        """Write the units' columns into a matrix of all columns."""
+        """Write the columns of these units into a matrix of all columns."""
         if self.index is None:
             into[:, : self.count] = part
         else:
@@ -61,20 +60,20 @@ class Shed:
     """One layer's part of a plan, on one rank."""
 
     kept: Kept
-    pruned: torch.Tensor  # tensor of int64: units that are not computed
-    loans: tuple[Loan, ...]  # of all ranks, in the same order on all of them
+    pruned: torch.Tensor  # int64: units that are left out
+    loans: tuple[Loan, ...]  # of all ranks, in the same order on all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter that units consist of: `width` successive rows or columns for each."""
+    """A parameter of units: `width` successive rows or columns for each."""
 
     parameter: torch.nn.Parameter
-    dim: int  # the dimension along which the units lie
+    dim: int  # the dimension of the units
     width: int = 1
 
     def index(self, units: torch.Tensor) -> torch.Tensor:
-        """Return where units lie along `dim`."""
+        """Return the indices of units along `dim`."""
         if self.width == 1:
             return units
         offsets = torch.arange(self.width, device=units.device)
@@ -82,37 +81,30 @@ class Member:
 
     @property
     def numbers(self) -> int:
-        """Numbers of a unit."""
+        """How many numbers a unit has."""
         shape = self.parameter.shape
         return self.width * int(math.prod(shape[: self.dim] + shape[self.dim + 1 :]))
 
     def by_unit(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor, of the parameter's shape but for its units, as (units, numbers)."""
+        """Return a tensor of some units as (units, numbers)."""
         units = tensor.shape[self.dim] // self.width
         return tensor.movedim(self.dim, 0).reshape(units, self.numbers)
 
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """A place where units can be shed: a layer's columns, or a pair's hidden units.
-
-    Attributes
-    ----------
-    work : int
-        Numbers of the matrices without a plan; the time of their products is proportional to it.
-    rows : int
-        Rows of inputs that products took, to be set back by who reads it.
-    """
+    """Units that can be shed: the columns of a layer, or the hidden units of a pair."""
 
     tp: TensorGroup
-    units: int  # that this rank has without a plan
+    units: int  # of this rank without a plan
     members: tuple[Member, ...]
-    shed: Shed | None = None  # what is in force
+    shed: Shed | None = None  # the plan in force
     kind: Kind = Kind.HIDDEN_UNIT
     imputation: Imputation = Imputation.ZERO
     previous: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Numbers of the matrices without a plan; the time of the products is proportional to it.
     work: int = field(init=False)
-    rows: int = 0
+    rows: int = 0  # rows of inputs since the last reset
 
     def __post_init__(self) -> None:
         matrices = [one.parameter for one in self.members if one.parameter.dim() > 1]
@@ -122,14 +114,9 @@ class Site:
 def restore(
     site: Site, shed: Shed, matrix: str, parts: Sequence[tuple[Kept | slice, torch.Tensor]]
 ) -> torch.Tensor:
-    """Return a gradient with all columns from those that were computed.
+    """Return a gradient with all columns from computed `parts`, this rank's own first.
 
-    Parameters
-    ----------
-    matrix : str
-        Which gradient it is, to find the last one of it.
-    parts : sequence
-        Columns, and what was computed for them: of this rank's own first.
+    `matrix` is the name of the gradient, to find its last value.
     """
     _, own = parts[0]
     full = own.new_zeros(own.shape[0], shed.kept.total)
@@ -148,7 +135,7 @@ def restore(
 
 
 def remember(site: Site, matrix: str, full: torch.Tensor) -> None:
-    """Keep a gradient that was computed whole, where a later step may need it."""
+    """Keep a complete gradient if a later step needs it."""
     if site.imputation is Imputation.SAME:
         site.previous[matrix] = full.detach().clone()
 

@@ -1,9 +1,9 @@
-"""Hidden units of a pair of layers: left out, lent for a step, or moved until called home.
+"""Hidden units of a pair of layers: left out, lent for a step, or moved for longer.
 
 A hidden unit of a feed-forward network is a row of the first weight and bias and the column of the
-second weight that reads it; of an attention it is a head. Whoever has a unit can compute it,
-because the first layer's input is the same on all ranks and the second layer's output is summed
-over them: parameters move, activations do not.
+second weight that reads it; in attention it is a head. Every rank can compute a unit, because the
+first layer's input is the same on all ranks and the second layer's output is summed over them:
+parameters move, activations do not.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.plan import Division, Loan
 from paceline_client.tensor.shedding import Member, Site
 
-# A unit by the rank that has it without a plan, and its number there.
+# A unit: the rank that has it without a plan, and its number there.
 Unit = tuple[int, int]
 
 
 class _Lend(torch.autograd.Function):  # type: ignore[misc]
-    """Send units to those who compute them in this step, and their gradients back."""
+    """Sends units to the ranks that compute them in this step, and their gradients back."""
 
     @staticmethod
     def forward(
@@ -32,7 +32,7 @@ class _Lend(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         ctx.tp, ctx.loan, ctx.numbers = tp, loan, rows.shape[1]
         mine = loan.source == tp.rank
-        # `lend` divides columns: a unit is a column here.
+        # A unit is a column for `lend`.
         lent = rows.t() if mine else None
         return tp.lend(loan, lent, rows.shape[1], rows).t().contiguous()
 
@@ -48,10 +48,7 @@ class _Lend(torch.autograd.Function):  # type: ignore[misc]
 
 
 def units_of_step(site: Site) -> tuple[torch.Tensor, ...]:
-    """Return the members of a site as this rank computes them in this step.
-
-    Its own that are neither left out nor lent, then those that it borrows.
-    """
+    """Return the members of a site for this step: remaining units, then borrowed ones."""
     members = site.members
     shed = site.shed
     if shed is None:
@@ -88,7 +85,7 @@ def units_of_step(site: Site) -> tuple[torch.Tensor, ...]:
 
 
 def _unpack(members: tuple[Member, ...], rows: torch.Tensor) -> list[torch.Tensor]:
-    """Return what `rows` of units say of each member, in the shape of its parameter."""
+    """Return each member's part of `rows` of units, in the shape of its parameter."""
     pieces: list[torch.Tensor] = []
     column = 0
     count = rows.shape[0]
@@ -119,16 +116,11 @@ def home_table(size: int, units: int) -> tuple[tuple[Unit, ...], ...]:
     return tuple(tuple((rank, unit) for unit in range(units)) for rank in range(size))
 
 
-class Household:
-    """Where the hidden units of a pair of layers are, with their optimizer's state.
+class Placement:
+    """The ranks of the hidden units of a pair of layers, with their optimizer's state.
 
-    Moving them changes the length of the parameters on each rank: afterwards they compute, learn
-    and are updated there like any others, without traffic, until they are moved again.
-
-    Parameters
-    ----------
-    site : Site
-        The pair.
+    Moving units changes the length of the parameters on each rank. Afterwards they are computed and
+    updated like any others, without communication.
     """
 
     def __init__(self, site: Site) -> None:
@@ -138,34 +130,24 @@ class Household:
 
     @property
     def away(self) -> bool:
-        """Whether any unit is where it is not without a plan."""
+        """Whether any unit is on another rank than without a plan."""
         return self.table != self._home
 
-    def restore_placement(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Move every unit back to where it is without a plan."""
+    def restore(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Move every unit back to its own rank."""
         self.move(self._home, optimizer)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def move(
         self, table: tuple[tuple[Unit, ...], ...], optimizer: torch.optim.Optimizer | None
     ) -> None:
         """Move units, on all ranks together, between two steps.
 
-        Parameters
-        ----------
-        table : tuple
-            For each rank the units that it will hold, in order.
-        optimizer : torch.optim.Optimizer, optional
-            Its state of the shape of a parameter moves along; what has another shape, as counts of
-            steps, is the same for all units and stays.
+        `table` contains the units of each rank, in order. Optimizer state of a parameter's shape
+        moves with it; other state, such as counts of steps, is the same for all units and stays.
         """
         if table == self.table:
             return
-        with torch.no_grad():
-            self._move(table, optimizer)
-
-    def _move(
-        self, table: tuple[tuple[Unit, ...], ...], optimizer: torch.optim.Optimizer | None
-    ) -> None:
         tp = self.site.tp
         held = self.table[tp.rank]
         parts = [
@@ -216,16 +198,16 @@ class _Slot:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """What is there now."""
+        """The tensor now."""
         return self._member.parameter.data if self._state is None else self._state[self._key]
 
     def replace(self, tensor: torch.Tensor) -> None:
-        """Put another there, of another length."""
+        """Replace the tensor by one of another length."""
         if self._state is not None:
             self._state[self._key] = tensor
             return
-        # A graph of the last step may still be there, and with it the node that accumulates this
-        # parameter's gradient and knows its old shape. PyTorch makes another only for another type.
+        # The last step's graph may still exist, with the node that accumulates this parameter's
+        # gradient and has its old shape. PyTorch creates a new node only for another type.
         other = torch.float32 if tensor.dtype != torch.float32 else torch.float64
         self._member.parameter.data = tensor.new_empty(0, dtype=other)
         self._member.parameter.data = tensor

@@ -1,7 +1,7 @@
-"""How long a step's matrix products take, and how long the step takes without waiting.
+"""The time of a step's matrix products, and of the step without waiting.
 
-Nothing here makes the device or the training wait: on a GPU events are recorded on the stream that
-runs the products, and read when they have long happened.
+Neither the device nor the training waits: on a GPU, events are recorded on the stream of the
+products and read after the device has passed them.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ class StepTime:
     """One rank's step."""
 
     step: int
-    time_s: float  # Without what it waited at collectives: the T of the paper's Eq. 1.
-    matmul_s: float  # in matrix products: its M
+    time_s: float  # without waiting at collectives: T of the paper's Eq. 1
+    matmul_s: float  # in matrix products: M
 
 
 class Watch(Protocol):
-    """Times the parts of a step."""
+    """Measures the parts of a step."""
 
     def matmul(self, flops: int) -> AbstractContextManager[None]:
         """Time a matrix product of this number of floating-point operations."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Time what is no work of this rank: collectives, transfers, other ranks."""
+        """Time a wait of this rank: collectives, transfers, other ranks."""
 
     def end_step(self, step: int) -> None:
-        """End a step; the next one begins."""
+        """End a step and begin the next."""
 
     def finished(self) -> list[StepTime]:
-        """Return, once each, the steps whose times are known. Never waits."""
+        """Return the steps whose times are known, each once; never waits."""
 
 
 class NoWatch:
-    """Times nothing."""
+    """Measures nothing."""
 
     def matmul(self, flops: int) -> AbstractContextManager[None]:
-        """Time nothing."""
+        """Do nothing."""
         del flops
         return nullcontext()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Time nothing."""
+        """Do nothing."""
         return nullcontext()
 
     def end_step(self, step: int) -> None:
@@ -63,29 +63,22 @@ class NoWatch:
 
 @dataclass(slots=True)
 class Pace:
-    """Makes matrix products take a time of our choice, to emulate a slow processor."""
+    """The duration of matrix products on an emulated slow processor."""
 
-    s_per_flop: float  # seconds that a healthy processor takes for a floating-point operation (c)
-    # Times as long that this one takes (χ); may be changed while the job runs.
-    slowdown: float = 1.0
+    s_per_flop: float  # of a healthy processor, seconds per floating-point operation (c)
+    slowdown: float = 1.0  # relative to it (χ); may change while the job runs
 
     def duration_s(self, flops: int) -> float:
-        """Return how long a product takes."""
+        """Return the duration of a product."""
         return flops * self.s_per_flop * self.slowdown
 
 
 class CpuWatch:
-    """Times with the processor's clock.
+    """Measures with a CPU's clock.
 
-    Parameters
-    ----------
-    pace : Pace, optional
-        Prolongs each product, by sleeping, until it has taken that long. Without it products take
-        what they take. With it the times are those of the emulated processor: a product's is what
-        it was to take, and the rest is this thread's processor time, so that what else runs on the
-        machine is no part of them.
-    clock : callable, optional
-        Nanoseconds; in place of the clocks said above.
+    With `pace`, each product is prolonged by sleeping, and times are those of the emulated
+    processor: products have their planned duration, and the rest is this thread's CPU time, without
+    other load of the machine. `clock`, in nanoseconds, replaces the default clock.
     """
 
     def __init__(self, pace: Pace | None = None, clock: Callable[[], int] | None = None) -> None:
@@ -101,7 +94,7 @@ class CpuWatch:
 
     @contextmanager
     def matmul(self, flops: int) -> Iterator[None]:
-        """Time a product, and prolong it."""
+        """Time a product and prolong it."""
         began_s, began_ns = time.perf_counter(), self._clock()
         yield
         taken_ns = self._clock() - began_ns
@@ -113,7 +106,7 @@ class CpuWatch:
         self._matmul_ns += taken_ns
 
     def _sleep_until(self, end_s: float) -> None:
-        """Sleep; what a busy machine makes of it too long, the next sleep is shorter."""
+        """Sleep; the next sleep is shorter by the time that this one is too long."""
         left_s = end_s - self._overslept_s - time.perf_counter()
         if left_s <= 0:
             self._overslept_s = min(self._overslept_s, -left_s)
@@ -124,7 +117,7 @@ class CpuWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time a wait; one within another is part of it."""
+        """Time a wait, including nested ones."""
         self._waits += 1
         began_ns = self._clock()
         try:
@@ -135,7 +128,7 @@ class CpuWatch:
             self._waited_ns += self._clock() - began_ns
 
     def end_step(self, step: int) -> None:
-        """Sum up the step."""
+        """Compute the times of the step."""
         now_ns = self._clock()
         rest_ns = now_ns - self._began_ns - self._waited_ns - self._in_products_ns
         time_ns = rest_ns + self._matmul_ns
@@ -151,13 +144,13 @@ class CpuWatch:
 
 
 class Event(Protocol):
-    """What is used of `torch.cuda.Event`."""
+    """The used part of `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Take the time when the stream gets here."""
+        """Record the time at which the stream reaches this point."""
 
     def query(self) -> bool:
-        """Return whether the stream got here."""
+        """Return whether the stream has reached this point."""
 
     def elapsed_time(self, end_event: Any) -> float:  # noqa: ANN401 - of the same class
         """Return the milliseconds from this event to another."""
@@ -165,7 +158,7 @@ class Event(Protocol):
 
 @dataclass(slots=True)
 class _Recorded:
-    """The events of a step under way: pairs around products and waits."""
+    """The events of a step: pairs around products and waits."""
 
     began: Event
     products: list[tuple[Event, Event]]
@@ -173,14 +166,10 @@ class _Recorded:
 
 
 class CudaWatch:
-    """Times with events from a pool, recorded on the current stream.
+    """Measures with events from a pool, recorded on the current stream.
 
-    Parameters
-    ----------
-    new_event : callable
-        ``lambda: torch.cuda.Event(enable_timing=True)``.
-    most_steps : int
-        Steps whose events may be outstanding; of more the oldest are given up.
+    `new_event` is ``lambda: torch.cuda.Event(enable_timing=True)``. If more than `most_steps` steps
+    are outstanding, the oldest are dropped.
     """
 
     def __init__(self, new_event: Callable[[], Event], most_steps: int = 8) -> None:
@@ -206,7 +195,7 @@ class CudaWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Record events around a wait; one within another is part of it."""
+        """Record events around a wait, including nested ones."""
         if self._waiting:
             yield
             return
@@ -219,7 +208,7 @@ class CudaWatch:
         self._now.waits.append((began, self._record()))
 
     def end_step(self, step: int) -> None:
-        """Record the end, which is the next step's beginning."""
+        """Record the end of the step, the begin of the next."""
         ended = self._record()
         self._outstanding.append((step, self._now, ended))
         self._now = _Recorded(ended, [], [])

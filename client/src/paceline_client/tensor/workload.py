@@ -1,4 +1,4 @@
-"""Carries out plans on a model: which of its units each rank leaves out, lends or holds."""
+"""Applies plans to a model: the units that each rank leaves out, lends or holds."""
 
 from __future__ import annotations
 
@@ -14,39 +14,34 @@ from paceline_client.tensor.plan import Division, Granularity, Method, Plan, div
 from paceline_client.tensor.restoring import Restorer
 from paceline_client.tensor.selection import Selection, Selector
 from paceline_client.tensor.shedding import Imputation, Kept, Kind, Shed, Site
-from paceline_client.tensor.units import Household, table_of
+from paceline_client.tensor.units import Placement, table_of
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """A row of the lineage table (the paper's section III-A)."""
 
-    layer: str  # the layer's name, or the pair's
-    matrix: str  # ``weight``; the input's columns are the same
-    kept: torch.Tensor  # tensor of int64: where the columns that are computed belong
+    layer: str  # name of the layer or pair
+    matrix: str  # ``weight``; the input has the same columns
+    kept: torch.Tensor  # int64: the positions of the computed columns
 
 
 class Workload:
-    """The places of a model where work can be shed, and the plan in force there.
+    """The layers of a model whose work can be shed, and the plan in force.
 
     Parameters
     ----------
     model : torch.nn.Module
         With layers and pairs of this package, or adapted ones.
     optimizer : torch.optim.Optimizer, optional
-        Of the model; without it nothing is restored after its steps, and what moved has no state.
+        Of the model; without it, pruned weights are not restored after its steps, and no optimizer
+        state moves.
     granularity : Granularity
         For all methods but sticky migration, which moves hidden units.
-    selection : Selection
     imputation : Imputation
         Other than `ZERO` for columns only.
     seed : int
-        Of the choice at random.
-
-    Raises
-    ------
-    ValueError
-        If the model has no layer of which work can be shed.
+        Of random choices.
     """
 
     def __init__(  # noqa: PLR0913 - the model and how to prune it
@@ -62,26 +57,26 @@ class Workload:
     ) -> None:
         self._tp = tp
         self._optimizer = optimizer
-        self._households: dict[str, Household] = {
-            name: module.household
+        self._placements: dict[str, Placement] = {
+            name: module.placement
             for name, module in model.named_modules()
-            if isinstance(getattr(module, "household", None), Household)
+            if isinstance(getattr(module, "placement", None), Placement)
         }
         columns: dict[str, Site] = {}
         for name, module in model.named_modules():
             site = getattr(module, "site", None)
-            if isinstance(site, Site) and name not in self._households:
+            if isinstance(site, Site) and name not in self._placements:
                 columns[name] = site
         if granularity is Granularity.HIDDEN_UNITS:
-            inside = tuple(f"{name}." for name in self._households)
+            inside = tuple(f"{name}." for name in self._placements)
             sites = {name: site for name, site in columns.items() if not name.startswith(inside)}
-            sites |= {name: household.site for name, household in self._households.items()}
+            sites |= {name: placement.site for name, placement in self._placements.items()}
         else:
             sites = columns
         if not sites:
-            raise ValueError("the model has no layer of which work can be shed")
+            raise ValueError("the model has no layer whose work can be shed")
         self._sites = sites
-        # Of every layer, also where hidden units are shed in place of its columns.
+        # All layers, also if hidden units are shed instead of their columns.
         self._layers = list(columns.values())
         self._share = 1.0
         for site in sites.values():
@@ -94,24 +89,24 @@ class Workload:
 
     @property
     def plan(self) -> Plan | None:
-        """What is in force."""
+        """The plan in force."""
         return self._plan
 
     @property
     def device(self) -> torch.device:
-        """Where the layers are."""
+        """The device of the layers."""
         first = next(iter(self._sites.values()))
         return first.members[0].parameter.device
 
     @property
     def columns(self) -> int:
-        """Units of the place that has most: what a plan counts in."""
-        places = [*self._sites.values(), *(one.site for one in self._households.values())]
+        """The most units of a site, the unit of plans."""
+        places = [*self._sites.values(), *(one.site for one in self._placements.values())]
         return max(site.units for site in places)
 
     @property
     def share(self) -> float:
-        """What this rank computes now, as a share of what it computes without a plan."""
+        """The work of this rank, as a share of its work without a plan."""
         return self._share
 
     def _computed(self) -> float:
@@ -122,37 +117,30 @@ class Workload:
             borrowed = sum(loan.borrowed(self._tp.rank) for loan in loans)
             whole += site.work
             computed += site.work * (kept + borrowed) / site.units
-        for household in self._households.values():
-            held = len(household.table[self._tp.rank])
-            # In addition to what is shed in the columns of its layers, which is nothing while units
-            # moved.
-            computed += household.site.work * (held / household.site.units - 1)
+        for placement in self._placements.values():
+            held = len(placement.table[self._tp.rank])
+            # In addition to columns of its layers, none of which are shed while units have moved.
+            computed += placement.site.work * (held / placement.site.units - 1)
         return computed / whole
 
     @property
     def has_hidden_units(self) -> bool:
-        """Whether units can be moved."""
-        return bool(self._households)
+        """Whether the model has units that can move."""
+        return bool(self._placements)
 
     def take_rows(self) -> int:
-        """Return how many rows of inputs went through a layer since the last call."""
+        """Return how many rows of inputs a layer processed since the last call."""
         rows = max(site.rows for site in self._layers)
         for site in self._layers:
             site.rows = 0
         return rows
 
     def sizes(self, rows: int) -> list[dict[str, object]]:
-        """Return the sizes of each kind of layers, as a report to the service has them.
-
-        Parameters
-        ----------
-        rows : int
-            Rows of inputs of a step.
-        """
+        """Return the sizes of each kind of layers for a report; `rows` are those of a step."""
         in_steps = {id(site) for site in self._sites.values()}
-        once = {id(household.site) for household in self._households.values()}
+        once = {id(placement.site) for placement in self._placements.values()}
         sites = list(self._sites.values())
-        sites += [one.site for one in self._households.values() if id(one.site) not in in_steps]
+        sites += [one.site for one in self._placements.values() if id(one.site) not in in_steps]
         whole = sum(site.work for site in self._sites.values())
         found: dict[tuple[object, ...], dict[str, object]] = {}
         shares: dict[tuple[object, ...], list[float]] = {}
@@ -181,14 +169,14 @@ class Workload:
         return list(found.values())
 
     def _state_bytes(self, parameter: nn.Parameter) -> int:
-        """Return the bytes of a number of a parameter, with its optimizer's state."""
+        """Return the bytes of each number of a parameter, including its optimizer's state."""
         state = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
         tensors = [value for value in state.values() if torch.is_tensor(value)]
         alike = [value for value in tensors if value.shape == parameter.shape]
         return int(parameter.element_size() + sum(value.element_size() for value in alike))
 
     def lineage(self) -> list[Lineage]:
-        """Return what this rank computes of its own, where that is not everything."""
+        """Return the units that this rank computes, of sites where it sheds some."""
         rows: list[Lineage] = []
         for name, site in self._sites.items():
             if site.shed is not None:
@@ -198,42 +186,42 @@ class Workload:
         return rows
 
     def apply(self, plan: Plan | None) -> None:
-        """Put a plan in force, or none, between two steps and on all ranks together."""
+        """Apply a plan, or none, between two steps and on all ranks together."""
         if plan is not None and not plan.sheds:
             plan = None
         moves = plan is not None and plan.method is Method.STICKY
-        for household in self._households.values():
+        for placement in self._placements.values():
             if plan is not None and moves:
-                division = divide(plan, household.site.units)
-                household.move(table_of(division, self._tp.size), self._optimizer)
+                division = divide(plan, placement.site.units)
+                placement.move(table_of(division, self._tp.size), self._optimizer)
             else:
-                household.restore_placement(self._optimizer)
+                placement.restore(self._optimizer)
         self._plan = plan
         self._divide()
 
     def end_epoch(self) -> None:
-        """Compare the weights with those of the epoch's begin, and choose anew."""
+        """Compare the weights with those at the begin of the epoch, and choose units again."""
         with self.whole():
             self._selector.end_epoch()
         self._divide()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Bring moved units home, on all ranks together, and move them again afterwards.
+        """Return moved units to their ranks inside the context, on all ranks together.
 
-        Inside, `state_dict` of the model and of its optimizer are those of a model without a plan.
+        There, the `state_dict` of model and optimizer is that of a model without a plan.
         """
-        tables = {name: household.table for name, household in self._households.items()}
-        for household in self._households.values():
-            household.restore_placement(self._optimizer)
+        tables = {name: placement.table for name, placement in self._placements.items()}
+        for placement in self._placements.values():
+            placement.restore(self._optimizer)
         try:
             yield
         finally:
             for name, table in tables.items():
-                self._households[name].move(table, self._optimizer)
+                self._placements[name].move(table, self._optimizer)
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """End the plan and remove the hooks."""
         self.apply(None)
         if self._restorer is not None:
             self._restorer.remove()

@@ -1,11 +1,11 @@
-"""What ranks tell one another, over the store that the process group was made with.
+"""Communication between ranks through the store of the process group.
 
-A broadcast of a process group would make ranks wait for the slowest one, and mix with the job's
-own collectives. Through the store rank 0 tells, and a thread of each other rank looks now and then,
-on a connection of its own.
+A broadcast would make ranks wait for the slowest one and mix with the job's own collectives.
+Instead, rank 0 writes to the store, and a thread of each other rank polls it over its own
+connection.
 
-That thread never waits inside of the store. An interpreter that ends takes its threads with it, and
-one that is in PyTorch's code then takes the whole process along, with SIGABRT (before Python 3.14).
+That thread never blocks inside the store: before Python 3.14, an interpreter that ends while a
+thread is in PyTorch's code ends with SIGABRT.
 """
 
 from __future__ import annotations
@@ -21,30 +21,19 @@ from typing import Any, Final
 _log = logging.getLogger("paceline_client")
 
 _ANSWER_WITHIN: Final = timedelta(seconds=60)
-# Between two looks of a rank, so that the store has some 4,000 a second to answer at most.
+# Poll intervals of a rank; the store answers about 4,000 requests a second at most.
 _FIRST_PAUSE_S: Final = 0.01
 _LOOK_EVERY_S: Final = 0.25
 _RANKS_A_SECOND: Final = 4096
-# For a look under way, which takes a round trip. At the end of the process only.
+# For a running request, one round trip, when the process ends.
 _LEAVE_WITHIN_S: Final = 2.0
 
 
 class Agreement:
-    """One job's words, told by rank 0 and heard by all.
+    """Messages of rank 0 to all ranks of a job.
 
-    Parameters
-    ----------
-    store
-        The default process group's; None where there is one rank only.
-    rank, world : int
-        This rank, and how many there are.
-    prefix : str
-        Of the keys, alike on all ranks.
-
-    Attributes
-    ----------
-    heard_within_s : float
-        Seconds after which all ranks have looked for what was told.
+    `store` is that of the default process group, or None for a single rank; `prefix` is the prefix
+    of the keys, the same on all ranks.
     """
 
     def __init__(self, store: Any, rank: int, world: int, prefix: str) -> None:
@@ -53,6 +42,7 @@ class Agreement:
         self._prefix = prefix
         self._told = 0
         self._every_s = _LOOK_EVERY_S + world / _RANKS_A_SECOND
+        # The time within which all ranks read a new message.
         self.heard_within_s = 2 * self._every_s
         self._pid = os.getpid()
         self._over = threading.Event()
@@ -60,23 +50,17 @@ class Agreement:
 
     @staticmethod
     def of_job(rank: int, world: int, number: int) -> Agreement:
-        """Return the agreement of this process group's ranks; `number` counts those before."""
+        """Return the agreement of the process group's ranks; `number` is unique in the process."""
         store = None
         if world > 1:
-            from torch.distributed import distributed_c10d  # noqa: PLC0415 - it is there then
+            from torch.distributed import distributed_c10d  # noqa: PLC0415 - available then
 
-            # A connection of its own: a thread that looks must not keep the job's from the store.
+            # A separate connection, so that polling does not block the job's own requests.
             store = distributed_c10d._get_default_store().clone()
         return Agreement(store, rank, world, f"paceline/{number}")
 
     def agree(self, key: str, make: Callable[[], str]) -> str:
-        """Return what rank 0 makes; waits for it.
-
-        Raises
-        ------
-        Exception
-            If it does not tell in time: the store's own.
-        """
+        """Return what rank 0 makes, waiting for it; raises the store's exception if time is up."""
         if self._store is None:
             return make()
         name = self._name(key)
@@ -87,29 +71,29 @@ class Agreement:
         return self._get(name)
 
     def put(self, key: str, value: str) -> None:
-        """Tell something that `collect` may ask for."""
+        """Store a value for `collect`."""
         if self._store is not None:
             self._store.set(self._name(key), value)
 
     def collect(self, keys: Sequence[str], hear: Callable[[list[str]], None]) -> None:
-        """Call `hear` with what was told under these keys, on a thread, once all are there."""
+        """Call `hear` on a thread with the values of these keys, once all of them exist."""
         self._start(self._collect, keys, hear)
 
     def tell(self, text: str) -> None:
-        """Tell all ranks something, in order. Rank 0 only."""
+        """Send a message to all ranks, in order; on rank 0 only."""
         if self._store is not None:
             self._store.set(self._name(f"told/{self._told}"), text)
             self._told += 1
 
     def listen(self, hear: Callable[[str], None]) -> None:
-        """Call `hear` with what rank 0 tells, on a thread, until `close` or its store is gone."""
+        """Call `hear` on a thread with each message of rank 0, until `close` or the store ends."""
         if self._rank != 0:
             self._start(self._listen, hear)
 
     def close(self) -> None:
-        """Hear no more: when this returns no thread is inside of the store. At exit by itself."""
+        """End the threads; afterwards none is inside the store. Also called at exit."""
         if os.getpid() != self._pid:
-            # A fork has no threads, and locks that are never released.
+            # A fork has no threads, and its locks may never be released.
             return
         self._over.set()
         threads, self._threads = self._threads, []
@@ -137,9 +121,9 @@ class Agreement:
             number += 1
 
     def _await(self, key: str) -> str | None:
-        """Return what is told under a key; None if this job or its store ends before."""
+        """Return the value of a key; None if this job or its store ends before."""
         name = self._name(key)
-        # What all ranks tell at once is there in a moment.
+        # Values that all ranks write at once arrive soon.
         pause_s = _FIRST_PAUSE_S
         try:
             while not self._over.is_set():
@@ -147,8 +131,8 @@ class Agreement:
                     return self._get(name)
                 self._over.wait(pause_s)
                 pause_s = min(2 * pause_s, self._every_s)
-        except Exception as error:  # noqa: BLE001 - the store has several, by its version
-            _log.debug("rank 0 is gone: %s", error)
+        except Exception as error:  # noqa: BLE001 - depends on the version of the store
+            _log.debug("the store of rank 0 has ended: %s", error)
         return None
 
     def _get(self, name: str) -> str:

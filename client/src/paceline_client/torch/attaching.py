@@ -1,4 +1,4 @@
-"""Attach to a training job: find its layout, agree on its run, and put the hooks on."""
+"""Attach to a training job: find its layout, agree on its run, and install the hooks."""
 
 from __future__ import annotations
 
@@ -60,58 +60,54 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     buffer_operations: int = 400_000,
     retry: RetryPolicy | None = None,
 ) -> Monitor:
-    """Attach to this process's part of a training job; to be called on every rank.
+    """Attach to this process's part of a training job; call it on every rank.
 
-    Nothing here raises into the training: what cannot be attached to is told to the logger
-    ``paceline_client``, and left out.
+    Never raises into the training: parts that cannot be recorded are left out, with a warning of
+    the logger ``paceline_client``. Call `step` of the returned monitor once per step.
 
     Parameters
     ----------
     url : str
-        Address of Paceline. ``PACELINE_TOKEN`` in the environment is the token it is shown.
+        Address of Paceline; the environment's ``PACELINE_TOKEN`` is its token.
     job : str
         Name of the job.
     model : torch.nn.Module or list of them, optional
-        This rank's part of the model; for DDP, FSDP2 and loops without a pipeline, and its layers.
+        This rank's part of the model, for DDP, FSDP2, loops without a pipeline, and its layers.
     schedule, optional
         Of `torch.distributed.pipelining`.
     mesh : DeviceMesh, optional
-        Of all ranks, its dimensions named; says who is where.
+        Of all ranks, with names of its dimensions.
     megatron_config, optional
         Megatron-Core's configuration of the model, after `initialize_model_parallel`.
     layout : Layout, optional
-        Who is where, in place of what schedule, mesh or Megatron say.
+        Instead of that of schedule, mesh or Megatron.
     groups : mapping, optional
-        Process groups of ranks that share experts (``"ep"``) or sequences (``"cp"``), where neither
-        mesh nor Megatron have them.
+        Process groups of ranks that share experts (``"ep"``) or sequences (``"cp"``), if neither
+        mesh nor Megatron contains them.
     every : str or float or None
         Time between two sessions: ``"30min"``, or seconds. None records on request only.
     steps, warmup : int
         Steps of a session; steps before it in which hooks run and nothing is kept.
     first_step : int
-        Number of the step under way, such as that of a checkpoint.
+        Number of the current step, as after a checkpoint.
     level : {"compute", "p2p", "all"}
-        Computation only; also transfers and data-parallel collectives; also tensor-, context- and
-        expert-parallel ones.
+        Computations; also transfers and data-parallel collectives; also tensor-, context- and
+        expert-parallel collectives.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}
-        Whether each rank sends its share, or the first of each host for all of them.
+        Whether each rank sends its share, or the first rank of each host all of them.
     layers : sequence of int, optional
-        Layers of each pipeline stage, where they cannot be counted.
+        Layers of each pipeline stage, if they cannot be counted.
     labels : mapping, optional
-        Team, model, importance and the like.
+        Such as team, model and importance.
     spool : path, optional
-        Folder for what cannot be sent now; ``PACELINE_SPOOL``, else one among temporary files.
+        Folder for shares that cannot be sent now; by default ``PACELINE_SPOOL``, else a temporary
+        folder.
     buffer_operations : int
-        Operations in memory at most.
+        The most operations in memory.
     retry : RetryPolicy, optional
-        How long to go on sending before a share is left in the spool.
-
-    Returns
-    -------
-    Monitor
-        Its `step` is to be called once a step.
+        How long to try to send before a share is left in the spool.
 
     Examples
     --------
@@ -155,19 +151,14 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             buffer_operations=buffer_operations,
         )
         _say_layers(agreement, sender, target_job, layers)
-        passes_on = Relay(folder, url, _other_ranks_of_host(world) if relay == "node" else 0)
+        host_relay = None
         if local_rank == 0:
-            passes_on.start()
-        monitor.begin(
-            target_job,
-            undo,
-            sender,
-            sampling,
-            agreement,
-            passes_on if local_rank == 0 else None,
-            records=place.first_of_cell or tensor_ranks == "all",
-        )
-    except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+            others = int(os.environ.get("LOCAL_WORLD_SIZE") or world) - 1
+            host_relay = Relay(folder, url, others if relay == "node" else 0)
+            host_relay.start()
+        records = place.first_of_cell or tensor_ranks == "all"
+        monitor.begin(target_job, undo, sender, sampling, agreement, host_relay, records=records)
+    except Exception as error:  # noqa: BLE001 - the training continues
         _log.warning("this job is not recorded: %s", error, exc_info=error)
     return monitor
 
@@ -184,14 +175,10 @@ def _rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _other_ranks_of_host(world: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or world) - 1
-
-
 def _agreed_run(agreement: Agreement) -> Run:
-    """Return rank 0's run: others may be told less by their launcher."""
-    told = agreement.agree("run", lambda: json.dumps(run_from_environment().document()))
-    return Run(**json.loads(told))
+    """Return rank 0's run; other ranks' launchers may provide less information."""
+    run = agreement.agree("run", lambda: json.dumps(run_from_environment().document()))
+    return Run(**json.loads(run))
 
 
 def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
@@ -205,7 +192,7 @@ def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
     return undo, left_out
 
 
-def _metadata(  # noqa: PLR0913, PLR0917 - what a session says has that many sources
+def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
     rank: int,
     layout: Layout,
     run: Run,
@@ -237,7 +224,7 @@ def _metadata(  # noqa: PLR0913, PLR0917 - what a session says has that many sou
 def _say_layers(
     agreement: Agreement, sender: Sender, job: Job, layers: Sequence[int] | None
 ) -> None:
-    """Tell rank 0 how many layers this stage has; its share says those of all stages."""
+    """Send the number of this stage's layers to rank 0, whose share has those of all stages."""
     place = sender.layout
     if layers is not None:
         sender.meta["layers"] = list(layers)
@@ -253,8 +240,8 @@ def _say_layers(
             sender.meta["layers"] = [count]
         return
 
-    def take(told: list[str]) -> None:
-        counts = [int(text) for text in told]
+    def take(texts: list[str]) -> None:
+        counts = [int(text) for text in texts]
         if all(counts):
             sender.meta["layers"] = counts
 

@@ -1,4 +1,4 @@
-"""Times of a job on GPUs: events on the streams that do the work, read on a thread afterwards."""
+"""The timeline of a job on GPUs: events on the streams of the work, read later on a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 from paceline_client.torch.tap import Sink
 
 _NS_PER_MS: Final = 1e6
-# Streams that wait for asynchronous work, so that the training's own does not.
+# Streams that wait for asynchronous work instead of the training's stream.
 _SIDE_STREAMS: Final = 8
 
 
@@ -30,23 +30,18 @@ class _Operation:
 
 @dataclass
 class _Step:
-    """A step's operations, between the event at its start and that at its end."""
+    """A step's operations."""
 
     operations: list[_Operation]
-    end: Any
+    end: Any  # the event at its end
 
 
 class DeviceTimeline:
-    """Marks are events of a pool; a thread reads them when the step's last one has happened.
+    """Marks are events of a pool; a thread reads them after the last event of their step.
 
-    Every step is measured from an event at its start, so that single-precision milliseconds stay
-    exact; the first of a session is related to `time.time_ns` on that thread, and the last one
-    again, for the drift. Nothing on the training's thread ever waits for the device.
-
-    Parameters
-    ----------
-    cuda
-        `torch.cuda`, or what has its `Event`, `Stream`, `stream` and `current_stream`.
+    Each step is measured from an event at its start, so that single-precision milliseconds are
+    exact. The thread compares the first and the last event of a session with `time.time_ns`, for
+    the offset and the drift. The training's thread never waits for the device.
     """
 
     name = "device"
@@ -71,21 +66,14 @@ class DeviceTimeline:
         event.record()
         return event
 
-    def add(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
-        self,
-        sink: Sink,
-        op: str,
-        start: Any,
-        end: Any,
-        step: int,
-        mb: int | None,
-        mc: int | None,
+    def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
+        self, sink: Sink, op: str, start: Any, end: Any, step: int, mb: int | None, mc: int | None
     ) -> None:
-        """Keep an operation until its step is over."""
+        """Keep an operation until its step ends."""
         self._pending.append(_Operation(sink, op, start, end, step, mb, mc))
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Record an event behind the work, on a stream of our own."""
+        """Record an event after the work, on a separate stream."""
         if len(self._side) < _SIDE_STREAMS:
             self._side.append(self._cuda.Stream())
         self._turn += 1
@@ -98,7 +86,7 @@ class DeviceTimeline:
         return work
 
     def begin(self) -> None:
-        """Record the event that the first step is measured from."""
+        """Record the event at the start of the first step."""
         self._pending = []
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="paceline-reader", daemon=True)
@@ -107,7 +95,7 @@ class DeviceTimeline:
         self._put((self._start,))
 
     def end_step(self) -> None:
-        """Hand the step's operations to the thread."""
+        """Pass the step's operations to the thread."""
         if self._start is None:
             return
         operations, self._pending = self._pending, []
@@ -119,7 +107,7 @@ class DeviceTimeline:
             self._quiet.wait_for(lambda: self._unread == 0, timeout_s)
 
     def measured(self) -> dict[str, int]:
-        """Return how far the device's clock went from the host's over the session."""
+        """Return the drift of the device's clock against the host's over the session."""
         return {"clock_drift_ns": self._drift_ns}
 
     def _put(self, item: _Step | tuple[Any]) -> None:

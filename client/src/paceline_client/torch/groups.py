@@ -1,4 +1,4 @@
-"""Groups within the model: of ranks that share experts, and of those that share sequences."""
+"""Expert- and context-parallel groups of a rank."""
 
 from __future__ import annotations
 
@@ -23,19 +23,10 @@ _KINDS: Final = (EXPERT, CONTEXT)
 def find_groups(
     *, mesh: Any = None, megatron: bool = False, given: Mapping[str, Any] | None = None
 ) -> Mapping[str, str]:
-    """Return what this rank's groups are of, ``ep`` or ``cp``, by the groups' names.
+    """Return the kind of this rank's groups, ``ep`` or ``cp``, by the groups' names.
 
-    Parameters
-    ----------
-    megatron : bool
-        Whether Megatron's parallel state tells.
-    given : mapping, optional
-        Groups by ``ep`` and ``cp``, before what the others tell.
-
-    Raises
-    ------
-    LayoutError
-        If something else is given.
+    `given` are groups by kind, which take precedence over those of Megatron's parallel state (if
+    `megatron`) or the mesh. Raises `LayoutError` for other kinds.
     """
     found: dict[str, Any] = {}
     if megatron:
@@ -44,7 +35,7 @@ def find_groups(
         found |= _of_mesh(mesh)
     for kind, group in (given or {}).items():
         if kind not in _KINDS:
-            message = f"groups= takes the groups 'ep' and 'cp', not {kind!r}"
+            message = f"groups= accepts 'ep' and 'cp', not {kind!r}"
             raise LayoutError(message)
         found[kind] = group
     return {
@@ -55,15 +46,15 @@ def find_groups(
 
 
 def with_experts(layout: Layout, given: Mapping[str, Any] | None) -> Layout:
-    """Return the layout with the size of the group of experts that was given, where it fits.
+    """Return the layout with the size of the given expert-parallel group.
 
-    Where ranks are data-parallel ones only, their numbers say whether those that share experts are
-    neighbors; else `Layout` has to say it.
+    Only if all ranks are data-parallel: their numbers then show whether the group's ranks are
+    consecutive. Otherwise `Layout` has to contain it.
     """
     group = (given or {}).get(EXPERT)
     if group is None or layout.ep > 1 or layout.world != layout.dp:
         return layout
-    import torch.distributed as dist  # noqa: PLC0415 - only a job that has it comes here
+    import torch.distributed as dist  # noqa: PLC0415 - available then
 
     ranks: Sequence[int] = dist.get_process_group_ranks(group)
     return replace(layout, ep=consecutive(ranks, range(layout.world)))
@@ -76,7 +67,7 @@ def _of_megatron() -> dict[str, Any]:
         (EXPERT, "get_expert_model_parallel_group"),
         (CONTEXT, "get_context_parallel_group"),
     ):
-        # Of older versions not every one is there.
+        # Older versions do not have all of them.
         get = getattr(state, name, None)
         if get is not None:
             found[kind] = get(check_initialized=False)

@@ -1,4 +1,4 @@
-"""Times of a job on processors: the host's clock, and threads that wait for asynchronous work."""
+"""The timeline of a job on CPUs: the host's clock, and threads that wait for asynchronous work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from paceline_client.torch.tap import Sink
 
-# Works that can be waited for at once; what is over that ends where the job waits for it.
+# The most threads. Work beyond that is recorded when the job waits for it.
 _MOST_WAITERS: Final = 96
 
 
 class HostTimeline:
-    """Marks are readings of the monotonic clock, which is not set while a session runs."""
+    """Marks are readings of the monotonic clock."""
 
     name = "host"
 
@@ -24,16 +24,16 @@ class HostTimeline:
         self._waiters = _Waiters()
         self.now = time.monotonic_ns
 
-    def add(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
+    def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
         self, sink: Sink, op: str, start: int, end: int, step: int, mb: int | None, mc: int | None
     ) -> None:
-        """Hand an operation on."""
+        """Pass an operation to its sink."""
         sink(op, start + self._offset_ns, end - start, step, mb, mc)
 
     def watch(self, done: Callable[[int], None], work: Any) -> Any:
-        """Wait for the work in a thread, and return what stands for it.
+        """Wait for the work in a thread, and return a proxy for it.
 
-        Gloo's transfers can be waited for once, and tell nothing before.
+        Gloo's transfers can be waited for only once, and do not report completion before.
         """
         watched = _Watched(work, done)
         if not self._waiters.run(watched.complete):
@@ -41,29 +41,29 @@ class HostTimeline:
         return watched
 
     def begin(self) -> None:
-        """Read both clocks at once."""
+        """Read both clocks."""
         self._offset_ns = self._offset()
 
     def end_step(self) -> None:
-        """Every operation has gone on already."""
+        """Do nothing: operations are passed on at once."""
 
     def settle(self, timeout_s: float) -> None:
-        """Wait for works that are not complete yet."""
+        """Wait for incomplete work."""
         self._waiters.settle(timeout_s)
 
     def measured(self) -> dict[str, int]:
-        """Return by how much the host's clock was set since the session began."""
+        """Return how much the host's clock was adjusted since the session began."""
         return {"clock_set_ns": self._offset() - self._offset_ns}
 
     @staticmethod
     def _offset() -> int:
-        # The middle of three: the thread may lose the processor between two readings.
+        # The median of three: the thread may lose the CPU between two readings.
         readings = sorted(time.time_ns() - time.monotonic_ns() for _ in range(3))
         return readings[1]
 
 
 class _Watched:
-    """Stands for a `torch.distributed.Work` that a thread waits for."""
+    """A proxy for a `torch.distributed.Work` that a thread waits for."""
 
     def __init__(self, work: Any, done: Callable[[int], None]) -> None:
         self._work = work
@@ -74,7 +74,7 @@ class _Watched:
         self.on_wait = False
 
     def complete(self) -> None:
-        """Wait for the work and tell the time."""
+        """Wait for the work and report the time."""
         try:
             self._result = self._work.wait()
             self._tell(time.monotonic_ns())
@@ -84,7 +84,7 @@ class _Watched:
             self._over.set()
 
     def wait(self, *timeout: Any) -> Any:
-        """Return when the work is complete, as the work itself does."""
+        """Wait until the work is complete, as `Work.wait` does."""
         if self.on_wait:
             self.on_wait = False
             self.complete()
@@ -96,7 +96,7 @@ class _Watched:
         return self._result
 
     def is_completed(self) -> bool:
-        """Return whether it is."""
+        """Return whether the work is complete."""
         return self._over.is_set()
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +104,7 @@ class _Watched:
 
 
 class _Waiters:
-    """Threads, as many as there are works under way."""
+    """Threads, one for each work that is waited for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class _Waiters:
         self._busy = 0
 
     def run(self, job: Callable[[], None]) -> bool:
-        """Run it now; False where every thread is busy, since one may wait for another."""
+        """Run it on a thread now; return False if all are busy, as work may wait for other work."""
         with self._lock:
             if self._busy >= _MOST_WAITERS:
                 return False
@@ -126,7 +126,7 @@ class _Waiters:
         return True
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until none is busy."""
+        """Wait until no thread is busy."""
         with self._quiet:
             self._quiet.wait_for(lambda: self._busy == 0, timeout_s)
 

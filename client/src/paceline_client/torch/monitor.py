@@ -1,4 +1,4 @@
-"""The job's side: steps, windows, spans, and the end."""
+"""What a training job calls: steps, recordings, spans, and the end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ _EXIT_WAIT_S: Final = 5.0
 
 
 class Monitor:
-    """What `attach` returns. Nothing here raises into the training, or waits for anything.
+    """What `attach` returns; its methods never raise into the training.
 
-    Parameters
-    ----------
-    tap : Tap
-        The switch of the hooks; one that stays off where the job cannot be recorded.
+    `tap` is the switch of the hooks, which stays off if the job cannot be recorded.
     """
 
     def __init__(self, tap: Tap) -> None:
@@ -50,7 +47,7 @@ class Monitor:
         self._sessions: list[Session] = []
         self._stop: list[Undo] = []
 
-    def begin(  # noqa: PLR0913, PLR0917 - all of them parts of one attachment
+    def begin(  # noqa: PLR0913, PLR0917 - the parts of an attachment
         self,
         job: Job,
         undo: list[Undo],
@@ -61,7 +58,7 @@ class Monitor:
         *,
         records: bool,
     ) -> None:
-        """Start to listen; `attach` calls this."""
+        """Start; called by `attach`."""
         self._job = job
         self._undo = undo
         self._sender = sender
@@ -74,38 +71,33 @@ class Monitor:
         agreement.listen(self._hear)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
-        # What waits in the spool does not delay the exit.
+        # Shares in the spool do not delay the exit.
         atexit.register(self._close, leaving=True)
 
     @property
     def recording(self) -> bool:
-        """Whether the step under way belongs to a session."""
+        """Whether the current step is recorded."""
         return self._session is not None
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcome of this rank's share of each session so far."""
+        """The outcomes of this rank's shares so far."""
         return [session.recorder.outcome() for session in self._sessions]
 
     def step(self) -> None:
-        """End a step, and begin the next; to be called once a step on every rank."""
+        """End a step and begin the next; call it once per step on every rank."""
         if self._broken:
             return
         try:
             self._next_step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
+        except Exception as error:  # noqa: BLE001 - the training continues
             self._break(error)
 
     def record(self, steps: int | None = None, *, at: int | None = None) -> None:
-        """Record a session soon, in addition to those of the schedule.
+        """Record an additional session of `steps` steps, by default as many as the periodic ones.
 
-        Parameters
-        ----------
-        steps : int, optional
-            As many; those of the schedule's windows by default.
-        at : int, optional
-            The first step, counted as `step` counts. Then every rank has to say the same, before
-            that step. Without it rank 0's word counts, and all ranks begin a moment later.
+        `at` is the first step to record; every rank has to call this with the same value before
+        that step. Without it, the call of rank 0 counts, and all ranks begin shortly afterwards.
         """
         if self._broken or self._sampling is None:
             return
@@ -117,14 +109,10 @@ class Monitor:
             self._sampling.ask(steps)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record what runs inside as one operation, in loops that no hook knows.
+        """Record the code inside as one operation, for loops without hooks.
 
-        Parameters
-        ----------
-        op : str
-            Operation type, such as ``forward-compute``.
-        mb, mc : int, optional
-            Microbatch; model chunk within the stage.
+        `op` is the operation type, such as ``forward-compute``; `mb` is the microbatch and `mc` the
+        model chunk within the stage.
         """
         return (
             self._tap.computing(op, mb, mc)
@@ -133,17 +121,9 @@ class Monitor:
         )
 
     def watch(self, op: str, work: Any, mb: int | None = None, mc: int | None = None) -> Any:
-        """Record asynchronous work, such as a transfer, from now until it completes.
+        """Record asynchronous work, such as that of `isend`, from now until it completes.
 
-        Parameters
-        ----------
-        work
-            What `torch.distributed.isend` and its like return.
-
-        Returns
-        -------
-        object
-            To be waited for in its stead.
+        Returns the object to wait for instead of `work`.
         """
         tap = self._tap
         if not tap.on:
@@ -155,23 +135,18 @@ class Monitor:
             return work
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Add to the metadata of the session under way, such as its ``sequence_lengths``."""
+        """Add to the metadata of the current session, such as ``sequence_lengths``."""
         session = self._session
         if session is not None:
             try:
                 session.recorder.describe(meta)
             except (TypeError, ValueError) as error:
-                _log.warning("metadata that JSON cannot say: %s", error)
+                _log.warning("metadata that is not valid JSON: %s", error)
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
-        """Wait until this rank's share of the latest session was delivered, spooled or given up.
+        """Wait until this rank's latest share is delivered, spooled or given up.
 
-        Not for a training's own thread; `close` waits at the end.
-
-        Returns
-        -------
-        Outcome or None
-            None if there is none, or the time is up before.
+        Returns None if there is none or the time is up. Not for the training's own thread.
         """
         if not self._sessions:
             return None
@@ -179,12 +154,9 @@ class Monitor:
         return latest.recorder.wait(timeout_s) if latest.over.wait(timeout_s) else None
 
     def close(self, wait_s: float = _EXIT_WAIT_S) -> None:
-        """Send what is complete of a session under way, and take the hooks off; at exit by itself.
+        """Send the complete steps of the current session and remove the hooks; also at exit.
 
-        Parameters
-        ----------
-        wait_s : float
-            Seconds to wait for what is being sent. What has not arrived waits in the spool.
+        Waits up to `wait_s` for shares that are being sent; the others stay in the spool.
         """
         self._close(wait_s)
 
@@ -192,7 +164,7 @@ class Monitor:
         if os.getpid() != self._pid:
             return
         if self._agreement is not None:
-            # Also where recording has ended early: its thread must not outlast this.
+            # Also if recording has ended early: the thread must have ended afterwards.
             self._agreement.close()
         if self._broken:
             return
@@ -229,12 +201,12 @@ class Monitor:
         self._prepare(step)
 
     def _prepare(self, step: int) -> None:
-        """Switch on where a window is near, and begin its session where it begins."""
+        """Switch the hooks on before a window, and begin its session."""
         window, sampling = self._window, self._sampling
         if window is None or sampling is None or not self._records:
             return
         if step > window.start and self._session is None:
-            _log.warning("heard too late of the session from step %d", window.start)
+            _log.warning("the session from step %d was announced too late", window.start)
             self._window = None
             self._switch_off()
             return
@@ -250,7 +222,7 @@ class Monitor:
     def _end(self, before: int | None = None) -> None:
         session, self._session = self._session, None
         if session is None or self._window == session.window:
-            # Else this rank lags, and has heard of the next one already.
+            # Otherwise this rank lags and already knows the next window.
             self._window = None
         self._tap.sink = None
         self._switch_off()
@@ -262,7 +234,7 @@ class Monitor:
             session.finish(before=before)
             self._recorded += 1
         elif session is not None:
-            # Not one step of it is complete.
+            # No step is complete.
             session.over.set()
             self._sessions.remove(session)
 
@@ -280,7 +252,7 @@ class Monitor:
             one()
 
     def _hear(self, text: str) -> None:
-        """On the listener's thread."""
+        """Take a window from rank 0, on the listener's thread."""
         if not self._broken:
             self._window = Window.read(text)
 
@@ -296,7 +268,7 @@ class Monitor:
         _log.warning("recording ends: %r", error, exc_info=error)
 
     def _forked(self) -> None:
-        """In a forked child: threads are gone, and the session is its parent's."""
+        """Stop in a forked child, which has no threads; its parent continues the session."""
         self._broken = True
         self._tap.on = False
         self._tap.sink = None

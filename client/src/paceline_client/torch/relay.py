@@ -1,4 +1,4 @@
-"""Sends what waits in a host's spool: what earlier runs left, and what other ranks put there."""
+"""Sends the shares in a host's spool, of earlier runs and of other ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ _AT_THE_END_EVERY_S: Final = 0.1
 
 
 class Relay:
-    """The part of the first rank of a host.
+    """Runs on the first rank of a host.
 
-    Parameters
-    ----------
-    spool : Spool
-    url : str
-        The server.
-    others : int
-        Ranks of this host that leave their shares in the spool; 0 where each sends its own.
+    `others` is the number of ranks of this host that leave their shares in the spool, 0 if each
+    rank sends its own.
     """
 
     def __init__(self, spool: Spool, url: str, others: int) -> None:
@@ -36,26 +31,23 @@ class Relay:
         self._sent = 0
 
     def start(self) -> None:
-        """Begin, on a thread of its own."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="paceline-relay", daemon=True).start()
 
     def finish(self, sessions: int, give_up_at_s: float) -> None:
-        """Send the rest, until all others' shares of `sessions` sessions are sent or spooled.
+        """Send the rest, until the other ranks' shares of `sessions` sessions are sent or spooled.
 
-        Parameters
-        ----------
-        give_up_at_s : float
-            By `time.monotonic`.
+        Gives up at `give_up_at_s` by `time.monotonic`.
         """
         while time.monotonic() < give_up_at_s:
             left = self._send()
             if self._sent + left >= self._others * sessions:
-                # What is left waits in the spool for a server that is away.
+                # The remaining shares are in the spool, and the server is unavailable.
                 return
             time.sleep(_AT_THE_END_EVERY_S)
 
     def _run(self) -> None:
-        # What others will leave is counted from here on.
+        # Only shares from now on count as those of other ranks.
         self._send()
         self._sent = 0
         while self._others:
@@ -63,12 +55,12 @@ class Relay:
             self._send()
 
     def _send(self) -> int:
-        """Return how many still wait."""
+        """Send shares, and return how many are left."""
         with self._lock:
             try:
                 sent, left = send_waiting(self._spool, self._url)
             except Exception:  # noqa: BLE001 - a thread in the user's process
-                _log.exception("the spool is not sent")
+                _log.exception("sending the spool failed")
                 return 0
             self._sent += sent
             return left

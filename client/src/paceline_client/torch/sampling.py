@@ -1,4 +1,4 @@
-"""When to record: windows of steps, periodic ones and requested ones."""
+"""When to record: periodic and requested windows of steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final
 _UNITS_S: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EVERY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
-# All ranks must hear of a window before it begins, though their steps drift apart.
+# All ranks must know a window before it begins, although their steps drift apart.
 _LEAD_S: Final = 1.0
 _LEAD_STEPS: Final = 2
-# The first steps compile and connect; after these their time is known.
+# The first steps compile and connect; the step time is known afterwards.
 _FIRST_STEPS: Final = 3
 
 
@@ -22,7 +22,6 @@ _FIRST_STEPS: Final = 3
 class Window:
     """Steps to record."""
 
-    # start, steps: first step, and how many
     start: int
     steps: int
 
@@ -37,34 +36,31 @@ class Window:
         return self.start + 1
 
     def text(self) -> str:
-        """Return what ranks tell one another."""
+        """Return the window as text for other ranks."""
         return json.dumps([self.start, self.steps])
 
     @staticmethod
     def read(text: str | bytes) -> Window:
-        """Return the window that `text` wrote."""
+        """Return the window that `text` describes."""
         start, steps = json.loads(text)
         return Window(int(start), int(steps))
 
 
 def seconds(every: str | float | None) -> float | None:
-    """Read a time such as ``"30min"``, ``"2h"`` or a number of seconds; None is never.
+    """Return seconds from ``"30min"``, ``"2h"`` or a number; None is never.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises `ValueError` for anything else.
     """
     if every is None:
         return None
     if isinstance(every, str):
         match = _EVERY.fullmatch(every.lower())
         if match is None or match[2] not in _UNITS_S:
-            message = f'every is a time such as "30min" or "2h", unlike {every!r}'
+            message = f'every must be a time such as "30min" or "2h", not {every!r}'
             raise ValueError(message)
         every = float(match[1]) * _UNITS_S[match[2]]
     if not (math.isfinite(every) and every > 0):
-        message = f"every is a time above zero, unlike {every!r}"
+        message = f"every must be above zero, not {every!r}"
         raise ValueError(message)
     return float(every)
 
@@ -72,21 +68,16 @@ def seconds(every: str | float | None) -> float | None:
 class Sampling:
     """Decides, on global rank 0, when the next window begins.
 
-    Parameters
-    ----------
-    every_s : float or None
-        Seconds between the beginnings of two windows; None records on request only.
-    steps, warmup : int
-        Steps of a window; steps before it in which the hooks run and nothing is kept.
-    heard_within_s : float
-        Seconds after which all ranks have heard what rank 0 tells.
+    `every_s` is the time between the beginnings of two windows, or None to record on request only.
+    In the `warmup` steps before a window the hooks run and nothing is kept. All ranks read a
+    message of rank 0 within `heard_within_s`.
     """
 
     def __init__(
         self, every_s: float | None, steps: int, warmup: int, heard_within_s: float = 0.0
     ) -> None:
         if steps < 1 or warmup < 0:
-            message = f"a window has at least one step, and no negative warm-up: {steps}, {warmup}"
+            message = f"steps must be at least 1 and warmup at least 0, not {steps} and {warmup}"
             raise ValueError(message)
         self.steps = steps
         self.warmup = warmup
@@ -97,19 +88,11 @@ class Sampling:
         self._seen: list[float] = []
 
     def ask(self, steps: int) -> None:
-        """Record a number of steps as soon as all ranks can."""
+        """Request a window as soon as possible."""
         self._asked = steps
 
     def decide(self, step: int, now_s: float) -> Window | None:
-        """Return the next window if now is the time to announce it.
-
-        Parameters
-        ----------
-        step : int
-            The step that begins now.
-        now_s : float
-            Of a clock that is not set.
-        """
+        """Return the next window if it is due, at the begin of `step`; `now_s` is monotonic."""
         self._seen = [*self._seen, now_s][-_FIRST_STEPS - 1 :]
         if len(self._seen) <= _FIRST_STEPS:
             return None

@@ -1,4 +1,4 @@
-"""One session of one rank: its recorder, and the steps that are complete."""
+"""One session of one rank, and its recorder."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from paceline_client.torch.tap import Timeline
 
 _log = logging.getLogger("paceline_client")
 
-# For works that the job never waits for, such as transfers whose peer is gone.
+# For work that the job never waits for, such as transfers whose peer has ended.
 _SETTLE_S: Final = 30.0
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Where a rank's shares go, and what all of them say."""
+    """The destination and the common data of a rank's shares."""
 
     server: str
     job: str
     run: Run
     rank: int
     layout: Layout
-    meta: dict[str, Any]  # of every session; joined with what a session adds
+    meta: dict[str, Any]  # of every session; a session adds to it
     spool: Spool
     hand_over: bool
     retry: RetryPolicy
@@ -58,16 +58,16 @@ class Session:
     sender: Sender
     timeline: Timeline
     recorder: Recorder = field(init=False)
-    # threading.Event: everything recorded has come to the recorder, which was finished
+    # Set when all operations have reached the recorder and it is finished.
     over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.recorder = self.sender.recorder(self.window)
 
-    def sink(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
+    def sink(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
         self, op: str, start_ns: int, duration_ns: int, step: int, mb: int | None, mc: int | None
     ) -> None:
-        """Take an operation of this rank."""
+        """Record an operation of this rank."""
         layout = self.sender.layout
         self.recorder.op(
             self.sender.rank,
@@ -83,13 +83,7 @@ class Session:
         )
 
     def finish(self, *, before: int | None = None) -> None:
-        """Send what was recorded, in the background.
-
-        Parameters
-        ----------
-        before : int, optional
-            The step that was not completed: it and those after are left out.
-        """
+        """Send the session in the background, without incomplete steps, from `before` on."""
         if before is not None:
             self.recorder.leave_out(range(before, self.window.end))
         threading.Thread(target=self._finish, name="paceline-session", daemon=True).start()
@@ -100,8 +94,8 @@ class Session:
             measured = {key: value for key, value in self.timeline.measured().items() if value}
             said = {f"rank-{self.sender.rank}": measured} if measured else {}
             self.recorder.describe({"clocks": said} if said else {})
-        except Exception:  # noqa: BLE001 - the operations are worth more
-            _log.exception("what the session says of its clock is left out")
+        except Exception:  # noqa: BLE001 - the operations are still sent
+            _log.exception("measurements of the clock are left out")
         finally:
             self.recorder.finish()
             self.over.set()

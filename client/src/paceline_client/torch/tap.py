@@ -1,4 +1,4 @@
-"""What hooks record with: one switch, the current step, and the clock of the device."""
+"""The state of all hooks: the switch, the current step, and the clock of the device."""
 
 from __future__ import annotations
 
@@ -21,84 +21,49 @@ Sink = Callable[[str, int, int, int, "int | None", "int | None"], None]
 
 
 class Timeline(Protocol):
-    """The clock of a device.
-
-    A mark is whatever `now` returns; only the timeline that made it can read it.
-    """
+    """The clock of a device; only the timeline that made a mark with `now` can read it."""
 
     name: str
 
     def now(self) -> Any:
-        """Mark this point of the training's own stream."""
+        """Mark this point of the training's stream."""
 
-    def add(  # noqa: PLR0913, PLR0917 - an operation has that many coordinates
-        self,
-        sink: Sink,
-        op: str,
-        start: Any,
-        end: Any,
-        step: int,
-        mb: int | None,
-        mc: int | None,
+    def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
+        self, sink: Sink, op: str, start: Any, end: Any, step: int, mb: int | None, mc: int | None
     ) -> None:
-        """Hand an operation between two marks to `sink`, at once or later."""
+        """Pass an operation between two marks to `sink`, at once or later."""
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Call `done` with the mark at which asynchronous work completes.
-
-        Returns
-        -------
-        object
-            To be waited for in the work's stead.
-        """
+        """Call `done` with the mark at which `work` completes; return what to wait for instead."""
 
     def begin(self) -> None:
-        """Relate the clock to the host's: a session begins."""
+        """Relate the clock to the host's, at the begin of a session."""
 
     def end_step(self) -> None:
-        """Read what can be read of the step that ended."""
+        """End a step."""
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until everything added and watched has come to its sink; not for the training."""
+        """Wait until all operations have reached their sink; not on the training's thread."""
 
     def measured(self) -> dict[str, int]:
-        """Return what the session should say of its clock, in addition to its times."""
+        """Return measurements of the clock for the session's metadata."""
 
 
 class Tap:
-    """The switch that all hooks look at first.
-
-    Attributes
-    ----------
-    on : bool
-        Hooks call through where it is False.
-    step : int
-        The step under way.
-    sink : callable or None
-        Takes operations; None while the hooks warm up.
-    depth : int
-        Computations under way, one inside the other.
-    computed : object
-        The mark at which the latest recorded computation ended.
-    """
+    """The switch that all hooks check first."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.on = False
-        self.step = 0
-        self.sink: Sink | None = None
-        self.depth = 0
-        self.computed: Any = None
+        self.on = False  # if not, hooks call the original function only
+        self.step = 0  # the current one
+        self.sink: Sink | None = None  # takes operations; None while the hooks warm up
+        self.depth = 0  # nested computations that are running
+        self.computed: Any = None  # the mark at the end of the latest recorded computation
         self.timeline = timeline
         self.now = timeline.now
-        self.quiet = 0
+        self.quiet = 0  # above 0, FSDP's hooks do not record
 
     def add(
-        self,
-        op: str,
-        start: Any,
-        end: Any,
-        mb: int | None = None,
-        mc: int | None = None,
+        self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
     ) -> None:
         """Record an operation between two marks."""
         sink = self.sink
@@ -106,20 +71,15 @@ class Tap:
             self.timeline.add(sink, op, start, end, self.step, mb, mc)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record what runs inside as one operation."""
+        """Record the code inside as one operation."""
         return Span(self, op, mb, mc)
 
     def computing(self, op: str, mb: int | None, mc: int | None) -> Span:
-        """Record what runs inside as a computation; what it waits for there is nested in it."""
+        """Record the code inside as a computation, in which collectives are nested."""
         return Computing(self, op, mb, mc)
 
     def watch(
-        self,
-        op: str,
-        work: Any,
-        start: Any,
-        mb: int | None = None,
-        mc: int | None = None,
+        self, op: str, work: Any, start: Any, mb: int | None = None, mc: int | None = None
     ) -> Any:
         """Record asynchronous work from a mark until it completes; return what to wait for."""
         sink, step = self.sink, self.step
@@ -130,7 +90,7 @@ class Tap:
 
 
 class Span:
-    """An operation from entering to leaving; what raises inside is no operation."""
+    """An operation from entering to leaving the context; not recorded if the code raises."""
 
     __slots__ = ("_mb", "_mc", "_op", "_start", "_tap")
 
@@ -160,7 +120,7 @@ class Span:
 
 
 class Computing(Span):
-    """A span inside of which collectives count as nested."""
+    """A span in which collectives are nested."""
 
     __slots__ = ()
 

@@ -1,13 +1,13 @@
-"""Collectives of ranks that share experts or sequences, whoever calls `torch.distributed` for them.
+"""Collectives of expert- and context-parallel groups, called through `torch.distributed`.
 
-The group says what a collective is for. So one hook a function serves Megatron-Core's dispatcher of
-tokens, Transformer Engine's attention and what people write themselves. An exchange from rank to
-rank around a ring is no collective, and not seen.
+The group determines what a collective is for. Therefore one hook per function is enough for
+Megatron-Core's token dispatcher, Transformer Engine's attention and hand-written code. Ring
+exchanges between ranks are no collectives and are not recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -15,17 +15,17 @@ import torch
 from paceline_client.torch.groups import CONTEXT, EXPERT
 from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target, Undo
 
-# A session tells for this number of its steps how many tokens came: all ranks of the same ones.
-_STEPS_TOLD: Final = 8
+# The number of steps of a session with a count of tokens, the same on all ranks.
+_STEPS_COUNTED: Final = 8
 _TOKENS_KEY: Final = "expert_tokens"
-# The name of an operation after that of its group.
+# Names of operations, to be prefixed with the kind of the group.
 _ALL_TO_ALL: Final = "all-to-all"
 _ALL_GATHER: Final = "all-gather"
 _REDUCE_SCATTER: Final = "reduce-scatter"
 
 
 class _Experts:
-    """Counts a step's exchanges with experts, and the tokens that came to those of this rank."""
+    """Counts a step's exchanges with experts, and the tokens for this rank's experts."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -35,8 +35,8 @@ class _Experts:
     def exchanged(self, step: int, tokens: int) -> None:
         """Count an exchange.
 
-        Every other one brings tokens to the experts, beginning with the first; the others take
-        away what experts made of them. In a backward they are gradients of the same tokens.
+        The first and every second one after it bring tokens to the experts; the others return the
+        results. In a backward, they carry gradients of the same tokens.
         """
         if step != self._step:
             self._step, self._exchanges = step, 0
@@ -46,17 +46,17 @@ class _Experts:
 
 
 def _in_backward() -> bool:
-    # The engine's number of the backward under way, or -1.
+    # The id of the running backward, or -1.
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _carries_tokens(tensor: Any) -> bool:
-    """Whether a tensor has a row a token: neither their probabilities nor counts of them."""
+    """Whether a tensor has a row per token; probabilities and counts do not."""
     return bool(tensor.is_floating_point() and tensor.dim() > 1)
 
 
 def _watched(what: str, parameters: tuple[str, ...], job: Job, original: Function) -> Function:
-    """Record a collective if it is of a group that is known."""
+    """Record a collective of a known group."""
     output_at, input_at = 0, 1
     group_at = parameters.index("group")
 
@@ -65,7 +65,7 @@ def _watched(what: str, parameters: tuple[str, ...], job: Job, original: Functio
 
     def collective(*args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # What is being compiled is not run.
+        # Code that is being compiled does not run.
         if not tap.on or torch.compiler.is_compiling():
             return original(*args, **kwargs)
         group = given(args, kwargs, group_at) or torch.distributed.group.WORLD
@@ -104,23 +104,20 @@ def _hook(function: str, what: str, parameters: tuple[str, ...]) -> Hook:
 
 
 def _install(job: Job, level: Level) -> Undo:
-    """Let sessions say how many tokens came to the experts of this rank."""
+    """Add the tokens for this rank's experts to the metadata of sessions."""
     if level < Level.ALL or EXPERT not in job.groups.values():
         return lambda: None
 
     def note(steps: range) -> Mapping[str, Any]:
         tokens = job.one(_Experts).tokens
-        told = {str(step): {str(job.rank): tokens[step]} for step in _some(steps) if step in tokens}
+        # The same steps on every rank, from all of the session.
+        some = steps[:: max(1, -(-len(steps) // _STEPS_COUNTED))]
+        counts = {str(step): {str(job.rank): tokens[step]} for step in some if step in tokens}
         tokens.clear()
-        return {_TOKENS_KEY: told} if told else {}
+        return {_TOKENS_KEY: counts} if counts else {}
 
     job.notes.append(note)
     return lambda: job.notes.remove(note)
-
-
-def _some(steps: range) -> Iterable[int]:
-    """Return a few steps all over a session, the same on every rank."""
-    return steps[:: max(1, -(-len(steps) // _STEPS_TOLD))]
 
 
 COLLECTIVES: Final = Target(

@@ -1,8 +1,8 @@
-"""DistributedDataParallel: what the last backward waits for, with no communication hook of ours.
+"""DistributedDataParallel: the wait of the last backward, without a communication hook.
 
-DDP takes one communication hook only, which would change how gradients are rounded. So the wait is
-measured from outside: autograd calls what is queued behind a backward in order, and DDP's reducer
-waits for its all-reduces there. One callback is queued before it and one behind.
+DDP accepts one communication hook only, and it would change how gradients are rounded. Autograd
+calls the callbacks that are queued during a backward in order, and DDP's reducer waits for its
+all-reduces in one of them: the wait is measured by a callback before it and one after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _wrapped(job: Job) -> list[Any]:
 
 
 class _Watch:
-    """Queues the two callbacks in each backward of one DDP module that reduces gradients."""
+    """Queues the callbacks in each backward of a DDP module that reduces gradients."""
 
     def __init__(self, job: Job, module: Any) -> None:
         self._tap = job.tap
@@ -38,13 +38,9 @@ class _Watch:
         self._start: Any = None
 
     def attach(self) -> Undo:
-        # Before the reducer's own hook of the same parameter, hence before it queues anything.
+        # It runs before the reducer's hook of the same parameter, so before its callback is queued.
         last = [p for p in self._module.module.parameters() if p.requires_grad][-1]
-        handle = last.register_post_accumulate_grad_hook(self._gradient_ready)
-
-        def undo() -> None:
-            handle.remove()
-
+        undo: Undo = last.register_post_accumulate_grad_hook(self._gradient_ready).remove
         return undo
 
     def _gradient_ready(self, _parameter: Any) -> None:

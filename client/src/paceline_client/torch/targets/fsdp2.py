@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`): all-gathers of parameters, reductions of gradients.
 
-What a computation waits for inside of it is recorded as nested, and no more than that: an
-all-gather that runs in parallel with a computation takes nothing from it.
+Inside a computation, only its waits are recorded, as nested operations: an all-gather in parallel
+with a computation does not slow it down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GROUP: Final = f"{_MODULE}:FSDPParamGroup"
 
 
 def _synchronous(group: Any, result: Any) -> bool:
-    """Whether an all-gather is over when its call returns, as on processors."""
+    """Whether an all-gather is complete when its call returns, as on CPUs."""
     return result.all_gather_work is None and group.device.type == "cpu"
 
 
@@ -34,7 +34,7 @@ def _unshard(job: Job, original: Function) -> Function:
         if _synchronous(group, result):
             tap.add(PARAMETERS, start, tap.now())
         elif tap.depth == 0 and result.all_gather_work is not None:
-            # Ahead of computation. FSDP waits for the work itself, which several may.
+            # Before the computation. FSDP waits for the work itself.
             tap.watch(PARAMETERS, result.all_gather_work, start)
         return answer
 
@@ -56,7 +56,7 @@ def _wait_for_unshard(job: Job, original: Function) -> Function:
 def _post_backward(job: Job, original: Function) -> Function:
     def post_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # On a GPU it only queues the reduction, which runs in parallel with the backward.
+        # On a GPU, this only queues the reduction, which runs in parallel with the backward.
         if not tap.on or tap.quiet or not group.reduce_grads or group.device.type != "cpu":
             return original(group, *args, **kwargs)
         with tap.span(GRADIENTS):
@@ -71,7 +71,7 @@ def _final(job: Job, original: Function) -> Function:
         on_cpu = getattr(getattr(state, "_device", None), "type", "cpu") == "cpu"
         if not tap.on or tap.quiet or on_cpu:
             return original(state, *args, **kwargs)
-        # Where the backward waits for the reductions that are still under way.
+        # Here the backward waits for the remaining reductions.
         with tap.span(GRADIENTS):
             return original(state, *args, **kwargs)
 

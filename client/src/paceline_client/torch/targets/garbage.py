@@ -8,7 +8,7 @@ from typing import Any, Final
 from paceline_client.torch.tap import GC
 from paceline_client.torch.targets.kind import Job, Level, Target, Undo
 
-# Collections of the youngest objects take microseconds, hundreds of times a step.
+# Collections of the youngest generation take microseconds and occur hundreds of times per step.
 _SHORTEST_NS: Final = 100_000
 
 

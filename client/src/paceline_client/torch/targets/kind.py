@@ -1,4 +1,4 @@
-"""What a target is: the functions of a framework that are watched, and how."""
+"""Targets: the functions of a framework that are recorded, and how."""
 
 from __future__ import annotations
 
@@ -22,51 +22,45 @@ _Kept = TypeVar("_Kept")
 
 
 class Level(enum.IntEnum):
-    """How much is recorded; each level has what is below it too.
+    """How much is recorded; each level includes those before it."""
 
-    ``COMPUTE`` is forward, backward, optimizer and garbage collection, ``P2P`` adds transfers
-    between stages and collectives of data-parallel ranks, ``ALL`` those of tensor-, context- and
-    expert-parallel ranks.
-    """
-
-    COMPUTE = 0
-    P2P = 1
-    ALL = 2
+    COMPUTE = 0  # forward, backward, optimizer and garbage collection
+    P2P = 1  # transfers between stages and data-parallel collectives
+    ALL = 2  # tensor-, context- and expert-parallel collectives
 
 
 @dataclass(frozen=True)
 class Job:
-    """What `attach` was given."""
+    """The job that `attach` records."""
 
     tap: Tap
     layout: Layout
-    # model, schedule, megatron_config: as given, or None
     model: Any = None
     schedule: Any = None
     megatron_config: Any = None
-    rank: int = 0  # this process's
-    # What process groups are of, ``ep`` or ``cp``, by their names.
+    rank: int = 0
+    # The kinds of process groups, ``ep`` or ``cp``, by their names.
     groups: Mapping[str, str] = field(default_factory=dict)
-    # Called on the training's thread when recording begins; what they return, when it ends.
+    # Called on the training's thread when recording begins; their results, when it ends.
     on_record: list[Callable[[], Undo]] = field(default_factory=list)
-    # Called when a session ends, with its steps; what they return is added to its metadata.
+    # Called with the steps of a session when it ends; the results are added to its metadata.
     notes: list[Callable[[range], Mapping[str, Any]]] = field(default_factory=list)
     _kept: dict[type, Any] = field(default_factory=dict)
 
     def while_recording(self, begin: Callable[[], Undo]) -> Undo:
-        """Call `begin` whenever recording begins, until what is returned is called."""
+        """Call `begin` when recording begins, until the returned function is called."""
         self.on_record.append(begin)
         return lambda: self.on_record.remove(begin)
 
     def one(self, kind: type[_Kept]) -> _Kept:
-        """Return this job's only object of a kind, which several hooks share."""
+        """Return the job's object of a class, which several hooks share."""
         if kind not in self._kept:
             self._kept[kind] = kind()
         kept: _Kept = self._kept[kind]
         return kept
 
     def models(self) -> list[Any]:
-        """Return the model's chunks on this rank."""
+        """Return the chunks of the model on this rank."""
         if self.model is None:
             return []
         return list(self.model) if isinstance(self.model, list | tuple) else [self.model]
@@ -74,29 +68,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of a framework that is replaced by one that records and calls it."""
+    """Replaces a function of a framework by one that records and calls it."""
 
     where: str  # ``package.module:Class.function`` or ``package.module:function``
-    # Those that the replacement knows by name; they must be the function's first.
-    parameters: Sequence[str]
-    level: Level  # from which on it is attached
-    # Takes the job and the function, and returns the replacement.
-    wrap: Callable[[Job, Function], Function]
+    parameters: Sequence[str]  # the function's first ones, which the replacement uses
+    level: Level  # the lowest level with this hook
+    wrap: Callable[[Job, Function], Function]  # returns the replacement
 
     def function(self) -> Function:
         """Return the framework's function.
 
-        Raises
-        ------
-        ImportError, AttributeError
-            If this version does not have it.
+        Raises `ImportError` or `AttributeError` if this version does not have it.
         """
         owner, name = self._owner()
         found: Function = getattr(owner, name)
         return found
 
     def fault(self) -> str | None:
-        """Return why it does not fit this version of the framework; None where it does."""
+        """Return why the hook does not fit this version of the framework; None if it does."""
         try:
             known = list(inspect.signature(self.function()).parameters)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -106,14 +95,14 @@ class Hook:
         return None
 
     def attach(self, job: Job) -> Undo:
-        """Replace the function, and return what puts it back."""
+        """Replace the function; return a function that restores it."""
         owner, name = self._owner()
         original = getattr(owner, name)
         replacement = functools.wraps(original)(self.wrap(job, original))
         setattr(owner, name, replacement)
 
         def undo() -> None:
-            # Other code may have wrapped it since: then it stays, and calls through.
+            # If other code has wrapped it since, it stays and only calls the original.
             if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
 
@@ -130,25 +119,17 @@ class Hook:
 
 @dataclass(frozen=True)
 class Target:
-    """A framework, or a part of one, that is attached to."""
+    """A framework, or a part of one, that is recorded."""
 
-    # name, title: for metadata and logs; for people
-    name: str
-    title: str
-    wanted: Callable[[Job], bool]  # whether the job has it
+    name: str  # for metadata
+    title: str  # for messages
+    wanted: Callable[[Job], bool]  # whether the job uses it
     hooks: Sequence[Hook] = ()
-    # What takes more than hooks; returns what takes it back.
+    # For what hooks cannot record; returns a function that reverts it.
     install: Callable[[Job, Level], Undo] | None = None
 
     def attach(self, job: Job, level: Level) -> tuple[list[Undo], list[str]]:
-        """Attach what fits.
-
-        Returns
-        -------
-        undo : list of callable
-        left_out : list of str
-            What did not fit, by name.
-        """
+        """Attach all hooks that fit; return how to revert them, and the names of the others."""
         undo: list[Undo] = []
         left_out: list[str] = []
         for hook in self.hooks:
@@ -159,11 +140,11 @@ class Target:
                 undo.append(hook.attach(job))
             else:
                 left_out.append(hook.where)
-                _log.warning("left out, since it does not fit this version: %s", fault)
+                _log.warning("not recorded, unknown version: %s", fault)
         if self.install is not None:
             try:
                 undo.append(self.install(job, level))
-            except Exception as error:  # noqa: BLE001 - of the framework's making
+            except Exception as error:  # noqa: BLE001 - raised by the framework
                 left_out.append(self.name)
-                _log.warning("left out: %s (%r)", self.title, error)
+                _log.warning("not recorded: %s (%r)", self.title, error)
         return undo, left_out

@@ -1,4 +1,4 @@
-"""A loop of the job's own over microbatches, without a pipeline: forwards and backwards."""
+"""A hand-written loop over microbatches, without a pipeline: forwards and backwards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Targe
 
 
 class _Microbatches:
-    """Counts the passes of a step."""
+    """Counts the forwards and backwards of a step."""
 
     def __init__(self) -> None:
         self._step = -1
         self._passes = {FORWARD: 0, BACKWARD: 0}
 
     def next(self, op: str, step: int) -> int:
-        """Return the microbatch that the next pass of a kind is on."""
+        """Return the microbatch of the next forward or backward."""
         if step != self._step:
             self._step = step
             self._passes = {FORWARD: 0, BACKWARD: 0}
@@ -54,7 +54,7 @@ def _install(job: Job, _level: Level) -> Undo:
             if spans:
                 spans.pop().__exit__(None, None, None)
 
-        # The first that begins, before FSDP's own, and the last that ends.
+        # Before FSDP's own hook, and after all others.
         handles = [
             model.register_forward_pre_hook(before, prepend=True),
             model.register_forward_hook(after, always_call=True),
@@ -72,7 +72,7 @@ def _install(job: Job, _level: Level) -> Undo:
 
 LOOP: Final = Target(
     "loop",
-    "a training loop of the job's own",
+    "a hand-written training loop",
     wanted=lambda job: (
         job.schedule is None and job.megatron_config is None and len(job.models()) == 1
     ),

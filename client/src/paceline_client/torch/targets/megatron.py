@@ -20,7 +20,7 @@ _OF_TENSOR: Final = {
     "tensor_recv_next": "backward-recv",
 }
 _OF_REQUEST: Final = {name.removeprefix("tensor_"): op for name, op in _OF_TENSOR.items()}
-# Collectives of the end of a step that no bucket does.
+# Collectives at the end of a step that are not of buckets.
 _OF_TIMER: Final = {
     "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce": "embedding-grads-all-reduce",
@@ -28,10 +28,10 @@ _OF_TIMER: Final = {
 
 
 class _Now:
-    """What this rank computes, in the order of its schedule.
+    """The microbatch and chunk of the current computation.
 
-    Forwards name their microbatch and chunk; a backward is that of the oldest forward which still
-    waits for one, of the chunk that the schedule's table tells.
+    Forwards have them as arguments. A backward belongs to the oldest forward without a backward, of
+    the chunk in the schedule's table.
     """
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class _Now:
         self.mc: int | None = None
 
     def begins(self, table: list[tuple[int, int]]) -> None:
-        """Take the order of an interleaved step's microbatches and chunks."""
+        """Store the order of microbatches and chunks of an interleaved step."""
         self._table = table
         self._backwards = 0
         self._waiting = {}
 
     def forward(self, mb: int | None, mc: int | None) -> None:
-        """Note that a forward begins."""
+        """Begin a forward."""
         self._waiting.setdefault(mc or 0, deque()).append(mb)
         self.mb, self.mc = mb, mc
 
     def backward(self, chunks: int) -> None:
-        """Note that a backward begins."""
+        """Begin a backward."""
         self.mb, self.mc = None, None
         if chunks > 1:
             if self._table is None or self._backwards >= len(self._table):
@@ -100,7 +100,7 @@ def _schedule_table(job: Job, original: Function) -> Function:
 
 
 class _Timer:
-    """A timer of the job's, or none, and what it times for us."""
+    """Records an operation, and calls the job's timer of this name if there is one."""
 
     def __init__(self, tap: Tap, now: _Now, name: str, theirs: Any) -> None:
         self._tap = tap
@@ -111,7 +111,7 @@ class _Timer:
         self._start: Any = None
 
     def start(self, *args: Any, **kwargs: Any) -> None:
-        """Start it."""
+        """Start the timer."""
         if self._theirs is not None:
             self._theirs.start(*args, **kwargs)
         tap = self._tap
@@ -120,7 +120,7 @@ class _Timer:
             self._start = tap.now()
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
-        """Stop it."""
+        """Stop the timer."""
         tap = self._tap
         if self._start is not None and self._op is not None:
             start, self._start = self._start, None
@@ -137,7 +137,7 @@ class _Timer:
 
 
 class _Timers:
-    """Stands for `megatron.core.timers.Timers`, which it asks where the job has one."""
+    """A replacement for `megatron.core.timers.Timers`, which calls the job's own."""
 
     def __init__(self, tap: Tap, now: _Now, theirs: Any) -> None:
         self._tap = tap
@@ -150,7 +150,7 @@ class _Timers:
         timer = self._mine.get(name)
         if timer is None:
             timer = self._mine[name] = _Timer(self._tap, self._now, name, theirs)
-        # By its level, a timer may be another one than before.
+        # Depending on its level, the job's timer may be a different one than before.
         timer._theirs = theirs
         return timer
 
@@ -159,7 +159,7 @@ class _Timers:
 
 
 def _requests(job: Job, original: Function) -> Function:
-    """Watch each transfer of a call, from its posting to its own end."""
+    """Record each transfer of a call, from its posting to its end."""
 
     def p2p_ops(**kwargs: Any) -> Any:
         tap = job.tap
@@ -178,7 +178,7 @@ def _requests(job: Job, original: Function) -> Function:
                 tap.watch(op, request, start) for op, request in zip(ops, requests, strict=True)
             ]
         if len(requests) == 1:
-            # Coalesced: one work for all of them.
+            # Coalesced: one work for all transfers.
             for op in ops:
                 requests = [tap.watch(op, requests[0], start)]
         return requests
@@ -187,7 +187,7 @@ def _requests(job: Job, original: Function) -> Function:
 
 
 def _start(op: str, handle: str, job: Job, original: Function) -> Function:
-    """Record a collective of a group of buckets: its call, or until its handle is done."""
+    """Record a collective of a group of buckets: its call, or until its handle completes."""
 
     def start_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
@@ -207,7 +207,7 @@ def _start(op: str, handle: str, job: Job, original: Function) -> Function:
 
 
 def _finish(op: str, handle: str, job: Job, original: Function) -> Function:
-    """Record what is waited for here of a collective that began inside of a computation."""
+    """Record the wait for a collective that began inside a computation."""
 
     def finish_sync(buckets: Any, *args: Any, **kwargs: Any) -> Any:
         nested = getattr(buckets, "paceline_nested", False) and getattr(buckets, handle) is not None
@@ -220,10 +220,9 @@ def _finish(op: str, handle: str, job: Job, original: Function) -> Function:
 
 
 class _Reductions:
-    """Counts gradients' collectives that hooks have recorded."""
+    """Counts the reductions of gradients that hooks have recorded."""
 
-    def __init__(self) -> None:
-        self.seen = 0
+    seen = 0
 
 
 def _counted(job: Job, wrapped: Function) -> Function:
@@ -235,7 +234,7 @@ def _counted(job: Job, wrapped: Function) -> Function:
 
 
 def _finalized(job: Job, finalize: Function) -> Function:
-    """Record a function of the job's own that reduces gradients in one piece."""
+    """Record a function of the job that reduces all gradients at once."""
 
     def finalize_model_grads(*args: Any, **kwargs: Any) -> Any:
         tap = job.tap
@@ -251,7 +250,7 @@ def _finalized(job: Job, finalize: Function) -> Function:
 
 
 def _install(job: Job, level: Level) -> Undo:
-    """Set the timers, and watch how the job finalizes gradients."""
+    """Set the timers, and record the job's function that finalizes gradients."""
     config = job.megatron_config
     timers, finalize = config.timers, config.finalize_model_grads_func
     config.timers = _Timers(job.tap, job.one(_Now), timers)
@@ -264,13 +263,6 @@ def _install(job: Job, level: Level) -> Undo:
 
     return undo
 
-
-_TENSORS: Final = (
-    "tensor_send_prev",
-    "tensor_recv_prev",
-    "tensor_send_next",
-    "tensor_recv_next",
-)
 
 MEGATRON: Final = Target(
     "megatron",
@@ -295,8 +287,8 @@ MEGATRON: Final = Target(
             Level.COMPUTE,
             _schedule_table,
         ),
-        Hook(f"{_P2P}:_p2p_ops", _TENSORS, Level.P2P, _requests),
-        Hook(f"{_P2P}:_batched_p2p_ops", _TENSORS, Level.P2P, _requests),
+        Hook(f"{_P2P}:_p2p_ops", tuple(_OF_TENSOR), Level.P2P, _requests),
+        Hook(f"{_P2P}:_batched_p2p_ops", tuple(_OF_TENSOR), Level.P2P, _requests),
         Hook(
             f"{_BUCKETS}.start_grad_sync",
             ("self",),

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch, by the hooks that all of them share."""
+"""Optimizers of PyTorch, by the global hooks of their steps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _install(job: Job, _level: Level) -> Undo:
 
         def after(*_: Any) -> None:
             start = starts.pop() if starts else None
-            # One inside another, as optimizers of optimizers have them, is part of that.
+            # The step of a nested optimizer is part of the outer one.
             if start is not None and tap.on and not starts:
-                # A closure computes first, as Lightning's does: it is no part of the optimizer.
+                # Computations of a closure, such as Lightning's, are not part of the optimizer.
                 tap.add(OPTIMIZER, start if tap.computed is None else tap.computed, tap.now())
 
         handles = [

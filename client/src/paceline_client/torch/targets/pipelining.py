@@ -11,17 +11,14 @@ from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Targe
 
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
-# What a transfer is, on the framework's own description of it.
+# The attribute of a transfer's `P2POp` that says what it is.
 _LABEL: Final = "paceline_label"
 
 
 def _chunk(job: Job, stage: Any) -> int:
-    """Return which of this rank's chunks a stage is, in the order of the model."""
-    stages = stages_of(job.schedule)
-    for index, known in enumerate(stages):
-        if known is stage:
-            return index
-    return 0
+    """Return the index of a stage among this rank's chunks, in the order of the model."""
+    stages = enumerate(stages_of(job.schedule))
+    return next((index for index, known in stages if known is stage), 0)
 
 
 def _records(job: Job, stage: Any) -> bool:
@@ -41,8 +38,8 @@ def _forward(job: Job, original: Function) -> Function:
 
 def _backward(job: Job, original: Function) -> Function:
     def backward_one_chunk(stage: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        # Split in two, it is the part that passes a gradient on which others wait for; the model's
-        # first stage passes none, so that its part is that of the weights.
+        # A split backward is recorded by its part for the input, which other stages wait for. The
+        # first stage does not have that part; its part for the weights is recorded.
         whole = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
         if not _records(job, stage) or (stage.is_first and not whole):
             return original(stage, bwd_chunk_id, *args, **kwargs)
@@ -83,7 +80,7 @@ def _batch(job: Job, original: Function) -> Function:
             if tap.on and hasattr(transfer, _LABEL)
         ]
         if not labels or len(labels) < len(p2p_ops):
-            # Off, or what agrees on shapes before the first step.
+            # Off, or the exchange of shapes before the first step.
             return original(p2p_ops, *args, **kwargs)
         start = tap.now()
         works = original(p2p_ops, *args, **kwargs)
@@ -93,7 +90,7 @@ def _batch(job: Job, original: Function) -> Function:
                 for work, (op, mb, mc) in zip(works, labels, strict=True)
             ]
         if len(works) == 1:
-            # Coalesced: one work for all of them.
+            # Coalesced: one work for all transfers.
             work = works[0]
             for op, mb, mc in labels:
                 work = tap.watch(op, work, start, mb, mc)
@@ -108,7 +105,7 @@ def _reduce(job: Job, original: Function) -> Function:
         tap = job.tap
         if not _records(job, stage) or not hasattr(stage.submod, "set_is_last_backward"):
             return original(stage, *args, **kwargs)
-        # FSDP's groups, one after the other: their hooks are quiet meanwhile.
+        # FSDP's groups, one after the other, without their own hooks.
         tap.quiet += 1
         try:
             with tap.span(GRADIENTS):

@@ -1,4 +1,4 @@
-"""Every target, in the order in which they are attached: what computes before what it calls."""
+"""All targets, in the order of attachment: callers before what they call."""
 
 from __future__ import annotations
 

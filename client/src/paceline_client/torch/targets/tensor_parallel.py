@@ -1,4 +1,4 @@
-"""Collectives of tensor-parallel ranks, as Megatron-Core's layers call them."""
+"""Collectives of Megatron-Core's tensor-parallel layers."""
 
 from __future__ import annotations
 
