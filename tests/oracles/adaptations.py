@@ -206,46 +206,6 @@ def without_types(trace: Trace, names: Collection[str]) -> Trace:
     return select(trace, np.array(kept))
 
 
-def posted_ahead(layout: Layout, graph: Graph) -> dict[int, set[int]]:
-    """Return the computations that each receive precedes although the graph has it follow them.
-
-    Only of types of a stage of which at least half of the receives do so, nearly always.
-    """
-    after = {
-        node: befores
-        for unit in graph.units
-        for node, befores in zip(unit.members, unit.after, strict=True)
-    }
-    early: dict[int, set[int]] = {}
-    following: dict[tuple[str, int], list[int]] = {}
-    for node in range(len(layout.nodes)):
-        stage = int(layout.nodes.pp[node])
-        own = {n for n in after[node] if layout.nodes.pp[n] == stage} - {node}
-        own = {n for n in own if name_of(layout, n) in COMPUTE}
-        if name_of(layout, node) not in {ops.FORWARD_RECV, ops.BACKWARD_RECV} or not own:
-            continue
-        following.setdefault((name_of(layout, node), stage), []).append(node)
-        ahead = [
-            mean(
-                bool(
-                    layout.start_ns[node, step, dp]
-                    < layout.start_ns[other, step, dp] + layout.duration_ns[other, step, dp]
-                )
-                for step in range(len(layout.steps))
-                for dp in range(layout.dp)
-            )
-            for other in own
-        ]
-        if min(ahead) >= 0.98:
-            early[node] = own
-    chosen = [n for nodes in following.values() for n in _if_half(nodes, early) if n in early]
-    return {node: early[node] for node in chosen}
-
-
-def _if_half(nodes: list[int], early: Collection[int]) -> list[int]:
-    return nodes if sum(node in early for node in nodes) >= len(nodes) / 2 else []
-
-
 def taken_out(
     layout: Layout, waited: Mapping[int, Sequence[int]], step: int, dp: int
 ) -> dict[int, float]:

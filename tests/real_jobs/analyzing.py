@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
@@ -47,13 +49,13 @@ class Answer:
     causes: tuple[NamedCause, ...] = ()
 
 
-def answer(trace: bytes) -> Answer:
-    """Analyze a trace in NDJSON."""
+def answer(trace: bytes, without: Collection[Name] = ()) -> Answer:
+    """Analyze a trace in NDJSON, without some of the adaptations."""
     with TemporaryDirectory(prefix="paceline-real-job-") as directory:
         path = Path(directory) / "trace.ndjson"
         path.write_bytes(trace)
         try:
-            report = analyze(decode(path, None, limits=Limits()).trace).report
+            report = analyze(decode(path, None, limits=Limits()).trace, without).report
         except PacelineError as error:
             return Answer(refused=str(error))
     return Answer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -29,6 +29,8 @@ class Judged:
         None where the job did not run.
     noise : float or None
         Spread of the steps of the healthy runs in the same launch, the larger.
+    recording : bytes
+        The trace that was analyzed, NDJSON.
     """
 
     scenario: Scenario
@@ -37,6 +39,7 @@ class Judged:
     wrong: tuple[str, ...]
     noise: float | None = None
     retried: bool = False
+    recording: bytes = field(default=b"", repr=False)
 
     @property
     def right(self) -> bool:

@@ -175,7 +175,7 @@ def _judged(
     if keep is not None:
         _keep(keep, scenario, truth, trace, noise)
     said = answer(trace)
-    return Judged(scenario, truth, said, faults_of(said, truth), noise, retried)
+    return Judged(scenario, truth, said, faults_of(said, truth), noise, retried, trace)
 
 
 def _keep(directory: Path, scenario: Scenario, truth: Truth, trace: bytes, noise: float) -> None:

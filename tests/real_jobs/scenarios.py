@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from app.analysis.replay.adaptations.evidence import Name
 from tests.real_jobs.faults import (
     EvenShare,
     Fault,
@@ -115,12 +116,25 @@ REPRESENTATIVE: Final = (
     "tpD-slow1.3",
     "tpF-slow1.8",
     "tpIw-slow1.8",
+    "tpZ-healthy",
     "tpZ-slow1.8",
     "tpS-lengths",
     "mc-slow3",
     "mcO-healthy",
-    "mcV-slow1.8",
+    "mcV-slow1.3",
 )
+
+# Which of these are told wrong without an adaptation. An adaptation that no real job needs goes,
+# unless a job of the second physics does (tests/unit/analysis/replay/adaptations).
+NEEDS: Final[Mapping[str, tuple[Name, ...]]] = {
+    "hwC-gc": (Name.NESTED_GC,),
+    "hwS-slow1.8": (Name.OVERLAPPING_STEPS,),
+    "tpF-slow1.8": (Name.NESTED_COLLECTIVES,),
+    "tpIw-slow1.8": (Name.LATE_ENDS,),
+    "tpZ-healthy": (Name.REGULAR_DELAYS,),
+    "tpZ-slow1.8": (Name.PLACEMENT,),
+    "mcV-slow1.3": (Name.IDLE_TRANSFERS, Name.BLOCKING_TRANSFERS),
+}
 
 # What CI takes again with the client's hooks in place of the workers' own instrumentation.
 HOOKED: Final = ("tpD-slow1.8", "tpF-slow1.8", "tpZ-slow1.8", "mcO-slow1.8")

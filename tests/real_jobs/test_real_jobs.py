@@ -6,9 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from app.analysis.replay.adaptations.evidence import Name
+from tests.real_jobs.analyzing import answer
 from tests.real_jobs.comparing import Pair
-from tests.real_jobs.judging import Judged
-from tests.real_jobs.scenarios import HOOKED, REPRESENTATIVE
+from tests.real_jobs.judging import Judged, faults_of
+from tests.real_jobs.scenarios import HOOKED, NEEDS, REPRESENTATIVE
+
+# By so much the replay is further from the recording: a healthy job may be told right even so.
+WORSE = 0.01
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -30,3 +35,28 @@ def test_the_hooks_say_what_instrumentation_by_hand_says(
     name: str, told: Mapping[str, Judged], told_by_hooks: Mapping[str, Judged]
 ) -> None:
     assert not Pair(told[name], told_by_hooks[name]).differences
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_job_is_told_wrong_without_an_adaptation_that_it_needs(
+    name: str, told: Mapping[str, Judged]
+) -> None:
+    judged = told[name]
+    assert judged.truth is not None
+    for needed in NEEDS[name]:
+        without = answer(judged.recording, {needed})
+        worse = without.discrepancy - judged.answer.discrepancy > WORSE
+        assert worse or faults_of(without, judged.truth), needed
+
+
+@pytest.mark.parametrize("name", ["mcV-slow1.3"])
+def test_transfers_that_fit_no_neighbor_are_left_out_rather_than_the_job_refused(
+    name: str, told: Mapping[str, Judged]
+) -> None:
+    idle = {Name.IDLE_TRANSFERS}
+    left_out = answer(told[name].recording, idle)
+    refused = answer(told[name].recording, idle | {Name.UNMATCHED_TRANSFERS})
+
+    assert left_out.refused is None
+    assert left_out.causes[0].name == "slow_worker"
+    assert refused.refused is not None

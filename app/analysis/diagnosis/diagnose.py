@@ -19,7 +19,7 @@ from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, on
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
-from app.analysis.replay.adaptations.posted_ahead import in_turn
+from app.analysis.replay.adaptations.posted_in_turn import in_turn
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT

@@ -16,7 +16,7 @@ import numpy as np
 
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.posted_ahead import in_turn
+from app.analysis.replay.adaptations.posted_in_turn import in_turn
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout

@@ -19,7 +19,6 @@ class Name(StrEnum):
     OVERLAPPING_STEPS = "overlapping_steps"
     GATHERED_FIRST = "gathered_first"
     BLOCKING_TRANSFERS = "blocking_transfers"
-    POSTED_AHEAD = "posted_ahead"
     POSTED_IN_TURN = "posted_in_turn"
     REGULAR_DELAYS = "regular_delays"
 
@@ -40,7 +39,6 @@ SENTENCES: Final = {
     Name.OVERLAPPING_STEPS: "Steps overlap: a stage begins the next one when it has ended its own",
     Name.GATHERED_FIRST: "Parameters of all chunks are gathered before a stage's first forward",
     Name.BLOCKING_TRANSFERS: "Transfers block: launches follow them",
-    Name.POSTED_AHEAD: "Receives are posted ahead: data comes while earlier computations run",
     Name.POSTED_IN_TURN: (
         "Receives are posted in turn: each follows the computation before it, of either direction"
     ),

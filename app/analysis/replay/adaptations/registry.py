@@ -21,10 +21,7 @@ from app.analysis.replay.adaptations.overlapping_steps import (
     propose_overlapping_steps,
 )
 from app.analysis.replay.adaptations.placement import find_placement
-from app.analysis.replay.adaptations.posted_ahead import (
-    propose_posted_ahead,
-    propose_posted_in_turn,
-)
+from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import LEAST_GAIN
@@ -53,7 +50,6 @@ _ON_TRIAL: Final = (
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
     _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
     _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
-    _Step(Name.POSTED_AHEAD, Glance.may_post_ahead, propose_posted_ahead),
     _Step(Name.POSTED_IN_TURN, Glance.may_post_in_turn, propose_posted_in_turn),
     _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
 )

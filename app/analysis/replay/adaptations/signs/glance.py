@@ -25,7 +25,7 @@ _RANKS: Final = 2
 _MOST: Final = 0.96
 # Usual delays are means, and at most about so many medians.
 _MEDIANS: Final = 2.0
-# Receives of a type are posted ahead when half of them are.
+# Receives of a type are posted in turn when half of them are.
 _HALF: Final = 0.5
 _LEAST_SHARE: Final = 0.005
 
@@ -106,27 +106,6 @@ class Glance:
         counts = np.bincount(kind)
         return bool((np.bincount(kind, clear) >= _MOST * counts)[counts > 0].any())
 
-    def may_post_ahead(self) -> bool:
-        """Return whether receives begin before the last computation of their direction ends."""
-        for direction in DIRECTIONS:
-            receives = (self._op == self._codes[direction.recv]).nonzero()[0]
-            stages = self._stage[receives]
-            computes = (self._op == self._codes[direction.compute]).nonzero()[0]
-            computes = computes[_among(self._stage[computes], stages)]
-            if not np.array_equal(stages, self._stage[computes]):
-                # with virtual stages not every computation has a receive
-                return True
-            if not len(stages):
-                continue
-            early = np.mean(self._start[receives[1:]] < self._end[computes[:-1]], axis=1) >= _MOST
-            # the first of each stage follows none
-            inner = stages[1:] == stages[:-1]
-            counts = np.bincount(stages[1:], inner)
-            share = np.bincount(stages[1:], early & inner) >= _HALF * counts
-            if share[counts > 0].any():
-                return True
-        return False
-
     def may_post_in_turn(self) -> bool:
         """Return whether receives begin after a computation of the other direction, in turn."""
         computes = self._computes.nonzero()[0]
@@ -162,10 +141,3 @@ class Glance:
             len(of_stage) * float(median(of_stage.ravel())) for of_stage in np.split(gaps, cuts)
         )
         return _MEDIANS * total >= _LEAST_SHARE * self._step_ns
-
-
-def _among(stages: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return which stages are among others."""
-    known = np.zeros(1 + max(stages.max(initial=0), others.max(initial=0)), dtype=bool)
-    known[others] = True
-    return np.asarray(known[stages])

@@ -1,4 +1,4 @@
-"""Each adaptation has a sentence, a line of the documentation and a name of the command line."""
+"""Each adaptation has a sentence, a line of the documentation, and a job that needs it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.analysis.replay.adaptations.evidence import SENTENCES, Name
+from tests.real_jobs.scenarios import NEEDS, REPRESENTATIVE
+from tests.unit.analysis.replay.adaptations.test_second_physics import NEEDED
 
 ENGINE = Path(__file__).parents[5] / "docs" / "engine.md"
 
@@ -19,3 +21,12 @@ def test_each_adaptation_has_a_sentence_and_a_line_of_the_documentation(name: Na
         line for line in ENGINE.read_text().splitlines() if line.startswith(f"| `{name.value}` |")
     ]
     assert len(lines) == 1
+
+
+def test_a_job_needs_each_adaptation() -> None:
+    # without these, transfers of mcV leave no graph (tests/real_jobs/test_real_jobs.py)
+    by_real_jobs = {Name.UNMATCHED_TRANSFERS} | {name for names in NEEDS.values() for name in names}
+
+    assert set(NEEDS) <= set(REPRESENTATIVE)
+    assert by_real_jobs | set(NEEDED) == set(Name)
+    assert not by_real_jobs & set(NEEDED)

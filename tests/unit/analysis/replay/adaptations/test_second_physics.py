@@ -9,7 +9,7 @@ import pytest
 from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.adaptations.posted_ahead import (
+from app.analysis.replay.adaptations.posted_in_turn import (
     find_posted_in_turn,
     in_turn,
     propose_posted_in_turn,
@@ -18,6 +18,7 @@ from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
 from app.analysis.replay.layout.graph import with_edges
 from app.analysis.replay.session import prepare_replay
+from app.analysis.report.build import analyze
 from tests.oracles.physics.draw import draw_worlds, run_job
 from tests.oracles.physics.execute import execute
 from tests.oracles.physics.shape import Posting, Schedule, Shape
@@ -172,12 +173,28 @@ def test_a_job_without_its_cause_receives_in_turn_though_the_recording_hardly_sh
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.0003)
 
 
-def test_nothing_is_computed_before_all_chunks_are_gathered() -> None:
-    def strike(world: World) -> None:
-        world.gather_s[:] += 4 * pass_s(world)
+def slow_gathers(world: World) -> None:
+    world.gather_s[:] += 4 * pass_s(world)
 
-    report, _ = report_of(INTERLEAVED, strike)
 
-    assert "gathered_first" in {item.adaptation for item in report.fidelity.adaptations}
-    assert report.fidelity.discrepancy < 0.02
+def slow_transfers(world: World) -> None:
+    for transfers in (world.activation_s, world.gradient_s):
+        transfers[:] = 0.7 * pass_s(world)
+
+
+# Adaptations that none of the real jobs needs, and jobs that do.
+NEEDED = {
+    Name.GATHERED_FIRST: (INTERLEAVED, slow_gathers),
+    Name.POSTED_IN_TURN: (replace(WINDOW, vpp=1, schedule=Schedule.ONE_F_ONE_B), slow_transfers),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_job_is_replayed_wrong_without_the_adaptation_that_it_needs(name: Name) -> None:
+    trace, _ = struck(*NEEDED[name])
+    report, without = analyze(trace).report, analyze(trace, {name}).report
+
+    assert name in {item.adaptation for item in report.fidelity.adaptations}
     assert names(report) == []
+    assert report.fidelity.discrepancy < 0.02
+    assert without.fidelity.discrepancy > 0.04

@@ -20,13 +20,12 @@ from app.analysis.replay.adaptations.nested_collectives import (
     waited_for,
 )
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
-from app.analysis.replay.adaptations.posted_ahead import find_posted_ahead
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.engine.durations import own_durations
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.hosts.draw import WAYS, draw_host_session
-from app.analysis.synthesis.hosts.job import HostJob, Posting
+from app.analysis.synthesis.hosts.job import HostJob
 from app.analysis.synthesis.hosts.session import run
 from app.analysis.trace.model import Trace
 from tests.factories import joined, select
@@ -46,7 +45,7 @@ few = settings(max_examples=6, deadline=None)
 ALSO = {Name.BLOCKING_TRANSFERS, Name.OVERLAPPING_STEPS, Name.REGULAR_DELAYS}
 CALLED_FOR: dict[str, Name | None] = {
     "blocking": None,
-    "windowed": Name.POSTED_AHEAD,
+    "windowed": None,
     "overlapping": None,
     "gathering": Name.NESTED_COLLECTIVES,
     "late-ends": Name.LATE_ENDS,
@@ -68,46 +67,6 @@ def test_the_replay_is_as_long_as_the_recording(way: str, seed: int, slow: bool)
     assert made - ALSO <= {CALLED_FOR[way]}
     assert made >= {CALLED_FOR[way]} & ALWAYS
     assert measure(replayed).discrepancy < 0.02
-
-
-@few
-@given(
-    window=st.integers(1, 3),
-    sends_block=st.booleans(),
-    slow=st.booleans(),
-    wire_ms=st.integers(1, 40),
-    seed=seeds,
-)
-def test_what_is_posted_ahead_is_told_as_by_the_twin(
-    window: int,
-    sends_block: bool,  # noqa: FBT001
-    slow: bool,  # noqa: FBT001
-    wire_ms: int,
-    seed: int,
-) -> None:
-    job = HostJob(
-        pp=3,
-        steps=4,
-        noise=0.05,
-        wire_ns=wire_ms * 1e6,
-        posting=Posting.WINDOWED,
-        window=window,
-        sends_block=sends_block,
-        factors={(1, 0): 1.8} if slow else {},
-        seed=seed,
-    )
-    replayed = prepare_replay(run(job).trace, without=tuple(Name))
-    found = find_posted_ahead(replayed.layout, replayed.graph)
-    expected = twins.posted_ahead(replayed.layout, replayed.graph)
-
-    told = {} if found is None else {node: set(own) for node, own in found.not_after.items()}
-    assert told == expected
-    if window > 1:
-        assert told
-    for node, followed in ({} if found is None else found.after).items():
-        ends = replayed.layout.start_ns + replayed.layout.duration_ns
-        for other in followed:
-            assert (replayed.layout.start_ns[node] >= ends[other]).mean() >= 0.98
 
 
 @few
