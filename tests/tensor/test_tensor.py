@@ -139,7 +139,7 @@ def test_layers_that_do_more_are_refused_and_left_alone(found: dict[str, Found])
         assert rank == {
             "sequence_parallel": "down: sequence_parallel is not supported",
             "gather_output": "up: gather_output is not supported",
-            "input_is_parallel": "down: input_is_parallel is off, which is not supported",
+            "input_is_parallel": "down: input_is_parallel must be on",
         }
 
 
@@ -181,9 +181,9 @@ def test_the_jobs_own_code_has_the_last_word(found: dict[str, Found]) -> None:
         (version, False) for version in range(1, 8)
     ]
     reasons = [reason for _, _, reason in first["refused"]]
-    assert reasons[0] == "gamma = 0.250 is beyond the 0.2 of the job's code"
-    assert reasons[1] == "world_size: is not 4"
-    assert first["not_allowed"] == [[False, "the job's code does not allow plans to be applied"]]
+    assert reasons[0] == "gamma = 0.250 exceeds the 0.2 that the job's code allows"
+    assert reasons[1] == "world_size: must be 4"
+    assert first["not_allowed"] == [[False, "the job's code does not allow plans"]]
     for rank in found["refusals"]:
         assert set(rank["versions"]) == {0}
 

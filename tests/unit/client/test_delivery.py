@@ -86,7 +86,7 @@ def test_a_server_that_is_not_there_is_given_up_when_the_time_is_up() -> None:
 def test_another_service_behind_the_address_is_not_taken_for_paceline(receiver: Receiver) -> None:
     receiver.answers = [Answer(status=200, document=["hello"])]
 
-    with pytest.raises(DeliveryError, match="is the address right"):
+    with pytest.raises(DeliveryError, match="check the address"):
         deliver(session_url(receiver.url, "llama"), b"body", QUICK)
 
 

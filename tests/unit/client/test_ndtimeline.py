@@ -90,7 +90,7 @@ def test_what_does_not_share_its_steps_evenly_is_left_out_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING, "paceline_client"):
         call(handler, "forward-compute", steps=range(10, 13), parts=4)
-    assert "4 parts do not share 3 steps evenly" in caplog.text
+    assert "4 parts cannot be divided evenly over 3 steps" in caplog.text
 
 
 def test_a_step_of_its_own_comes_before_the_range(handler: PacelineNDHandler) -> None:

@@ -72,7 +72,7 @@ def test_a_heap_that_outgrows_its_plan_is_collected_at_once(
     assert not collection.planned
     assert collection.found >= 2_000
     assert collection.duration_ns > 0
-    assert "plan them more often" in caplog.text
+    assert "use a shorter interval" in caplog.text
 
 
 def test_steps_count_by_their_number() -> None:

@@ -83,7 +83,7 @@ def test_a_share_that_cannot_be_is_not_sent(receiver: Receiver, share: Share) ->
     outcome = Recorder(receiver.url, "llama", META, share=share, retry=QUICK).wait(30)
     assert outcome is not None
     assert outcome.error is not None
-    assert "count from 1" in outcome.error
+    assert "numbered from 1" in outcome.error
     assert receiver.requests == []
 
 

@@ -111,7 +111,7 @@ def test_a_plan_that_cannot_be_read_is_refused_and_not_asked_for_again(
         "step": 0,
         "ranks": [0, 1],
         "applied": False,
-        "reason": "world_size: is not 2",
+        "reason": "world_size: must be 2",
     }
     assert service.offer() is None
 

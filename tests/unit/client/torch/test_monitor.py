@@ -129,9 +129,9 @@ def test_everything_is_taken_off_when_the_monitor_is_closed(job: Job) -> None:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"every": "soon"}, "every is a time"),
+        ({"every": "soon"}, "every must be a time"),
         ({"level": "everything"}, "EVERYTHING"),
-        ({"layout": paceline.Layout(dp=1), "steps": 0}, "at least one step"),
+        ({"layout": paceline.Layout(dp=1), "steps": 0}, "steps must be at least 1"),
     ],
 )
 def test_what_cannot_be_attached_to_is_told_and_breaks_nothing(
