@@ -84,7 +84,7 @@ def test_jobs_of_the_fleet_are_archived_renamed_and_deleted(
     expect(rows).to_have_count(1)
     page.get_by_label("Select ended").check()
     bar.get_by_role("button", name="Delete…").click()
-    expect(bar).to_contain_text("ended: gone with all sessions, reports and incidents")
+    expect(bar).to_contain_text("ended: deleted with all sessions, reports and incidents")
     bar.get_by_role("button", name="Delete with all sessions").click()
     expect(page.locator("h1")).to_have_text("The archive is empty")
 

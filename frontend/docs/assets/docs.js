@@ -1,4 +1,4 @@
-// The pages of the documentation: search over all of them, code to copy, the list of pages where the window is narrow.
+// The pages of the documentation: search, copying of code, the list of pages in narrow windows.
 import { score, snippet, wordsOf } from './search.js';
 
 const SHOWN = 12;
@@ -50,7 +50,7 @@ async function find() {
     list.hidden = true;
     return;
   }
-  // Something else was written meanwhile.
+  // The words have changed meanwhile.
   if (wordsOf(field.value).join() !== words.join()) return;
   const pages = new Map(all.filter(({ location }) => !location.includes('#')).map((page) => [page.location, page.title]));
   const found = all

@@ -1,4 +1,4 @@
-// What of the documentation fits some words: every one of them has to be there, in the title best.
+// The search of the documentation: sections that contain all words, those in titles first.
 const IN_TITLE = 20;
 const WHOLE_TITLE = 40;
 const OFTEN = 5;
@@ -8,7 +8,7 @@ const AROUND = 60;
 export const wordsOf = (written) => written.toLowerCase().split(/[^\p{L}\p{N}_.-]+/u).filter(Boolean);
 
 /**
- * How well a section fits; 0 where a word is missing.
+ * How well a section matches; 0 if a word is missing.
  * @param {{ title: string, text: string }} section
  * @param {string[]} words
  */
@@ -25,7 +25,7 @@ export function score({ title, text }, words) {
 }
 
 /**
- * The words around the first that was looked for.
+ * The text around the first match.
  * @param {string} text
  * @param {string[]} words
  */

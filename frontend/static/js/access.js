@@ -1,10 +1,10 @@
-// The page of access: tokens and projects are made and revoked here.
-import { mountedPage, refresh } from './app.js';
+// The page of access: creates and revokes tokens and projects.
+import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
 import { clearFaults, read, showFaults } from './forms.js';
 
 function made(token) {
-  document.getElementById('made-name').textContent = `${token.token.name} was made. Copy it now; it is shown once and stored only as a hash.`;
+  document.getElementById('made-name').textContent = `${token.token.name} was created. Copy it now: it is shown once, and only its hash is stored.`;
   document.getElementById('made-secret').textContent = token.secret;
   document.getElementById('made').hidden = false;
   document.getElementById('made').scrollIntoView({ block: 'nearest' });
@@ -34,7 +34,7 @@ function submits(form, address, signal, done) {
   }, { signal });
 }
 
-/** A button that asks the server for one thing, and shows the page as it is then. */
+/** A button that sends a request and refreshes the page; some need a second click. */
 function acts(button, said, signal, request) {
   button.disabled = false;
   button.addEventListener('click', async () => {
@@ -79,5 +79,4 @@ function mount({ main, stop }) {
   submits(role, () => ['PUT', `/api/v1/people/${person.value}/role`], signal, refresh);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

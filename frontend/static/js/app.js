@@ -1,4 +1,4 @@
-// The entry of every page: what is on it is made alive, and made anew when the server says so.
+// The entry of every page: mounts its elements, and fetches the page again when the server reports changes.
 import { here } from './here.js';
 import { copyable } from './clipboard.js';
 import { age } from './format.js';
@@ -27,7 +27,7 @@ class HistoryFigure {
 
   async redraw() {
     await draw(this.element, this.data.figures.history);
-    // The page may have been made anew meanwhile: then this element is gone.
+    // The page may have been replaced meanwhile.
     if (this.linked || !this.element.on) return;
     this.linked = true;
     this.element.on('plotly_click', (event) => {
@@ -48,7 +48,7 @@ function report(main, signal) {
 function mount() {
   const main = document.getElementById('main');
   const stop = new AbortController();
-  // Ages count from the server's clock; the browser's may be off.
+  // Ages are relative to the server's clock.
   clockOffsetMs = Date.now() - Date.parse(document.body.dataset.now || new Date().toISOString());
   tick();
   for (const table of document.querySelectorAll('table[data-sort]')) sortable(table, stop.signal);
@@ -56,12 +56,27 @@ function mount() {
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
   for (const tabs of document.querySelectorAll('[role=tablist]')) tabbed(tabs, stop.signal);
   mounted = { main, stop, report: report(main, stop.signal) };
-  // Pages with a script of their own make alive what only they have.
+  // For scripts of single pages.
   dispatchEvent(new CustomEvent('pagemounted', { detail: mounted }));
 }
 
-/** What is on the page now: `main`, and `stop`, which ends what listens to it. */
-export const mountedPage = () => mounted;
+/** Call `run` with the page, `main` and `stop` (which ends its listeners), now and after each refresh. */
+export function onPage(run) {
+  run(mounted);
+  addEventListener('pagemounted', (event) => run(event.detail));
+}
+
+/** Call `run` after each change of the window's width. */
+export function onWidth(run) {
+  let width = innerWidth;
+  let frame = 0;
+  addEventListener('resize', () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(run);
+  });
+}
 
 function tick() {
   /** @type {NodeListOf<HTMLTimeElement>} */
@@ -71,11 +86,16 @@ function tick() {
   }
 }
 
-/** Fetch this address again and put its content in place of the present one: no reload, no jump. */
-export async function refresh() {
+/** Fetch this address again; null if the server refuses. */
+export async function fetchPage() {
   const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
-  if (!response.ok) return;
-  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
+  return response.ok ? new DOMParser().parseFromString(await response.text(), 'text/html') : null;
+}
+
+/** Fetch this address again and replace the content of the page, without a reload. */
+export async function refresh() {
+  const fresh = await fetchPage();
+  if (!fresh) return;
   const active = /** @type {HTMLInputElement | null} */ (document.activeElement);
   const focus = active?.id ? { id: active.id, start: active.selectionStart, end: active.selectionEnd, value: active.value } : null;
   mounted.stop.abort();
@@ -83,7 +103,7 @@ export async function refresh() {
   document.title = fresh.title;
   const nav = document.querySelector('.nav');
   const freshNav = fresh.querySelector('.nav');
-  // Only what changed: the focus may be in it.
+  // Only if it changed: the focus may be in it.
   if (nav.innerHTML !== freshNav.innerHTML) nav.replaceChildren(...document.importNode(freshNav, true).childNodes);
   document.getElementById('page').replaceChildren(...document.importNode(fresh.getElementById('page'), true).childNodes);
   const field = focus && /** @type {HTMLInputElement | null} */ (document.getElementById(focus.id));
@@ -97,12 +117,12 @@ export async function refresh() {
 
 let waiting = 0;
 
-/** Several changes at once make one refresh; one that fails is made up for by the next. */
+/** Refresh once for several changes; a failed refresh is repeated with the next change. */
 function refreshSoon() {
   if (waiting) return;
   waiting = setTimeout(() => {
     waiting = 0;
-    // A time or a name that is being filled in must not be taken away.
+    // Not while a user fills in a time or a name.
     if (document.querySelector('form.own:not([hidden]), [data-bulk] form:not([hidden])')) refreshSoon();
     else refresh().catch(() => {});
   }, GATHER_MS);
@@ -129,11 +149,4 @@ mountKeys();
 new Live(document.getElementById('live'), { changed, unsure });
 setInterval(tick, TICK_MS);
 addEventListener('themechange', () => mounted.report?.redraw());
-let width = innerWidth;
-let frame = 0;
-addEventListener('resize', () => {
-  if (innerWidth === width) return;
-  width = innerWidth;
-  cancelAnimationFrame(frame);
-  frame = requestAnimationFrame(() => mounted.report?.redraw());
-});
+onWidth(() => mounted.report?.redraw());

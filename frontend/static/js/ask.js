@@ -1,4 +1,4 @@
-// Requests to our own API: the answer, or an error that says what to do in the server's words.
+// Requests to the API: the answer, or an error with the text of the server.
 import { here } from './here.js';
 
 /**
@@ -18,5 +18,5 @@ export async function ask(method, url, body) {
   if (response.status === 204) return null;
   const answer = await response.json();
   if (response.ok) return answer;
-  throw Object.assign(new Error(answer.detail ?? 'It did not work; try again.'), { code: answer.code, faults: answer.faults ?? [] });
+  throw Object.assign(new Error(answer.detail ?? 'The request failed; try again.'), { code: answer.code, faults: answer.faults ?? [] });
 }

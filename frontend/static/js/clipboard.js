@@ -1,4 +1,4 @@
-// "Copy" next to a figure puts its data on the clipboard.
+// "Copy" next to a figure copies its data to the clipboard.
 const SAID_MS = 2000;
 
 /** @param {string} words */
@@ -7,7 +7,7 @@ async function write(words) {
     await navigator.clipboard.writeText(words);
     return;
   }
-  // Without TLS browsers offer only the old way.
+  // Without TLS, browsers have no clipboard API.
   const area = document.createElement('textarea');
   area.value = words;
   document.body.append(area);
@@ -22,7 +22,7 @@ async function content(button) {
   const response = await fetch(button.dataset.copy);
   if (!response.ok) throw new Error(String(response.status));
   const csv = await response.text();
-  // Tabs paste into columns everywhere; quoted cells may hold commas of their own.
+  // Tab-separated text is pasted into columns; quoted cells may contain commas.
   return csv.includes('"') ? csv : csv.replaceAll(',', '\t');
 }
 

@@ -1,4 +1,4 @@
-// The design tokens as the script needs them: values of the theme of the moment.
+// The design tokens, with the values of the current theme.
 const LOW = 1;
 const STEP = 0.05;
 const STOPS = 11;
@@ -46,7 +46,7 @@ export function heat(slowdown) {
 }
 
 /**
- * Whether black reads better on a color than white.
+ * Whether black is more readable on a color than white.
  * @param {number[]} color
  */
 export function isLight(color) {
@@ -58,7 +58,7 @@ export function isLight(color) {
 }
 
 /**
- * A copy of a figure in which values stand for their tokens.
+ * A copy of a figure with the values of its tokens.
  * @param {any} value
  * @returns {any}
  */

@@ -1,4 +1,4 @@
-// Forms whose fields come from the server (form_macros.html): read them, and show what is wrong where it is.
+// Forms with fields of the server (form_macros.html): read them, and show faults next to fields.
 
 const NO_MATCH = 'string_pattern_mismatch';
 
@@ -13,7 +13,7 @@ function pair(line) {
 
 const control = (field) => field.querySelector('input:not([data-clear]), select, textarea');
 
-/** What a field holds: null for nothing, undefined for a secret that stays. */
+/** The value of a field: null if empty, undefined for an unchanged secret. */
 function held(field) {
   const kind = field.dataset.control;
   if (kind === 'checks') return [...field.querySelectorAll('input:checked')].map((box) => box.value);
@@ -26,7 +26,7 @@ function held(field) {
   return kind === 'number' ? Number(text) : text;
 }
 
-/** What the fields that are shown hold, by their paths; nulls only where something is to be taken away. */
+/** The values of the visible fields by path; `nulls` includes empty ones, to remove values. */
 export function read(form, { nulls }) {
   const document = {};
   for (const field of form.querySelectorAll('[data-path]')) {
@@ -45,18 +45,18 @@ export function clearFaults(form) {
   for (const element of form.querySelectorAll('[aria-invalid]')) element.removeAttribute('aria-invalid');
 }
 
-/** Show each fault next to its field; return what belongs to none, as one text. */
+/** Show each fault next to its field; return the others as one text. */
 export function showFaults(form, faults) {
   const fields = new Map([...form.querySelectorAll('[data-path]')].filter(isShown).map((field) => [field.dataset.path, field]));
   const rest = [];
   for (const fault of faults) {
-    // Of a value in a list it names the place in the list as well.
+    // The path of a value in a list includes its index.
     let path = fault.column ?? '';
     while (path && !fields.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf('.')));
     const field = fields.get(path);
     const { example } = field?.dataset ?? {};
-    // A pattern says little to people.
-    const words = fault.code === NO_MATCH && example ? `Not of the form ${example}` : fault.message.replace(/^Value error, /, '');
+    // Readers understand an example better than a pattern.
+    const words = fault.code === NO_MATCH && example ? `Must look like ${example}` : fault.message.replace(/^Value error, /, '');
     if (field) {
       field.querySelector('.fault').textContent = words;
       (control(field) ?? field).setAttribute('aria-invalid', 'true');

@@ -1,3 +1,3 @@
-// Addresses of the project whose page this is: `/p/research/…`, or without a prefix the default one's.
+// Addresses in the project of the page: `/p/research/…`, without a prefix for the default project.
 /** @param {string} path */
 export const here = (path) => `${document.body.dataset.base ?? ''}${path}`;

@@ -1,5 +1,6 @@
-// Single keys: search, moving along a list, acting on what is chosen there; and what opens the palette and the help.
+// Keys: search, move in a list, act on the selection; open the palette and the help.
 import { make, Palette } from './palette.js';
+import { store, stored } from './storage.js';
 
 const OFF = 'paceline-keys-off';
 const ROWS = '[data-row], .fleet tbody td a[href^="/jobs/"], .fleet tbody td a[href*="/jobs/"], .fleet tbody td.number a';
@@ -7,33 +8,18 @@ const HELP = [
   ['/', 'Search on this page, or everywhere'],
   ['Ctrl K', 'Go to a job, session, host or incident'],
   ['j', 'Next line'],
-  ['k', 'Line before'],
+  ['k', 'Previous line'],
   ['Enter', 'Open the line'],
   ['x', 'Select the incident'],
-  ['a', 'Acknowledge what is selected, or the incident of the line, or the one that is open'],
-  ['s', 'Silence it'],
+  ['a', 'Acknowledge the selected incidents, that of the line, or the open one'],
+  ['s', 'Silence them'],
   ['?', 'This help'],
 ];
 
 let palette = null;
 let help = null;
 
-function off() {
-  try {
-    return localStorage.getItem(OFF) !== null;
-  } catch {
-    return false;
-  }
-}
-
-function turn(on) {
-  try {
-    if (on) localStorage.removeItem(OFF);
-    else localStorage.setItem(OFF, '1');
-  } catch {
-    // Storage may be refused; then keys stay as they are.
-  }
-}
+const off = () => stored(OFF) !== null;
 
 const shown = (elements) => [...elements].filter((element) => element.checkVisibility());
 
@@ -45,13 +31,13 @@ function openPalette() {
 function openHelp() {
   if (!help) {
     const box = make('input', { type: 'checkbox' });
-    box.addEventListener('change', () => turn(box.checked));
+    box.addEventListener('change', () => store(OFF, box.checked ? null : '1'));
     const close = make('button', { type: 'button' }, 'Close');
     help = make(
       'dialog', { class: 'palette help', 'aria-label': 'Keys' },
       make('h2', { class: 't' }, 'Keys'),
       make('dl', {}, ...HELP.map(([key, words]) => make('div', {}, make('dt', {}, ...key.split(' ').map((part) => make('kbd', {}, part))), make('dd', {}, words)))),
-      make('label', { class: 'clear' }, box, 'Single keys act at once'), close,
+      make('label', { class: 'clear' }, box, 'Use single keys'), close,
     );
     close.addEventListener('click', () => help.close());
     help.addEventListener('click', (event) => { if (event.target === help) help.close(); });
@@ -70,7 +56,7 @@ function search() {
   }
 }
 
-/** Move the focus along the lines of the page's lists. */
+/** Move the focus between the lines of the page's lists. */
 function move(by) {
   const rows = shown(document.querySelectorAll(ROWS));
   if (!rows.length) return;
@@ -81,7 +67,7 @@ function move(by) {
 
 const boxOfLine = () => /** @type {HTMLElement | null | undefined} */ (document.activeElement?.closest('tr')?.querySelector('[data-pick]'));
 
-/** Press a button of what is selected, of the line that has the focus, or of the incident that is open. */
+/** Press a button for the selection, the line with the focus, or the open incident. */
 function press(many, one) {
   const bar = /** @type {HTMLElement | null} */ (document.querySelector('[data-bulk]'));
   if (bar?.hidden) boxOfLine()?.click();

@@ -1,8 +1,8 @@
-// Changes of sessions as they happen: one stream a browser, none in hidden tabs.
-// Browsers open six connections to a host at most; tabs share one stream through a lock and a channel.
+// Changes of sessions as they happen. Browsers open at most six connections to a host, so tabs share one stream
+// through a lock and a channel; hidden tabs have none.
 import { here } from './here.js';
 
-// Of one project: tabs of another one listen to something else.
+// A channel for each project.
 const CHANNEL = here('paceline-events');
 const AGAIN_MS = 5000;
 
@@ -16,7 +16,7 @@ export class Live {
     this.channel = 'BroadcastChannel' in window ? new BroadcastChannel(CHANNEL) : null;
     if (this.channel) this.channel.onmessage = (event) => { if (!document.hidden) this.hear(event.data, false); };
     document.addEventListener('visibilitychange', () => (document.hidden ? this.stop() : this.start()));
-    // A page in the back-forward cache must not hold the stream.
+    // A page in the back-forward cache must release the stream.
     addEventListener('pagehide', () => this.stop());
     addEventListener('pageshow', (event) => { if (event.persisted) this.start(); });
     if (!document.hidden) this.start();
@@ -34,7 +34,7 @@ export class Live {
     }
     navigator.locks.request(CHANNEL, { ifAvailable: true }, (lock) => {
       if (lock) return this.listen(signal);
-      // Another tab has the stream and tells; what it heard before this page was made is not repeated.
+      // Another tab has the stream and passes changes on, but not earlier ones.
       this.say('live');
       this.unsure();
       return undefined;
@@ -50,7 +50,7 @@ export class Live {
     this.say('paused');
   }
 
-  /** Hold the stream until stopped. */
+  /** Read the stream until stopped. */
   listen(signal) {
     if (signal.aborted) return Promise.resolve();
     let source = null;
@@ -65,7 +65,7 @@ export class Live {
       };
       source.onerror = () => {
         this.say('lost');
-        // Browsers try again by themselves, but not after an answer that is no stream.
+        // Browsers reconnect, except after an answer that is not a stream.
         if (source.readyState === EventSource.CLOSED) again = setTimeout(open, AGAIN_MS);
       };
       source.addEventListener('state', (event) => this.hear(JSON.parse(event.data), true));

@@ -1,4 +1,4 @@
-// The command palette: a few words lead to a job, session, host or incident of this project; the server looks for them.
+// The command palette: finds jobs, sessions, hosts and incidents of the project.
 import { ask } from './ask.js';
 import { here } from './here.js';
 
@@ -6,7 +6,7 @@ const TYPING_MS = 150;
 const KINDS = { incident: 'Incident', job: 'Job', host: 'Host', session: 'Session', page: 'Page' };
 const PAGES = [['Fleet', '/'], ['Incidents', '/incidents'], ['Hosts', '/hosts'], ['Plans', '/plans'], ['Rules', '/rules'], ['Channels', '/channels'], ['Quotas', '/quotas']];
 
-/** An element with attributes and what is in it. */
+/** An element with attributes and children. */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -52,7 +52,7 @@ export class Palette {
       if (number === this.asked) this.said.textContent = error.message;
       return;
     }
-    // An answer that a later one has overtaken is not shown.
+    // Answers to earlier questions are not shown.
     if (number === this.asked) this.show([...found, ...pages]);
   }
 
@@ -61,7 +61,7 @@ export class Palette {
       const link = make('a', { href: here(path), tabindex: '-1', id: `found-${at}`, role: 'option', 'aria-selected': 'false' }, make('span', { class: 'kind' }, KINDS[kind]), make('span', { class: 'name' }, name), make('span', { class: 'note' }, note));
       return make('li', { role: 'presentation' }, link);
     }));
-    this.said.textContent = found.length ? '' : 'Nothing is called so here.';
+    this.said.textContent = found.length ? '' : 'Nothing found.';
     this.choose(0);
   }
 
@@ -87,7 +87,7 @@ export class Palette {
       event.preventDefault();
       this.options()[this.at]?.click();
     } else if (event.key === 'Escape') {
-      // A search field would only be emptied by it.
+      // In a search field it would only clear the text.
       event.preventDefault();
       this.dialog.close();
     }

@@ -1,14 +1,14 @@
-// Figures come from Python (app/dashboard/session/figures.py); this draws them with plotly.js.
+// Draws the figures of app/dashboard/session/figures.py with plotly.js.
 import { resolved } from './colors.js';
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };
 let loading = null;
 
-/** plotly.js, fetched when the first figure needs it. */
+/** plotly.js, loaded for the first figure. */
 function plotly() {
   loading ??= new Promise((resolve, reject) => {
-    // plotly adds a style element with the looks of maps, which it skips where there is one of that
-    // id. The content security policy refuses it; an empty one is allowed, and maps are not drawn.
+    // plotly adds a style element for maps, unless there is one with its id. The content security
+    // policy refuses it; an empty one is allowed.
     const style = document.createElement('style');
     style.id = document.body.dataset.plotlyStyle;
     const script = document.createElement('script');
@@ -20,10 +20,10 @@ function plotly() {
   return loading;
 }
 
-// What the name of a moment takes with the room next to it, in pixels.
+// The width of a time label, with the space next to it, in pixels.
 const MOMENT = 110;
 
-/** A layout whose time axis names as many moments as fit side by side: plotly would turn them. */
+/** A layout with as many labels of the time axis as fit side by side: plotly would rotate them. */
 export function fitted(layout, width) {
   const { xaxis } = layout;
   if (xaxis?.type !== 'date') return layout;
@@ -31,7 +31,7 @@ export function fitted(layout, width) {
   return { ...layout, xaxis: { ...xaxis, tickangle: 0, nticks: Math.min(xaxis.nticks ?? most, most) } };
 }
 
-/** Draw a figure, or draw it anew. Resolves when it is on the page. */
+/** Draw a figure; resolves when it is on the page. */
 export async function draw(element, figure) {
   try {
     const library = await plotly();
@@ -46,13 +46,13 @@ export async function draw(element, figure) {
   }
 }
 
-/** Change a drawn figure's first trace: cheaper than drawing it anew. */
+/** Change the first trace of a figure, which is faster than drawing it again. */
 export async function change(element, attributes) {
   const library = await plotly();
   if (element.isConnected) await library.restyle(element, resolved(attributes), [0]);
 }
 
-/** Which of `steps` to name below a strip of bars, and where. */
+/** Which of `steps` to label below a strip of bars, and where. */
 export function stepTicks(steps, barWidth, width) {
   const tickvals = [];
   const ticktext = [];
@@ -68,7 +68,7 @@ export function stepTicks(steps, barWidth, width) {
   return { tickvals, ticktext };
 }
 
-/** A figure over steps with as many of them named as fit the element. */
+/** A figure over steps, with as many labels as fit the element. */
 export function withStepTicks(figure, steps, element) {
   const { l, r } = figure.layout.margin;
   const width = element.clientWidth - l - r;

@@ -1,15 +1,15 @@
-// The time that a page is about: choosing another one keeps what else is in the address.
+// The time range of a page; choosing another one keeps the rest of the address.
 const NAMES = ['range', 'from', 'to', 'page'];
 
 /**
- * A moment as an input of type datetime-local takes it, in the reader's time; empty where it is none.
+ * A time as the value of a datetime-local input, in the reader's time zone; empty for NaN.
  * @param {number} ms
  */
 export function local(ms) {
   return Number.isNaN(ms) ? '' : new Date(ms - new Date(ms).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-/** What such an input holds, for the address; nothing where it is empty.
+/** The value of such an input for the address; empty if it is.
  * @param {string} value
  */
 export const written = (value) => (value ? `${new Date(value).toISOString().slice(0, 16)}Z` : '');

@@ -1,5 +1,5 @@
-// What may be done with a session, or with a job: analyze it again, pin, rename, archive or delete it.
-import { mountedPage, refresh } from './app.js';
+// Actions on a session or a job: analyze again, pin, rename, archive, delete; and the rules of retention.
+import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
 import { clearFaults, read, showFaults } from './forms.js';
 import { here } from './here.js';
@@ -55,7 +55,7 @@ function mountRegion(region, signal) {
 
 const GIB = 2 ** 30;
 
-/** The form of a project's rules: sizes are GiB there and bytes in the API. */
+/** The form of a project's rules, with sizes in GiB; the API has bytes. */
 function mountRules(form, signal) {
   const button = form.querySelector('button[type=submit]');
   const said = form.querySelector('p > .said');
@@ -86,5 +86,4 @@ function mount({ main, stop }) {
   for (const region of main.querySelectorAll('[data-keep]')) mountRegion(region, stop.signal);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

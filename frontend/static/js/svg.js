@@ -1,4 +1,4 @@
-// Words and rules over a drawing, as SVG built node by node.
+// SVG elements: text and lines over a drawing.
 const NS = 'http://www.w3.org/2000/svg';
 
 /**
@@ -15,7 +15,7 @@ export function svg(name, attributes = {}, words = null) {
 }
 
 /**
- * An empty layer over an element, in its pixels; words in it are for the eye only.
+ * An empty layer over an element, in its pixels, hidden from screen readers.
  * @param {HTMLElement} element
  * @param {number} width
  * @param {number} height
@@ -56,7 +56,7 @@ export const line = (x1, y1, x2, y2, kind, attributes = {}) => svg('line', { x1,
 export const rect = (x, y, width, height, kind, attributes = {}) => svg('rect', { x, y, width: Math.max(0, width), height: Math.max(0, height), class: kind, ...attributes });
 
 /**
- * The distance of ticks in round numbers, about `wanted` of them.
+ * A round distance of ticks, for about `wanted` of them.
  * @param {number} span
  * @param {number} wanted
  * @returns {number}
@@ -66,3 +66,11 @@ export function niceTick(span, wanted) {
   const magnitude = 10 ** Math.floor(Math.log10(raw));
   return [1, 2, 2.5, 5].map((factor) => factor * magnitude).find((tick) => tick >= raw * (1 - 1e-9)) ?? 10 * magnitude;
 }
+
+const LABELS = [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256];
+/**
+ * Every how many cells of a size a label has room.
+ * @param {number} size
+ * @param {number} room
+ */
+export const every = (size, room) => LABELS.find((step) => step * size >= room) ?? 512;

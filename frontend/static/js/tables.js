@@ -1,4 +1,4 @@
-// Sortable tables, and tables that begin short.
+// Sortable tables, and tables that first show some rows only.
 const collator = new Intl.Collator('en', { numeric: true });
 
 function sort(table, column, descending) {
@@ -14,7 +14,7 @@ function sort(table, column, descending) {
   shorten(table);
 }
 
-/** Hide what is beyond the first rows of a table that begins short; what a filter hides in others is its own. */
+/** Hide all but the first rows of a shortened table; rows that a filter hides in other tables stay hidden. */
 function shorten(table) {
   if (!('short' in table.dataset)) return;
   const short = Number(table.dataset.short);
@@ -31,7 +31,7 @@ function record(change) {
   history.replaceState(null, '', url);
 }
 
-/** Real buttons in the headings; the order in force is in the address. */
+/** Let the buttons in the headings sort; the order is in the address. */
 export function sortable(table, signal) {
   const headings = [...table.tHead.rows[0].cells];
   const asked = new URLSearchParams(location.search).get('sort');

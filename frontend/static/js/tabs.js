@@ -1,4 +1,4 @@
-// Tabs: a click or the arrow keys show a panel; the address names it, so that a link leads there.
+// Tabs: a click or the arrow keys show a panel, whose name is in the address.
 const WAYS = { ArrowRight: 1, ArrowLeft: -1 };
 
 function show(list, chosen) {

@@ -1,5 +1,5 @@
-// Loaded before anything is drawn, so that no page flashes in the wrong colors.
-// The system's choice holds unless the reader made one; ?theme= wins, so that a link can show either.
+// Loaded before the first paint, so that no page flashes in the wrong colors. The theme is that of ?theme=,
+// else the reader's choice, else the system's.
 (() => {
   const root = document.documentElement;
   const CHOICES = ['system', 'light', 'dark'];
@@ -7,7 +7,7 @@
     try {
       return localStorage.getItem('theme');
     } catch {
-      return null; // storage is refused in some private windows
+      return null; // some private windows refuse storage
     }
   };
   const apply = (choice) => {
@@ -23,7 +23,7 @@
     const say = () => {
       const next = CHOICES[(CHOICES.indexOf(choice) + 1) % CHOICES.length];
       button.textContent = `${choice[0].toUpperCase()}${choice.slice(1)} theme`;
-      // Begins with what is seen: who speaks to the browser says that.
+      // Begins with the visible text, which voice control uses.
       button.setAttribute('aria-label', `${button.textContent}: switch to ${next}`);
     };
     button.hidden = false;
@@ -32,7 +32,7 @@
       try {
         localStorage.setItem('theme', choice);
       } catch {
-        // then it holds for this page
+        // Refused: it applies to this page only.
       }
       apply(choice);
       say();

@@ -202,7 +202,7 @@ def test_what_is_wrong_is_said_next_to_the_field(
     field(page, "config.url").fill("ops.example")
     field(page, "config.signing_secrets").fill("not a secret")
     act(page, "Add")
-    expect(page.locator("#webhook-config-url-fault")).to_contain_text("Not of the form https")
+    expect(page.locator("#webhook-config-url-fault")).to_contain_text("Must look like https")
     expect(page.locator("#name-fault")).to_be_empty()
     expect(field(page, "config.url")).to_be_focused()
     visitor.expects("422")
@@ -219,7 +219,7 @@ def test_what_is_wrong_is_said_next_to_the_field(
     field(page, "config.port").fill("70000")
     act(page, "Add")
     expect(page.locator("#email-config-recipients-fault")).to_contain_text(
-        "Not of the form on-call@"
+        "Must look like on-call@"
     )
     expect(page.locator("#email-config-port-fault")).to_contain_text("less than or equal to 65535")
     visitor.expects("422")

@@ -209,7 +209,7 @@ def test_faults_stand_next_to_their_fields(place: Place, visitor: Visitor) -> No
     press(page, "Add rule")
     expect(name).to_be_focused()
     expect(name).to_have_attribute("aria-invalid", "true")
-    expect(page.locator("#rule-name-fault")).to_have_text("This is needed.")
+    expect(page.locator("#rule-name-fault")).to_have_text("Required.")
 
     name.fill("No data")
     page.get_by_label("Ends below, ×").fill("2")
@@ -249,11 +249,13 @@ def test_a_preview_says_that_it_did_not_read_everything(
         "It would have fired once, in 1\N{NO-BREAK SPACE}job"
     )
     expect(page.locator("#would .cap p")).to_have_text(
-        re.compile("^Only the latest 4.sessions of 1.job, back to .* there were more in 30 days")
+        re.compile(
+            "^Only the latest 4.sessions of 1.job, back to .* a preview does not read all sessions"
+        )
     )
     page.get_by_label("From, ×", exact=True).fill("1.9")
     expect(page.locator("#would .cap p")).to_have_text(
-        "Of the form as it was then; choose Preview again"
+        "The form has changed since; choose Preview again"
     )
     press(page, "Preview")
     expect(page.locator("#would h2")).to_have_text("It would not have fired")

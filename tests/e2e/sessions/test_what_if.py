@@ -239,7 +239,7 @@ def test_what_cannot_be_asked_is_said_at_its_field(
     field(page, "worker").fill("the slow one")
     before = places(page)
     go.click()
-    expect(fault(page)).to_have_text("Worker: Write workers such as (0, 0), (2, 1)")
+    expect(fault(page)).to_have_text("Worker: Enter workers such as (0, 0), (2, 1)")
     expect(field(page, "worker")).to_be_focused()
     expect(field(page, "worker")).to_have_attribute("aria-invalid", "true")
     expect(field(page, "worker")).to_have_attribute("aria-describedby", "fault-0")
@@ -268,7 +268,7 @@ def test_links_that_say_nothing_are_told_apart(site: str, visitor: Visitor, sess
     page = visitor.open(f"{site}/sessions/{session}")
     for words in ("", "faster_worker.0.0", "ideal_worker.0", "ideal_gpu.1", "all-ideal"):
         page.goto(f"{site}/sessions/{session}?ask={words}")
-        expect(page.locator("#ask-fault")).to_contain_text("cannot be read")
+        expect(page.locator("#ask-fault")).to_contain_text("is not valid")
         expect(field(page, "worker")).to_have_value(SLOW)
     linked = visitor.open(f"{site}/sessions/{session}?ask=ideal_stage.7")
     expect(fault(linked)).to_have_text("Stage: The session has no stage 7")

@@ -1,6 +1,6 @@
 // The page of channels: test, enable, disable, add, change and delete them.
 import { here } from '../here.js';
-import { mountedPage, refresh } from '../app.js';
+import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
 import { clearFaults, read, showFaults } from '../forms.js';
@@ -9,7 +9,7 @@ import { mountReplays } from './replay.js';
 const CHANNELS = '/api/v1/channels';
 const NAME_TAKEN = 'channel.name_taken';
 
-// What receivers said to tests, by its place: a page that is made anew keeps it.
+// Results of tests by element, kept when the page is replaced.
 const results = new Map();
 
 function paragraph(words, name = '') {
@@ -19,7 +19,7 @@ function paragraph(words, name = '') {
   return made;
 }
 
-/** What the receiver said, in its own words. */
+/** The result of a test, with the receiver's answer. */
 function shown(result) {
   const status = result.status === null ? '' : ` ${result.status}`;
   const head = result.delivered ? `Delivered: the receiver answered${status}.` : result.error;
@@ -102,7 +102,7 @@ function mountSettings(form, signal) {
     }
   };
   if (kind) {
-    // A browser that comes back to the page keeps what was chosen.
+    // Browsers keep the selection after back.
     choose();
     kind.addEventListener('change', () => {
       clearFaults(form);
@@ -137,7 +137,7 @@ function mountSettings(form, signal) {
   }, { signal });
 }
 
-/** What is being filled in must not be taken away. */
+/** Whether a user fills in a form. */
 const busy = (main) => main.querySelector('#settings[data-changed], form[data-form]:not([hidden])')
   || document.activeElement?.matches('input, select, textarea');
 
@@ -151,5 +151,4 @@ function mount({ main, stop }) {
   follow(main, () => busy(main));
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

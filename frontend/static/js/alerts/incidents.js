@@ -1,5 +1,6 @@
-// Acting on incidents, on their own page and on sessions' pages; the list keeps itself up to date.
-import { mountedPage, refresh } from '../app.js';
+// Actions on incidents, on their page and on sessions' pages; the list is updated.
+import { acting } from '../acting.js';
+import { onPage } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
 import { mountList } from './list.js';
@@ -10,19 +11,7 @@ import { by, mountNames } from './who.js';
 
 function mountActions(region, signal) {
   const address = `/api/v1/incidents/${region.dataset.incident}`;
-  const said = region.querySelector('.said');
-  const act = async (button, work) => {
-    button.disabled = true;
-    said.textContent = '';
-    try {
-      await work();
-      await refresh();
-    } catch (error) {
-      said.textContent = error.message;
-    } finally {
-      button.disabled = false;
-    }
-  };
+  const act = acting(region.querySelector('.said'));
   const orders = {
     ack: () => ask('POST', `${address}/ack`, { by: by() }),
     unsilence: () => ask('DELETE', `${address}/silence?by=${encodeURIComponent(by())}`),
@@ -53,7 +42,7 @@ function mountActions(region, signal) {
   }
 }
 
-/** What is being filled in must not be taken away. */
+/** Whether a user fills in a form. */
 const busy = (main) => main.querySelector('form.ask:not([hidden])')
   || document.activeElement?.matches('input:not([type=checkbox]), select, textarea')
   || main.querySelector('[name=words]')?.value;
@@ -67,5 +56,4 @@ function mount({ main, stop }) {
   if (main.dataset.view === 'incidents') follow(main, () => busy(main));
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

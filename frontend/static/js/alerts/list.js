@@ -1,4 +1,4 @@
-// The list of incidents: what it is asked for goes into the address, and what is selected is acted on at once.
+// The list of incidents: its filters are in the address; actions apply to all selected incidents.
 import { refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { by, ownName } from './who.js';
@@ -6,10 +6,10 @@ import { ends, mountUntil } from './until.js';
 
 const TYPING_MS = 300;
 
-// Selected incidents, also while the page is made anew.
+// Selected incidents, kept when the page is replaced.
 const picked = new Set();
 
-/** The address that a form asks for, without what is empty. */
+/** The address of a form's filters, without empty ones. */
 function asked(form) {
   const url = new URL(form.action, location.href);
   for (const [name, value] of new FormData(form)) {
@@ -45,7 +45,7 @@ function mountSelection(main, bar, signal) {
   const said = bar.querySelector('.said');
   const forms = [...bar.querySelectorAll('form')];
   const openers = [...bar.querySelectorAll('[data-asks]')];
-  // What is gone from the list is not acted on unseen.
+  // Incidents that are no longer listed are not selected.
   for (const id of picked) if (!boxes.some((box) => box.dataset.pick === id)) picked.delete(id);
   const show = () => {
     for (const box of boxes) box.checked = picked.has(box.dataset.pick);

@@ -1,20 +1,7 @@
-// Whose an incident is, and what people say about it.
-import { refresh } from '../app.js';
+// The assignee and the comments of an incident.
+import { acting } from '../acting.js';
 import { ask } from '../ask.js';
 import { by, ownName } from './who.js';
-
-const trying = (said, button) => async (work) => {
-  button.disabled = true;
-  said.textContent = '';
-  try {
-    await work();
-    await refresh();
-  } catch (error) {
-    said.textContent = error.message;
-  } finally {
-    button.disabled = false;
-  }
-};
 
 function mountAssignee(region, signal) {
   const address = `/api/v1/incidents/${region.dataset.incidentNotes}/assignee`;
@@ -26,14 +13,14 @@ function mountAssignee(region, signal) {
     opener.setAttribute('aria-expanded', String(!form.hidden));
     if (!form.hidden) form.elements.to.focus();
   };
-  const give = (button, to) => trying(said, button)(() => ask('PUT', address, { to, by: by() }));
+  const give = (button, to) => acting(said)(button, () => ask('PUT', address, { to, by: by() }));
   const take = region.querySelector('[data-take]');
   const release = region.querySelector('[data-release]');
   for (const button of region.querySelectorAll('button')) button.disabled = false;
   opener.addEventListener('click', open, { signal });
   take?.addEventListener('click', () => {
     const me = region.dataset.me || ownName();
-    // The user is unknown: ask for the name.
+    // An unknown user enters a name.
     if (me) give(take, me);
     else if (form.hidden) open();
   }, { signal });
@@ -51,7 +38,7 @@ function mountComments(region, signal) {
   button.disabled = false;
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    trying(region.querySelector('[role=alert]'), button)(async () => {
+    acting(region.querySelector('[role=alert]'))(button, async () => {
       await ask('POST', `/api/v1/incidents/${region.dataset.comments}/comments`, { words: words.value.trim(), by: by() });
       words.value = '';
     });

@@ -1,4 +1,4 @@
-// Deliveries that did not arrive, to be sent again.
+// Sends failed deliveries again.
 import { refresh } from '../app.js';
 import { ask } from '../ask.js';
 

@@ -1,14 +1,14 @@
-// A rule as its form has it and as the API takes it, and the API's faults in the form's words.
+// A rule in the form and for the API, and the API's faults with the names of the form.
 
-/** Conditions whose numbers are shares in the rule, per cent in the form. */
+/** Conditions with shares in the rule and per cent in the form. */
 export const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause']);
-/** Numbers with the unit of the condition, by their places in the form. */
+/** Paths of the form's numbers with the unit of the condition. */
 export const SCALED = ['condition.at_least', 'condition.clears_below', 'escalation.at_least'];
 
 // 0.07 and 7, not 7.000000000000001.
 const exact = (value) => Number(value.toPrecision(12));
 
-/** A share of the rule is a percentage in the form. */
+/** The share of a percentage in the form. */
 const share = (kind, written) => (SHARES.has(kind) && written !== null ? exact(written / 100) : written);
 
 function condition({ at_least, ...given }) {
@@ -22,14 +22,14 @@ function escalation(kind, { at_least = null, after_minutes, channels = [] }) {
   return { at_least: share(kind, at_least), after_minutes, channels };
 }
 
-/** The rule for the API; `given` is what the form's fields hold. */
+/** The rule for the API from the values of the form. */
 export function ruleOf(given, enabled) {
   const { kind } = given.condition;
   if (kind === 'weekly') return { name: given.name ?? '', enabled, condition: given.condition, audience: given.audience, channels: given.channels ?? [] };
-  // All of them are the same as none: whatever a job's metadata says.
+  // All values select the same jobs as none.
   const importance = given.selector.importance.length === 3 ? [] : given.selector.importance;
   return {
-    // Without data there are no sessions to count.
+    // For a rule without data, which counts no sessions.
     consecutive: 1,
     clear_sessions: 1,
     ...given,
@@ -41,20 +41,20 @@ export function ruleOf(given, enabled) {
   };
 }
 
-const SAYS = { string_too_short: 'This is needed.', float_type: 'A number is needed.', int_type: 'A number is needed.' };
+const SAYS = { string_too_short: 'Required.', float_type: 'Enter a number.', int_type: 'Enter a number.' };
 
-/** Where a fault belongs: `condition.slowdown.at_least` is `condition.at_least` in the form. */
+/** The path of a fault in the form: `condition.at_least` for `condition.slowdown.at_least`. */
 export function placeOf(kind, column) {
   const path = column.replace(/^condition\.[^.]+/, 'condition');
   if (path === 'condition') return kind === 'no_data' ? 'condition.minutes' : 'condition.clears_below';
   return path === 'condition.confidence' ? 'condition.at_least' : path;
 }
 
-/** The API's words, with the names that the form has. */
+/** The message of a fault, with the names of the form. */
 export function said(kind, fault, place) {
   if (SAYS[fault.code]) return SAYS[fault.code];
   const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Ends below”').replace(/\b(at_least|confidence)\b/, '“From”');
   const message = plain[0].toUpperCase() + plain.slice(1);
-  // The form has per cent where the rule has shares.
+  // Per cent for shares.
   return SHARES.has(kind) && SCALED.includes(place) ? message.replace(/[\d.]+$/, (bound) => `${exact(100 * Number(bound))} %`) : message;
 }

@@ -1,6 +1,6 @@
-// The page of rules: turn them on and off, edit, and try one on the last 30 days.
+// The page of rules: switch them on and off, edit them, and preview one on the last 30 days.
 import { here } from '../here.js';
-import { mountedPage } from '../app.js';
+import { fetchPage, onPage } from '../app.js';
 import { ask } from '../ask.js';
 import { age, count, percent, times } from '../format.js';
 import { clearFaults, read, showFaults } from '../forms.js';
@@ -32,7 +32,7 @@ function fit(form) {
   }
 }
 
-// ---- what is wrong with it
+// ---- its faults
 
 function showError(form, error) {
   clearFaults(form);
@@ -50,7 +50,7 @@ function clear(form) {
   form.querySelector('#said').textContent = '';
 }
 
-// ---- what it would have done
+// ---- its preview
 
 const value = (kind, number_) => {
   if (number_ === null) return 'none';
@@ -69,7 +69,7 @@ function named(incident) {
   return `${cause[0].toUpperCase()}${cause.slice(1)}${incident.where ? `: ${incident.where}` : ''}`;
 }
 
-/** How often each day, the days in UTC. */
+/** Incidents of each day, in UTC. */
 function days(found, width) {
   const since = Date.parse(found.since);
   const first = Math.floor(since / DAY_MS);
@@ -116,13 +116,13 @@ function verdict(found) {
 function scope(found) {
   const looked = `${plural(found.sessions, 'session')} of ${plural(found.jobs, 'job')}`;
   if (found.complete) return `Last 30 days, ${looked}; times in UTC`;
-  return `Only the latest ${looked}, back to ${minute(new Date(found.since))} UTC: there were more in 30 days than a preview reads`;
+  return `Only the latest ${looked}, back to ${minute(new Date(found.since))} UTC: a preview does not read all sessions of 30 days`;
 }
 
-/** What a week's summary would say. */
+/** Show the summary of a week. */
 function showSummary(section, summary) {
   const head = el('div', null, { className: 'cap' });
-  const note = el('p', 'Of the last seven days; nothing is sent');
+  const note = el('p', 'The last seven days; nothing is sent');
   note.dataset.scope = '';
   head.append(el('h2', summary.title), note);
   const parts = summary.sections.flatMap(({ heading, lines }) => {
@@ -144,17 +144,16 @@ function showPreview(section, found, kind) {
   head.append(el('h2', verdict(found)), looked);
   const parts = [head];
   if (found.incidents.length) parts.push(days(found, Math.max(section.clientWidth, 240)), table(found, kind));
-  if (found.incidents.length > LISTED) parts.push(el('p', `And ${count(found.incidents.length - LISTED)} more before these.`, { className: 'note more' }));
+  if (found.incidents.length > LISTED) parts.push(el('p', `And ${count(found.incidents.length - LISTED)} earlier ones.`, { className: 'note more' }));
   section.replaceChildren(...parts);
 }
 
 // ---- the page
 
-/** Make list and summary anew, and leave the form as it is: a user may be writing in it. */
+/** Replace list and summary; the form stays, as a user may be editing it. */
 async function freshen(form, signal) {
-  const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
-  if (!response.ok) return;
-  const fresh = new DOMParser().parseFromString(await response.text(), 'text/html');
+  const fresh = await fetchPage();
+  if (!fresh) return;
   form.dataset.enabled = fresh.getElementById('rule').dataset.enabled;
   form.querySelector('h2').textContent = fresh.querySelector('#rule h2').textContent;
   document.title = fresh.title;
@@ -213,7 +212,7 @@ function mountForm(form, signal) {
   };
   const preview = async () => {
     const asked = body(form);
-    // A preview needs no name; it is about the rest.
+    // A preview needs no name.
     const found = await ask('POST', `${RULES}/preview`, { ...asked, name: asked.name || 'preview', enabled: true });
     clear(form);
     showPreview(section, found, asked.condition.kind);
@@ -229,7 +228,7 @@ function mountForm(form, signal) {
     fit(form);
     done.textContent = '';
     const shown = section.querySelector('[data-scope]');
-    if (shown) shown.textContent = 'Of the form as it was then; choose Preview again';
+    if (shown) shown.textContent = 'The form has changed since; choose Preview again';
   }, { signal });
   const question = form.querySelector('#deletion');
   form.querySelector('#ask-delete')?.addEventListener('click', (event) => {
@@ -251,5 +250,4 @@ function mount({ main, stop }) {
   mountList(form, stop.signal);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

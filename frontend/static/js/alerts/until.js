@@ -1,10 +1,10 @@
-// Ends of silences: a time in the reader's clock, and buttons for the usual spans.
+// Ends of silences: a time in the reader's time zone, and buttons for usual durations.
 import { local } from '../ranges.js';
 
 const HOUR_MS = 3_600_000;
 const USUAL_H = 4;
 
-/** Fill a form's end of a silence, and let its buttons change it. */
+/** Fill in the end of a silence, and let buttons change it. */
 export function mountUntil(form, signal) {
   const { until } = form.elements;
   if (!until) return;

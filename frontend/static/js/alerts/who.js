@@ -1,40 +1,28 @@
-// In whose name something is done: the server knows who signed in; others may give themselves a name, which the browser keeps.
+// The name of the acting user: that of the session, else a name that the browser keeps.
+import { store, stored } from '../storage.js';
+
 const NAME = 'paceline-name';
-// Without a name: who acts is then known by the place alone.
+// The name of unknown users.
 const NAMELESS = 'the dashboard';
 
-function remembered() {
-  try {
-    return localStorage.getItem(NAME) ?? '';
-  } catch {
-    return '';
-  }
-}
+const remembered = () => stored(NAME) ?? '';
 
-function remember(name) {
-  try {
-    localStorage.setItem(NAME, name);
-  } catch {
-    // Storage may be refused; then the name lasts as long as the page.
-  }
-}
-
-/** The name that a user entered, if any. */
+/** The name that the user entered, or an empty text. */
 export function ownName() {
   const field = /** @type {HTMLInputElement | null} */ (document.querySelector('[data-who]'));
   return field?.value.trim() || remembered();
 }
 
-/** The name to send along. */
+/** The name for requests. */
 export const by = () => ownName() || NAMELESS;
 
-/** Let the fields for a name on a page be one. */
+/** Keep all fields for the name on a page equal. */
 export function mountNames(main, signal) {
   const fields = [...main.querySelectorAll('[data-who]')];
   for (const field of fields) {
     field.value = remembered();
     field.addEventListener('input', () => {
-      remember(field.value.trim());
+      store(NAME, field.value.trim());
       for (const other of fields) if (other !== field) other.value = field.value;
     }, { signal });
   }

@@ -1,15 +1,14 @@
-// The maps of two sessions and of their difference: drawn on canvas, so that thousands of workers are as quick as four.
-import { mountedPage } from '../app.js';
+// The maps of two sessions and of their difference, on canvases, which are fast for thousands of workers.
+import { onPage } from '../app.js';
 import { heat, isLight, token } from '../colors.js';
 import { times, worker } from '../format.js';
+import { every } from '../svg.js';
 
 const SCALE = 10_000;
 const MARGIN = { left: 28, top: 4, bottom: 32 };
 const VALUE_WIDTH = 36;
 const VALUE_HEIGHT = 16;
 const GAP_FROM = 6;
-const LABELS = [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256];
-const every = (size, room) => LABELS.find((step) => step * size >= room) ?? 512;
 
 function decoded(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -19,7 +18,7 @@ function decoded(text) {
 
 const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-/** Slower as slowdowns of as much; faster from the scale's lowest color to green, at half. */
+/** Slower: the color of that slowdown; faster: from the scale's lowest color to green, at half. */
 function shade(change) {
   if (change >= 0) return heat(1 + change);
   const share = Math.min(1, -change / 0.5);
@@ -91,7 +90,7 @@ class Maps {
     const below = element.clientHeight - MARGIN.bottom;
     for (let d = 0; d < dp; d += every(width, 26)) context.fillText(String(d), MARGIN.left + (d + 0.5) * width, below + 10);
     context.textAlign = 'left';
-    context.fillText('DP rank; stages down', MARGIN.left, below + 24);
+    context.fillText('DP ranks across, stages down', MARGIN.left, below + 24);
     element.dataset.drawn = '';
   }
 
@@ -112,5 +111,4 @@ function mount({ main, stop }) {
   if (main.dataset.view === 'compare' && block) new Maps(JSON.parse(block.textContent), stop.signal);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

@@ -1,25 +1,14 @@
 // The page of a job: notes on its time axis.
 import { by } from '../alerts/who.js';
-import { mountedPage, refresh } from '../app.js';
+import { acting, faultOf } from '../acting.js';
+import { onPage } from '../app.js';
 import { ask } from '../ask.js';
 
 function mount({ main, stop }) {
   const form = main.querySelector('#note');
   if (!form) return;
   const address = `/api/v1/jobs/${encodeURIComponent(form.dataset.job)}/notes`;
-  const said = form.querySelector('.said');
-  const act = async (button, work) => {
-    button.disabled = true;
-    said.textContent = '';
-    try {
-      await work();
-      await refresh();
-    } catch (error) {
-      said.textContent = error.faults?.[0]?.message ?? error.message;
-    } finally {
-      button.disabled = false;
-    }
-  };
+  const act = acting(form.querySelector('.said'), faultOf);
   const add = form.querySelector('[type=submit]');
   add.disabled = false;
   form.addEventListener('submit', (event) => {
@@ -38,5 +27,4 @@ function mount({ main, stop }) {
   }
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

@@ -1,16 +1,16 @@
-// The fleet: what it is asked for goes into the address, and selected jobs are archived, renamed or deleted.
-import { mountedPage, refresh } from '../app.js';
+// The fleet: its filters are in the address; selected jobs are archived, renamed or deleted.
+import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 
 const TYPING_MS = 300;
 const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'range', 'from', 'to'];
 
-// Selected jobs, also while the page is made anew.
+// Selected jobs, kept when the page is replaced.
 const picked = new Set();
-// The form of theirs that is open, likewise.
+// Their open form, too.
 let opened = '';
 
-/** The address that a form asks for, without what is empty; on another list one begins at its first page. */
+/** The address of a form's filters, without empty ones and without the page. */
 function asked(form) {
   const url = new URL(form.action, location.href);
   const values = new FormData(form);
@@ -36,7 +36,7 @@ function mountFilters(form, signal) {
       typing = setTimeout(now, TYPING_MS);
     };
     field.addEventListener('input', soon, { signal });
-    // Typed before this script came, or while the list was fetched.
+    // Typed before this script was loaded, or while the list was fetched.
     if (field.value !== field.defaultValue) soon();
   }
   signal.addEventListener('abort', () => clearTimeout(typing));
@@ -67,14 +67,14 @@ function mountSelection(main, bar, signal) {
     }
     bar.hidden = picked.size === 0;
     bar.querySelector('[data-picked]').textContent = `${picked.size} selected`;
-    bar.querySelector('[data-names]').textContent = `${[...picked].join(', ')}: gone with all sessions, reports and incidents`;
+    bar.querySelector('[data-names]').textContent = `${[...picked].join(', ')}: deleted with all sessions, reports and incidents`;
     rename.disabled = picked.size !== 1;
   };
   const changed = () => {
     open('');
     show();
   };
-  /** One after the other: what fails stays selected, and the first reason is said. */
+  /** Act on one job after another; failed ones stay selected, and the first reason is shown. */
   const act = async (button, order) => {
     button.disabled = true;
     said.textContent = '';
@@ -92,7 +92,7 @@ function mountSelection(main, bar, signal) {
     await refresh().catch(() => {});
     document.querySelector('[data-bulk] .said').textContent = fault;
   };
-  // What is gone from the list is not acted on unseen.
+  // Jobs that are no longer listed are not selected.
   for (const job of picked) if (!boxes.some((box) => box.dataset.pick === job)) picked.delete(job);
   if (all) {
     all.disabled = false;
@@ -125,7 +125,7 @@ function mountSelection(main, bar, signal) {
       act(form.querySelector('[type=submit]'), orders[form.dataset.form](form));
     }, { signal });
   }
-  // What was asked about jobs that are gone is asked no more.
+  // Without selected jobs, no form is open.
   open(picked.size > 0 ? opened : '');
   show();
 }
@@ -138,5 +138,4 @@ function mount({ main, stop }) {
   mountSelection(main, bar, stop.signal);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

@@ -1,6 +1,7 @@
-// Pages of plans: the form, what is under way, the schedule of an iteration.
+// Pages of plans: the form, the progress, the schedule of an iteration.
 import { here } from '../here.js';
-import { mountedPage, refresh } from '../app.js';
+import { onPage, onWidth, refresh } from '../app.js';
+import { ask } from '../ask.js';
 import { token } from '../colors.js';
 import { percent, seconds } from '../format.js';
 import { Schedule } from './schedule.js';
@@ -12,14 +13,7 @@ let looking = 0;
 
 const explain = (words) => { document.getElementById('said').textContent = words; };
 
-async function send(request) {
-  const response = await fetch(here('/api/v1/plans'), {
-    method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
-  });
-  const body = await response.json();
-  if (!response.ok) throw Object.assign(new Error(body.detail), { problem: body });
-  return body.plan;
-}
+const send = async (request) => (await ask('POST', '/api/v1/plans', request)).plan;
 
 // ---- the form
 
@@ -29,9 +23,9 @@ function cell(kind, words) {
   return made;
 }
 
-function showFaults(form, problem) {
+function showFaults(form, error) {
   const place = document.getElementById('faults');
-  const faults = problem.faults.length ? problem.faults : [{ column: '', message: problem.detail }];
+  const faults = error.faults?.length ? error.faults : [{ column: '', message: error.message }];
   const table = document.createElement('table');
   for (const fault of faults) {
     const row = table.insertRow();
@@ -68,7 +62,7 @@ function mountForm(form, signal) {
       });
       location.assign(here(`/plans/${plan}`));
     } catch (error) {
-      showFaults(form, error.problem ?? { faults: [], detail: 'The server does not answer; try again.' });
+      showFaults(form, error);
     } finally {
       button.disabled = false;
     }
@@ -78,18 +72,15 @@ function mountForm(form, signal) {
 // ---- a plan
 
 async function look(main) {
-  const response = await fetch(here(`/api/v1/plans/${main.dataset.plan}`));
-  if (response.ok) {
-    const { state } = await response.json();
-    if (state !== main.dataset.status) await refresh();
-  }
+  const { state } = await ask('GET', `/api/v1/plans/${main.dataset.plan}`);
+  if (state !== main.dataset.status) await refresh();
 }
 
 function follow(main) {
   clearTimeout(looking);
   if (!('underway' in main.dataset)) return;
   looking = setTimeout(async () => {
-    // Hidden tabs ask nothing, and a server that is away is asked again.
+    // Not in hidden tabs; errors are ignored, as the next request follows.
     if (!document.hidden) await look(main).catch(() => {});
     if (main.isConnected) follow(main);
   }, LOOK_MS);
@@ -99,7 +90,7 @@ function mountPlan(main, signal) {
   document.getElementById('cancel')?.addEventListener('click', async () => {
     const response = await fetch(here(`/api/v1/plans/${main.dataset.plan}/cancel`), { method: 'POST' });
     if (response.ok || response.status === 409) await refresh();
-    else explain('It could not be canceled; try again.');
+    else explain('Canceling failed; try again.');
   }, { signal });
   document.getElementById('again')?.addEventListener('click', async () => {
     try {
@@ -107,7 +98,7 @@ function mountPlan(main, signal) {
       if (plan === main.dataset.plan) await refresh();
       else location.assign(here(`/plans/${plan}`));
     } catch (error) {
-      explain(error.problem?.detail ?? 'The server does not answer; try again.');
+      explain(error.message);
     }
   }, { signal });
   const element = document.getElementById('schedule');
@@ -122,12 +113,6 @@ function mount({ main, stop }) {
   if (main.dataset.view === 'plan') mountPlan(main, stop.signal);
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);
 addEventListener('themechange', () => schedule?.draw());
-let width = innerWidth;
-addEventListener('resize', () => {
-  if (innerWidth === width) return;
-  width = innerWidth;
-  requestAnimationFrame(() => schedule?.draw());
-});
+onWidth(() => schedule?.draw());

@@ -1,4 +1,4 @@
-// One iteration of a pipeline under 1F1B: a lane a stage, bubbles hatched, on a canvas.
+// One iteration of a 1F1B pipeline on a canvas: a lane for each stage, with hatched bubbles.
 import { niceTick, overlay, rect, text } from '../svg.js';
 
 const LANE = 20;
@@ -11,7 +11,7 @@ const LEAST_DRAG_PX = 4;
 const LEAST_SHARE = 1e-3;
 
 export class Schedule {
-  /** `data` holds starts of each direction by stage, in ms, and what its stages take. */
+  /** `data` has the starts of each direction by stage, in ms, and the durations of its stages. */
   constructor(element, data, { token, percent, seconds }, signal) {
     this.element = element;
     this.data = data;
@@ -72,7 +72,7 @@ export class Schedule {
 
   lane(pen, layer, stage, number, { narrow, right, width }) {
     const y = number * (LANE + GAP);
-    // What no computation covers is a bubble: hatched below, covered above.
+    // The lane is hatched and then covered by computations: the rest are bubbles.
     layer.append(text(narrow ? 4 : 0, y + 14, narrow ? String(number) : stage.name));
     if (right > 8) layer.append(text(width - right + 8, y + 14, `${this.percent(stage.idle)} idle`));
     this.hatch(pen, this.left, y, this.plot, LANE);
@@ -88,7 +88,7 @@ export class Schedule {
         if (start + duration < this.view[0]) continue;
         const from = this.x(start);
         const span = this.x(start + duration) - from;
-        // A hair of the page between computations that follow each other, where there is room.
+        // A thin gap between consecutive computations, if there is room.
         const room = span > 3 ? 0.75 : 0;
         pen.clearRect(from, y, span, LANE);
         pen.fillRect(from, y, span - room, LANE);
@@ -174,7 +174,7 @@ export class Schedule {
     this.reading.textContent = `Shown: ${this.seconds(this.view[0] / 1000)} to ${this.seconds(this.view[1] / 1000)}.`;
   }
 
-  /** What a stage does at a time, in words. */
+  /** The operation of a stage at a time, as text. */
   say(ms, number) {
     const stage = this.data.stages[number];
     if (!stage || ms < 0 || ms > this.whole[1]) return null;

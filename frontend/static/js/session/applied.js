@@ -1,22 +1,12 @@
-// Says that a fix was applied, and takes that back.
-import { mountedPage, refresh } from '../app.js';
+// Records that a fix was applied, or was not.
+import { acting } from '../acting.js';
+import { onPage } from '../app.js';
 import { ask } from '../ask.js';
 
 function mount({ main, stop }) {
   const form = main.querySelector('#apply-fix');
   const api = `/api/v1/sessions/${main.dataset.session}/fixes`;
-  const said = main.querySelector('#apply-fix .said');
-  const act = async (button, work) => {
-    button.disabled = true;
-    try {
-      await work();
-      await refresh();
-    } catch (error) {
-      if (said) said.textContent = error.message;
-    } finally {
-      button.disabled = false;
-    }
-  };
+  const act = acting(main.querySelector('#apply-fix .said'));
   if (form) {
     const button = form.querySelector('[type=submit]');
     button.disabled = false;
@@ -35,5 +25,4 @@ function mount({ main, stop }) {
   }
 }
 
-mount(mountedPage());
-addEventListener('pagemounted', (event) => mount(event.detail));
+onPage(mount);

@@ -1,21 +1,19 @@
-// The DP × PP map: plotly draws the cells; values, margins and the choice go on top.
+// The DP × PP map: plotly draws the cells; values, margins and the selection are drawn on top.
 import { heat, isLight } from '../colors.js';
 import { times, worker } from '../format.js';
 import { change, draw } from '../plots.js';
-import { overlay, rect, svg, text } from '../svg.js';
+import { every, overlay, rect, svg, text } from '../svg.js';
 
 const MARGIN = { l: 48, r: 96, t: 28, b: 32 };
 const NARROW = 720;
-// Cells of this width carry their value, of that one their host as well.
+// The least widths of a cell with its value, and with its host.
 const VALUE_WIDTH = 40;
 const PLACE_WIDTH = 112;
 const HOT = 1.05;
 const GAPPED_CELLS = 16384;
-const STEPS = [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 256];
-const every = (size, room) => STEPS.find((step) => step * size >= room) ?? 512;
 
 export class Heatmap {
-  /** `values` and `margins` are of the moment: the mean, or one step. `places` names each worker's host. */
+  /** `values` and `margins` are those of the mean or of one step; `places` has the host of each worker. */
   constructor(element, data, places, { pick, point }) {
     this.element = element;
     this.data = data;
@@ -29,7 +27,7 @@ export class Heatmap {
     element.addEventListener('mouseleave', () => point(null));
   }
 
-  /** Value of a worker. */
+  /** The value of a worker. */
   value([dp, pp]) { return this.values[pp][dp]; }
 
   show(values, margins) {
@@ -72,7 +70,7 @@ export class Heatmap {
     this.geometry = {
       narrow, margin, width, height, plotWidth, plotHeight, cellWidth, cellHeight,
       left: margin.l, top: margin.t,
-      // Gaps cost plotly a rectangle a cell: only where there are not too many.
+      // With gaps, plotly draws a rectangle for each cell: only for a limited number of cells.
       xgap: cellWidth > 24 ? 2 : cellWidth > 8 ? 1 : 0,
       ygap: cellHeight > 24 ? 2 : cellHeight > 6 && dp * pp <= GAPPED_CELLS ? 1 : 0,
     };
@@ -97,7 +95,7 @@ export class Heatmap {
     this.write();
   }
 
-  /** Everything but the cells. */
+  /** Draw everything but the cells. */
   write() {
     const { left, top, width, height, plotWidth, plotHeight, cellWidth, cellHeight, narrow } = this.geometry;
     const { dp, pp } = this.data;
@@ -111,7 +109,7 @@ export class Heatmap {
       }
     }
     layer.append(text(0, top - 10, 'Stage'));
-    // Margins: each DP rank and each stage alone; numbers where there is room, else bars from 1.0 cut at 1.5.
+    // Margins: each DP rank and each stage alone, as numbers or, without room, as bars from 1.0 to 1.5.
     const length = (value) => Math.min(1, Math.max(0, (value - 1) * 2));
     const strong = (value) => (value >= HOT ? 'strong' : null);
     const bars = [];
@@ -160,7 +158,7 @@ export class Heatmap {
     if (roomy) return;
     const value = this.value(this.cell);
     const late = x(rank) > left + plotWidth * 0.75;
-    // With a single stage the axis is right below.
+    // With a single stage, the axis is directly below.
     const above = stage > 0 || this.data.pp === 1;
     layer.append(text(late ? x(rank) + boxWidth : x(rank), above ? y(stage) - 6 : y(stage) + boxHeight + 15,
       `${worker(rank, stage)} ${times(value, 3)}`, { class: 'strong', 'text-anchor': late ? 'end' : 'start' }));

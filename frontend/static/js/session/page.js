@@ -1,4 +1,4 @@
-// The page of a session: one choice (mean or step, worker) that map, strip, timeline and address share.
+// The page of a session: map, strip, timeline and address share one selection (mean or step, worker).
 import { here } from '../here.js';
 import { token } from '../colors.js';
 import { count, roughPercent, seconds, times, worker } from '../format.js';
@@ -10,9 +10,9 @@ import { WhatIf } from './what_if.js';
 
 const NARROW = 720;
 const NARROW_RANKS = 2;
-// A range that is dragged passes over steps; a timeline is fetched where it rests.
+// The timeline is fetched when the range has not changed for this time.
 const REST_MS = 200;
-// Changes of the range this close together are one gesture.
+// Changes of the range within this time are one entry in the history.
 const GESTURE_MS = 1000;
 const $ = (selector) => document.querySelector(selector);
 
@@ -40,7 +40,6 @@ export class SessionReport {
     on($('#mode-mean'), 'click', () => this.go({ mode: 'mean' }));
     on($('#mode-step'), 'click', () => this.go({ mode: 'step' }));
     const range = $('#step');
-    // Dragging, or holding a key, shows each step on the way but makes one entry in the history.
     let lastMs = -Infinity;
     on(range, 'input', (event) => {
       const record = event.timeStamp - lastMs < GESTURE_MS ? 'replace' : 'push';
@@ -55,12 +54,12 @@ export class SessionReport {
     });
     on($('.workers'), 'click', (event) => {
       const row = event.target.closest('tr[data-dp]');
-      // The host of a worker has a page of its own.
+      // Not for the link to the worker's host.
       if (!row || event.target.closest('a:not([data-cell])') || event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       this.go({ cell: [Number(row.dataset.dp), Number(row.dataset.pp)] });
     });
-    // Evidence says where it is to be seen: a worker, a step, or a figure of this page.
+    // Evidence links to a worker, a step, or a figure of this page.
     on($('#main'), 'click', (event) => {
       const link = event.target.closest('a[data-go]');
       if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -76,7 +75,7 @@ export class SessionReport {
     on(window, 'popstate', () => this.back());
   }
 
-  /** Change the choice, record it in the address, and show it. */
+  /** Change the selection, record it in the address, and show it. */
   go(change, { record = 'push' } = {}) {
     const before = this.choice;
     this.choice = { ...before, ...change };
@@ -89,7 +88,7 @@ export class SessionReport {
     return this.show(before);
   }
 
-  /** The address changed under us: back or forward. */
+  /** Take the selection from the address, after back or forward. */
   back() {
     const asked = new URLSearchParams(location.search);
     const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
@@ -100,7 +99,7 @@ export class SessionReport {
     this.whatIf.back();
   }
 
-  /** Show the choice; only what differs from `before` is drawn. */
+  /** Show the selection; draw only what differs from `before`. */
   async show(before) {
     const { mode, index, cell } = this.choice;
     const mapChanged = mode !== before.mode || (mode === 'step' && index !== before.index);
@@ -142,7 +141,7 @@ export class SessionReport {
     draw(launch, withStepTicks(figures.launch, steps, launch));
   }
 
-  /** Slowdowns as rows of stages, and the margins that belong to them. */
+  /** Slowdowns as rows of stages, with their margins. */
   async values(index) {
     const { dp, pp, steps, by_dp_step: byDp, by_pp_step: byPp } = this.data;
     const step = steps[index];
@@ -164,7 +163,7 @@ export class SessionReport {
     const ticket = ++this.ticket;
     const { mode, index } = this.choice;
     const heading = $('#map-title');
-    // Of a session whose heatmaps went by their age the report has the mean.
+    // After the retention of heatmaps, only the mean of the report is left.
     if (mode === 'mean' || 'meanOnly' in $('#heatmap').dataset) {
       heading.textContent = heading.dataset.mean;
       $('#heatmap').setAttribute('aria-label', heading.textContent);
@@ -178,10 +177,10 @@ export class SessionReport {
       found = await this.values(index);
     } catch (error) {
       if (error.name === 'AbortError') return;
-      $('#cell').textContent = `Step ${this.data.steps[index]} could not be loaded: ${error.message}. The map still shows what it showed.`;
+      $('#cell').textContent = `Step ${this.data.steps[index]} could not be loaded: ${error.message}. The map is unchanged.`;
       return;
     }
-    // A later choice has been made meanwhile.
+    // The selection has changed meanwhile.
     if (ticket !== this.ticket) return;
     const worst = worstOf(found.rows);
     heading.textContent = `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} alone makes it ${times(worst.value)} slower`;
@@ -218,7 +217,7 @@ export class SessionReport {
     await draw($('#strip'), withStepTicks(figure, steps, $('#strip')));
   }
 
-  /** DP ranks whose lanes are drawn: all, or those around the chosen worker. */
+  /** DP ranks whose lanes are drawn: all, or those around the selected worker. */
   ranks() {
     const { dp, pp, lanes } = this.data;
     const most = Math.max(1, innerWidth <= NARROW ? NARROW_RANKS : Math.floor(lanes / pp));
@@ -251,7 +250,7 @@ export class SessionReport {
     }
     try {
       if (this.timeline.data) {
-        reading.textContent = `Fetching step ${step}; above is still step ${this.timeline.data.step}.`;
+        reading.textContent = `Loading step ${step}; step ${this.timeline.data.step} is still shown.`;
         await rest(REST_MS, signal);
       }
       const response = await fetch(`${this.api}/timeline?${query}`, { signal });
@@ -263,7 +262,7 @@ export class SessionReport {
     }
   }
 
-  /** Name the timeline that is drawn; the file has what is drawn, and all DP ranks on request. */
+  /** Write the heading of the timeline and the links to its files: as drawn, and of all DP ranks. */
   nameTimeline(step, query, ranks) {
     const [recordedS, idealS] = [this.data.recorded_s[this.choice.index], this.data.ideal_s[this.choice.index]];
     const lost = recordedS - idealS;
@@ -328,7 +327,7 @@ export class SessionReport {
   }
 }
 
-/** The page of a session whose replay is off: recorded times and launch delays only. */
+/** The page of a session with a discrepancy above the limit: recorded times and launch delays only. */
 export class DistrustedReport {
   constructor(_main, data) {
     this.data = data;
@@ -344,7 +343,7 @@ export class DistrustedReport {
   }
 }
 
-/** Wait; rejects as a fetch does when it is no longer wanted. */
+/** Wait; rejects as a fetch does when aborted. */
 function rest(delayMs, signal) {
   return new Promise((resolve, reject) => {
     signal.throwIfAborted();
@@ -362,7 +361,7 @@ function strong(words) {
   return element;
 }
 
-/** The worker with the greatest value, of rows of stages. */
+/** The worker with the greatest value in rows of stages. */
 function worstOf(rows) {
   let worst = { dp: 0, pp: 0, value: -1 };
   rows.forEach((row, pp) => {

@@ -1,7 +1,7 @@
-// Where workers run. The page says it in few words, also of thousands: hosts in runs, names of GPUs once.
+// The hosts and GPUs of workers, from a compact form: runs of hosts, each GPU name once.
 
 export class Places {
-  /** What the page says, in which workers come stage by stage, and of how many DP ranks. */
+  /** The data of the page, with workers stage by stage, and the number of DP ranks. */
   constructor({ hosts, gpus, ranks }, dp) {
     this.dp = dp;
     this.hosts = hosts.flatMap(([name, count]) => Array(count).fill(name));
@@ -9,7 +9,7 @@ export class Places {
     this.ranks = ranks;
   }
 
-  /** Host and GPU of a worker; its rank where the host is not known. */
+  /** Host and GPU of a worker; its rank if the host is unknown. */
   of([rank, stage]) {
     const at = stage * this.dp + rank;
     const host = this.hosts[at];

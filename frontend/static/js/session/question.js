@@ -1,14 +1,14 @@
-// A what-if question: as the form's fields hold it, as the address does, as the server takes it, and in words.
+// A what-if question: in the form, in the address, for the server, and as text.
 //
-// In the address changes are separated by *, in each what it does and whom it holds for by _, values by dots:
-// ideal_worker.0.0*x0.5_op.grads-sync_step.10-20. None of these is changed when an address is encoded.
+// In the address, changes are separated by *, effect and places by _, values by dots, characters that are not
+// encoded there: ideal_worker.0.0*x0.5_op.grads-sync_step.10-20.
 import { roughPercent, seconds, worker } from '../format.js';
 
 const ALL_IDEAL = 'all-ideal';
-// Ranges longer than any job are slips of the finger.
+// Longer ranges are typing errors.
 const MOST = 65536;
 
-/** Fields of a change that select, with their names on the form and in what the server takes. */
+/** Fields that select operations, with their names in the form and for the server. */
 export const FIELDS = {
   worker: { label: 'Worker', key: 'workers', wanted: 'workers such as (0, 0), (2, 1)' },
   stage: { label: 'Stage', key: 'stages', wanted: 'stages such as 0, 2-3' },
@@ -18,14 +18,14 @@ export const FIELDS = {
 };
 export const NO_CHANGE = { effect: 'ideal', scale: '0.5', worker: '', stage: '', dp: '', step: '', op: '' };
 
-/** "(0, 0), (2, 1)" or "0:0" as pairs; null if it is something else. */
+/** Pairs from "(0, 0), (2, 1)" or "0:0"; null for anything else. */
 function workers(words) {
   const pairs = [];
   const rest = words.replace(/\(?\s*(\d+)\s*[,:]\s*(\d+)\s*\)?/g, (_, dp, pp) => { pairs.push([Number(dp), Number(pp)]); return ''; });
   return /[^\s,]/.test(rest) ? null : pairs;
 }
 
-/** "0, 2-3" as ranges; null if it is something else. */
+/** Ranges from "0, 2-3"; null for anything else. */
 function ranges(words) {
   const parts = words.split(/[\s,]+/).filter(Boolean);
   const found = parts.map((part) => /^(\d+)(?:[-–](\d+))?$/.exec(part));
@@ -34,7 +34,7 @@ function ranges(words) {
 
 const spans = (found, dash = '-') => found.map(([first, last]) => (first === last ? String(first) : `${first}${dash}${last}`));
 
-/** A question as it stands in an address; null where there is none that can be read. */
+/** The question in an address; null if it is not valid. */
 export function read(words) {
   const parts = words.split('*');
   const base = parts[0] === ALL_IDEAL ? 'ideal' : 'recorded';
@@ -60,7 +60,7 @@ function readChange(words) {
   return change;
 }
 
-/** A question for the address. */
+/** A question as text for the address. */
 export function write({ base, changes }) {
   return [...(base === 'ideal' ? [ALL_IDEAL] : []), ...changes.map(writeChange)].join('*');
 }
@@ -75,7 +75,7 @@ function writeChange(change) {
   return parts.join('_');
 }
 
-/** A question for the server, and the faults of fields that cannot be read, placed as the server places its own. */
+/** A question for the server, and faults of invalid fields, with paths as the server has them. */
 export function body({ base, changes }, steps) {
   const faults = [];
   const entries = changes.map((change, at) => {
@@ -83,19 +83,19 @@ export function body({ base, changes }, steps) {
     const add = (name, values) => {
       const { key, wanted } = FIELDS[name];
       if (values?.length) select[key] = values;
-      else if (change[name].trim()) faults.push({ column: `changes[${at}].select.${key}`, message: `Write ${wanted}` });
+      else if (change[name].trim()) faults.push({ column: `changes[${at}].select.${key}`, message: `Enter ${wanted}` });
     };
     add('worker', workers(change.worker));
     for (const name of ['stage', 'dp', 'step']) add(name, expand(ranges(change[name]), name === 'step' ? steps : null));
     if (change.op) select.op_types = change.op.split('.');
     const scale = change.effect === 'scale' ? change.scale.trim() : '1';
-    if (!/^(\d+\.?\d*|\.\d+)$/.test(scale)) faults.push({ column: `changes[${at}].scale`, message: 'Write a number of 0 or more, such as 0.5' });
+    if (!/^(\d+\.?\d*|\.\d+)$/.test(scale)) faults.push({ column: `changes[${at}].scale`, message: 'Enter a number of 0 or more, such as 0.5' });
     return { select, duration: ['ideal', 'peers'].includes(change.effect) ? change.effect : 'recorded', scale: Number(scale) };
   });
   return { document: { base, changes: entries }, faults };
 }
 
-/** Every value of some ranges; of steps only those analyzed, unless a range holds none. */
+/** All values of ranges; of steps only analyzed ones, unless a range has none. */
 function expand(found, known) {
   if (found?.some(([first, last]) => last < first || last - first > MOST)) return null;
   return found?.flatMap(([first, last]) => {
@@ -110,10 +110,10 @@ function listing(names) {
   return names.length > 1 ? `${names.slice(0, -1).join(', ')} and ${names.at(-1)}` : names.join();
 }
 
-/** "stage 3", "stages 0 and 2-3"; nothing where nothing is named. */
+/** "stage 3", "stages 0 and 2-3"; empty without names. */
 const named = (noun, names) => (names.length ? `${noun}${names.length > 1 || /^\d+–/.test(names[0]) ? 's' : ''} ${listing(names)}` : '');
 
-/** What a change holds for, in words. */
+/** The operations of a change, as text. */
 function whom(change) {
   const where = [
     named('worker', workers(change.worker).map(([dp, pp]) => worker(dp, pp))),
@@ -130,20 +130,20 @@ function whom(change) {
 const EFFECTS = { ideal: () => 'ideal', peers: (change) => (workers(change.worker).length === 1 ? 'as its peers' : 'as peers'), keep: () => 'as recorded', scale: (change) => `×${Number(change.scale)}` };
 const clause = (change) => `${whom(change)} ${EFFECTS[change.effect](change)}`;
 
-/** What a question supposes, in words. */
+/** The changes of a question, as text. */
 export function wording({ base, changes }) {
   const clauses = changes.length > 2 ? `${clause(changes[0])} and ${changes.length - 1} more changes` : changes.map(clause).join(', ');
   const whole = base === 'ideal' ? `all ideal, ${clauses}` : clauses;
-  // Names of operation types stay as they are written.
+  // Names of operation types keep their case.
   return /^(all|computing|workers?|stages?|steps?) /.test(whole) ? whole[0].toUpperCase() + whole.slice(1) : whole;
 }
 
-/** A gain in words: "49 % less". */
+/** A gain as text: "49 % less". */
 export function less(gain) {
   return Math.abs(gain) < 0.0005 ? 'no change' : `${roughPercent(Math.abs(gain))} ${gain > 0 ? 'less' : 'more'}`;
 }
 
-/** The finding: what a step would take, and how much less that is. */
+/** The finding: the time of a step, and the gain. */
 export function finding(question, { gain, step_time_s: stepTimeS }) {
   return `${wording(question)}: ${seconds(stepTimeS)} a step, ${less(gain)}`;
 }

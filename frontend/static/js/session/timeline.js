@@ -1,4 +1,4 @@
-// One step, recorded above ideal on one time axis; operations on canvas, words as SVG on top.
+// One step, recorded above ideal on one time axis: operations on a canvas, text as SVG on top.
 import { heat, token } from '../colors.js';
 import { seconds, times } from '../format.js';
 import { line, niceTick, overlay, rect, svg, text } from '../svg.js';
@@ -13,10 +13,10 @@ const FORWARD = new Set(['forward-compute']);
 const BACKWARD = new Set(['backward-compute', 'backward-wgrad-compute']);
 const HIDDEN = new Set(['forward-send', 'forward-recv', 'backward-send', 'backward-recv']);
 const QUIET = new Set(['optimizer', 'gc']);
-// A drag shorter than this is a click, pixels.
+// A shorter drag, in pixels, is a click.
 const DRAG = 5;
 
-/** Heights are known before the data: the page does not jump. */
+/** The height, before the data are loaded, so that the page does not jump. */
 export function timelineHeight(ranks, stages) {
   const lane = laneHeight(ranks, stages);
   return TOP + ranks * stages * lane + (ranks - 1) * 8 + GAP + stages * lane + BOTTOM;
@@ -64,7 +64,7 @@ export class Timeline {
         const name = data.op_names[columns.op[at]];
         if (HIDDEN.has(name)) return;
         const computes = FORWARD.has(name) || BACKWARD.has(name);
-        // A collective is drawn while data moves: before that it waits for the others.
+        // A collective is drawn for its transfer, without the wait for other ranks.
         const start = computes || QUIET.has(name) ? columns.start_ns[at] : columns.begin_ns[at];
         found.get(key).ops.push({
           name, start, end: columns.end_ns[at], launch: columns.start_ns[at], mb: columns.mb[at], ratio: columns.ratio[at],
@@ -125,7 +125,7 @@ export class Timeline {
     this.element.dataset.drawn = String(this.data.step);
   }
 
-  /** Round numbers of seconds in view. */
+  /** Ticks at round numbers of seconds. */
   ticks(narrow) {
     const [from, to] = this.view.map((time) => time / NS);
     const tick = niceTick(to - from, narrow ? 4 : 10);
@@ -152,7 +152,7 @@ export class Timeline {
       context.fillRect(start, y, Math.max(0.6, span - (span > 3 ? 0.7 : 0.2)), h);
     };
     const visible = lane.ops.filter((op) => op.end >= from && op.start <= to);
-    // Computing on top of collectives: where both run at once, computing is what is read.
+    // Computations are drawn over collectives at the same time.
     for (const op of visible) if (!op.half) fill(op, token(QUIET.has(op.name) ? '--line-strong' : '--mark'), lane.y, full);
     for (const op of visible) {
       if (!op.half) continue;
@@ -292,7 +292,7 @@ export class Timeline {
     element.addEventListener('keydown', (event) => { if (this.key(event.key)) event.preventDefault(); });
   }
 
-  /** Arrow keys: operations of a lane, and lanes; plus and minus: zoom; Escape: all. */
+  /** Arrow keys select operations and lanes, plus and minus zoom, Escape shows the whole step. */
   key(key) {
     if (!this.data) return false;
     const lanes = this.lanes.filter((lane) => lane.ops.length);

@@ -1,4 +1,4 @@
-// "What if…": a form that asks the server to replay the session with other durations, and its answer.
+// "What if…": a form for a replay of the session with other durations, and its answer.
 import { percent, seconds, times, worker } from '../format.js';
 import { stepTicks } from '../plots.js';
 import { FIELDS, NO_CHANGE, body, finding, less, read, wording, write } from './question.js';
@@ -6,15 +6,15 @@ import { line, overlay, svg, text } from '../svg.js';
 
 const NAMES = Object.keys(NO_CHANGE);
 const MARGIN = { left: 0, right: 72, top: 12, bottom: 18 };
-// So close to the left edge the middle of a step's number has no room.
+// The least distance from the left edge for a centered label.
 const EDGE = 12;
-// Gains of steps this close together are the same for a reader.
+// Gains of steps that differ by less are called equal.
 const ALIKE = 0.02;
 const NOTICED = 1e-4;
 const $ = (selector) => document.querySelector(selector);
 
 export class WhatIf {
-  /** `choice` is what the page shows: the form begins with it, and follows until it is touched. */
+  /** `choice` is the selection of the page, which the form follows until a user changes it. */
   constructor(data, api, choice, signal) {
     this.data = data;
     this.url = `${api}/what-if`;
@@ -53,7 +53,7 @@ export class WhatIf {
 
   rows() { return [...this.form.querySelectorAll('.change')]; }
 
-  /** The fields of a row by name. */
+  /** The fields of a row, by name. */
   fields(row) { return Object.fromEntries(NAMES.map((name) => [name, row.querySelector(`[name=${name}]`)])); }
 
   question() {
@@ -61,7 +61,7 @@ export class WhatIf {
     return { base: this.form.elements.base.value, changes };
   }
 
-  /** Put a question into the form. */
+  /** Fill a question into the form. */
   fill({ base, changes }) {
     this.form.elements.base.value = base;
     $('#changes').replaceChildren();
@@ -71,7 +71,7 @@ export class WhatIf {
   add(change) {
     const row = $('#change').content.querySelector('.change').cloneNode(true);
     const fields = this.fields(row);
-    // A link may ask for types together that the list has only one by one.
+    // A link may combine types that the list has separately.
     if (![...fields.op.options].some(({ value }) => value === change.op)) fields.op.add(new Option(change.op.replaceAll('.', ' + '), change.op));
     for (const [name, field] of Object.entries(fields)) field.value = change[name];
     $('#changes').append(row);
@@ -87,7 +87,7 @@ export class WhatIf {
     this.fields(next).worker.focus();
   }
 
-  /** Rows have numbers for those who hear them; the last one cannot be removed. */
+  /** Number the rows for screen readers; the last one cannot be removed. */
   number() {
     const rows = this.rows();
     rows.forEach((row, at) => {
@@ -107,7 +107,7 @@ export class WhatIf {
     }
   }
 
-  /** The page shows another worker or step. */
+  /** Take over the selection of the page. */
   select(choice) {
     this.choice = choice;
     const [dp, pp] = choice.cell;
@@ -117,7 +117,7 @@ export class WhatIf {
     if (!this.touched) this.fill(this.beginning());
   }
 
-  /** The worker that the page shows, replaced as the fixes replace one; without peers, ideal. */
+  /** The first question: the selected worker like its peers, as in the fixes; ideal without peers. */
   beginning() {
     const { cell, mode, index } = this.choice;
     const step = mode === 'step' ? String(this.data.steps[index]) : '';
@@ -125,7 +125,7 @@ export class WhatIf {
     return { base: 'recorded', changes: [{ ...NO_CHANGE, effect, worker: worker(cell[0], cell[1]), step }] };
   }
 
-  /** Take the page's worker, stage, DP rank or step into the row that was last worked on. */
+  /** Fill the selected worker, stage, DP rank or step into the current row. */
   pick(name) {
     this.touched = true;
     const fields = this.fields(this.current?.isConnected ? this.current : this.rows().at(-1));
@@ -135,7 +135,7 @@ export class WhatIf {
     fields[name].removeAttribute('aria-invalid');
   }
 
-  /** The address says what is asked: at first, and after back and forward. */
+  /** Take the question from the address, at first and after back and forward. */
   back() {
     const asked = new URLSearchParams(location.search).get('ask');
     if (asked !== null && asked === this.asked) return;
@@ -151,10 +151,10 @@ export class WhatIf {
     this.faults([]);
     this.busy(false);
     this.show();
-    // Of a session whose operations went by their age nothing is asked: it says so in place of the form.
+    // Without a form after the retention of the operations.
     if (this.form.hidden) return;
     if (question) this.ask();
-    else if (asked !== null) tell($('#ask-fault'), ['The address asks something that cannot be read; ask anew.']);
+    else if (asked !== null) tell($('#ask-fault'), ['The question in the address is not valid; ask again.']);
   }
 
   async ask({ record = false } = {}) {
@@ -181,7 +181,7 @@ export class WhatIf {
         if (record) this.record(words);
       } else if (!this.faults(answer.faults ?? [])) failure = answer.detail ?? response.statusText;
     } catch (error) {
-      // Another question was asked, or the address changed: what to show is up to them.
+      // Replaced by another question.
       if (error.name === 'AbortError') return;
       failure = `The server did not answer: ${error.message}. Ask again.`;
     }
@@ -191,7 +191,7 @@ export class WhatIf {
     if (failure) tell($('#ask-fault'), [failure]);
   }
 
-  /** An answered question is part of the address, which leads here. */
+  /** Record an answered question in the address. */
   record(words) {
     this.asked = words;
     this.touched = true;
@@ -207,7 +207,7 @@ export class WhatIf {
     if (is) $('#ask-read').textContent = `Replaying ${this.data.steps.length} steps…`;
   }
 
-  /** Show faults at their fields; returns whether there are any. */
+  /** Show faults at their fields; return whether there are any. */
   faults(faults) {
     const rows = this.rows();
     const messages = new Map([...rows, null].map((row) => [row, []]));
@@ -221,7 +221,7 @@ export class WhatIf {
       field?.setAttribute('aria-invalid', 'true');
       field?.setAttribute('aria-describedby', `fault-${at}`);
       first ??= field;
-      // Below the first field that is wrong, where there is room.
+      // Below the first wrong field.
       if (row && !messages.get(row).length) row.querySelector('.fault').dataset.at = name ?? 'worker';
       messages.get(row).push(name ? `${FIELDS[name]?.label ?? 'Factor'}: ${message}` : message);
     }
@@ -241,7 +241,7 @@ export class WhatIf {
     const longest = Math.max(now, then, ideal);
     heading.textContent = answer ? finding(this.answered, answer) : heading.dataset.unasked;
     for (const [row, value] of [['#ask-now', now], ['#ask-then', then], ['#ask-ideal', ideal], ['#ask-reference', reference]]) {
-      // Where the reference is the ideal it has no line of its own.
+      // If the reference is the ideal, it has no row.
       $(`${row} rect`)?.setAttribute('width', String((100 * value) / longest));
     }
     const cells = $('#ask-then').cells;
@@ -260,17 +260,17 @@ export class WhatIf {
     this.draw();
   }
 
-  /** What the bars of the steps show, in words. */
+  /** The bars of the steps as text. */
   sentence() {
     const { simulated_s: before, steps } = this.data;
     const gains = this.answer.step_times_s.map((value, at) => 1 - value / before[at]);
     const [low, high] = [Math.min(...gains), Math.max(...gains)];
     const head = `${wording(this.answered)}: slowdown ${times(this.answer.reference.slowdown, 3)} instead of ${times(this.data.slowdown, 3)}.`;
-    if (high - low < ALIKE) return `${head} Every step alike.`;
+    if (high - low < ALIKE) return `${head} All steps gain equally.`;
     return `${head} From ${less(high)} in step ${steps[gains.indexOf(high)]} to ${less(low)} in step ${steps[gains.indexOf(low)]}.`;
   }
 
-  /** Each step as it is, gray, and as it would be; bars from 0. */
+  /** Draw each step as it is, gray, and with the change; bars from 0. */
   draw() {
     const element = $('#ask-steps');
     const [width, height] = [element.clientWidth, element.clientHeight];
@@ -284,7 +284,7 @@ export class WhatIf {
     const gap = each > 6 ? 2 : each > 3 ? 1 : 0;
     const bars = (from, to) => from.map((low, at) => (to[at] > low ? `M${(MARGIN.left + at * each).toFixed(2)} ${y(low).toFixed(2)}V${y(to[at]).toFixed(2)}h${(each - gap).toFixed(2)}V${y(low).toFixed(2)}z` : '')).join('');
     const layer = overlay(element, width, height);
-    // Blue up to the answer and gray from there, or where it is the longer one, gray and from there blue.
+    // Blue up to the answer and gray above it; if the answer is longer, gray and blue above.
     const longer = after.map((value, at) => value > before[at] * (1 + NOTICED));
     const zeros = before.map(() => 0);
     layer.append(svg('path', { class: 'now', d: bars(before.map((_, at) => (longer[at] ? 0 : after[at] ?? 0)), before) }));
@@ -306,7 +306,7 @@ export class WhatIf {
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
-/** Write what is wrong, with the sign for it. */
+/** Show messages with the sign of an error. */
 function tell(paragraph, messages) {
   const sign = svg('svg', { width: 10, height: 10, 'aria-hidden': 'true' });
   sign.append(svg('use', { href: '#g-fail' }));
