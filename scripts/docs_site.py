@@ -1,4 +1,4 @@
-"""What becomes of the pages of docs/ on their way into the site: hooks of MkDocs.
+"""Adapts the pages of docs/ for the site: hooks of MkDocs.
 
 The pages are read in the repository as well, where other files are next to them and an image of a
 theme is none: what only the site needs is done here.
@@ -57,6 +57,6 @@ def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Remove what nothing reads."""
+    """Remove unused files."""
     for name in UNUSED:
         (Path(config.site_dir) / name).unlink(missing_ok=True)

@@ -1,10 +1,9 @@
-"""Run pytest, and what fails among all others once more, alone.
+"""Run pytest, and repeat failed tests once, alone.
 
 ``python scripts/run_tests.py [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
-processes of their own on as few as two cores, where now and then one of them comes too late. At
-most three tests are repeated, all of them in one process; a test that fails then as well has
-failed, and which ones were repeated is printed. Random examples are the same in every run, so
-what depends on them fails twice.
+processes on as few as two cores, where one of them is sometimes late. At most three tests are
+repeated, in one process, and printed; a test that fails again has failed. Random examples are the
+same in every run, so a failure that depends on them is repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# More failures than these are no accident.
+# With more failures, none is repeated.
 REPEATED_AT_MOST = 3
 
 TESTS_FAILED = 1

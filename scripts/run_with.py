@@ -14,7 +14,7 @@ import tempfile
 
 BETWEEN = "---"
 
-# The most that an unprivileged process can make way, where there is nothing better.
+# The lowest priority of an unprivileged process, without an idle scheduling class.
 NICENESS = 19
 
 
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
             second = subprocess.run(arguments[between + 1 :], check=False)  # noqa: S603 - our own
             status = first.wait()
         finally:
-            # Interrupted: nothing stays behind.
+            # Interrupted: no process is left.
             if first.poll() is None:
                 first.terminate()
                 first.wait()
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def make_way() -> None:
-    """Run this process, and what it starts from now on, only where a processor would be idle."""
+    """Run this process and its children only when a processor is idle."""
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

@@ -1,6 +1,6 @@
 """Words that are not used: ``python scripts/words.py``.
 
-Each has a plainer one beside it in the table. Fails where a word stands in a text, a message, a
+Each has a plainer one next to it in the table. Fails where a word stands in a text, a message, a
 name or a comment; the field's own terms are in docs/glossary.md.
 """
 
@@ -35,7 +35,7 @@ WORDS: Final = {
     "told of": "notified about",
 }
 # How often they still stand in a room; these counts only go down.
-ALLOWED: Final[dict[str, int]] = {"app/analysis": 108, "tests/unit": 1}
+ALLOWED: Final[dict[str, int]] = {"app/analysis": 102, "tests/unit": 1}
 # A line may end within it, also one of a comment.
 UNWANTED: Final = re.compile(
     rf"(?<![a-z])(?:{'|'.join(WORDS)})(?![a-z])".replace(" ", r"[\s_#*]+"), re.IGNORECASE

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from workers.runtime import Runtime
 
-# Between "stop" (an exception inside of the analysis) and "kill": time to write down why.
+# The time between "stop" (an exception inside the analysis) and "kill", to store the reason.
 GRACE_S: Final = 30
 
-# On a loaded machine a forked child may need this long to say that it is there, where it has to
-# compile the planner's loops; after Celery's 4 s it would be killed and forked again, forever.
+# On a loaded machine, a forked child that compiles the planner's loops can take this long to report
+# that it is ready; after Celery's 4 s it would be killed and forked again, forever.
 CHILD_START_S: Final = 240.0
 
-# How long Celery looks for a result of a process that was killed. Ours are in the database, and
-# the message stays taken meanwhile.
+# How long Celery looks for the result of a killed process. Our results are in the database, and
+# the message is not available meanwhile.
 LOST_WAIT_S: Final = 1.0
 
 
@@ -38,11 +38,11 @@ def make_celery(settings: Settings, runtime: Runtime) -> Celery:
     celery.conf.update(
         task_soft_time_limit=settings.analysis_time_limit_s,
         task_time_limit=settings.analysis_time_limit_s + GRACE_S,
-        # Looked at after each task: a child that has grown is replaced by a fresh one.
+        # Checked after each task: a child with more memory is replaced by a new one.
         worker_max_memory_per_child=settings.analysis_memory_limit_kib,
         worker_proc_alive_timeout=CHILD_START_S,
         worker_lost_wait=LOST_WAIT_S,
-        # What runs is held by a lease in the database, not by the connection to the broker.
+        # A lease in the database holds a running task, not the connection to the broker.
         worker_cancel_long_running_tasks_on_connection_loss=False,
     )
 

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import Final
 
-# Each library brings its own pool of threads, one a core, and reads these when it is loaded. An
-# analysis gains nothing from them, and two workers on one machine would fight for its cores.
+# Each library has its own pool of threads, one per core, and reads these when it is loaded. They do
+# not make an analysis faster, and two workers on one machine would compete for its cores.
 SINGLE_THREADED: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -28,7 +28,7 @@ def main() -> int:
 
     from app.system.collector import loading  # noqa: PLC0415 - see below
 
-    # Only now: importing numpy anywhere below would start its threads.
+    # Only after that: importing numpy starts its threads.
     with loading():
         from app.broker.celery import QUEUES  # noqa: PLC0415
         from app.settings import Settings  # noqa: PLC0415
@@ -51,6 +51,6 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # All is given back and closed. What the libraries would do at exit is to wait for processes
-    # and threads that have nothing more to do, longer than the supervisor does.
+    # All leases are returned and connections closed. At exit, the libraries would wait for idle
+    # processes and threads, longer than the supervisor does.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""How forked worker processes learn that they are to stop, and how their parent learns they have.
+"""How a worker tells its forked processes to stop, and waits until they have.
 
 Two pipes, because billiard takes all signals for itself, and because the end of a pipe also tells
 of a death that no signal would.
@@ -34,7 +34,7 @@ class Handover:
 
     def watch(self, stop: Callable[[], None]) -> None:
         """Call `stop` in a thread of this child when the parent pulls; it returns when done."""
-        self.pull()  # our copy of what only the parent may hold
+        self.pull()  # closes the copy of the parent's end
         os.close(self._done_read)
 
         def wait() -> None:

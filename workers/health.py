@@ -1,6 +1,6 @@
-"""Whether the workers of this machine live: ``python -m workers.health`` for orchestrators.
+"""Whether the workers of this machine are alive: ``python -m workers.health`` for orchestrators.
 
-Exit status 0 if a worker of each queue has sent its sign of life from this host, else 1.
+Exit status 0 if a worker of each queue has sent a heartbeat from this host, else 1.
 """
 
 from __future__ import annotations

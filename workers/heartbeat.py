@@ -1,4 +1,4 @@
-"""The sign of life of a worker: a row that is touched every few seconds."""
+"""The heartbeat of a worker: a row that is updated every few seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and delete the row: the worker is not missing, it has left."""
+        """End the thread and delete the row, so that the worker is not missing."""
         self._stop.set()
         if self._thread.ident is None:
             return  # The worker was stopped before its broker answered.
@@ -80,7 +80,7 @@ class Heartbeat:
                 with self._engine.begin() as connection:
                     connection.execute(statement)
             except SQLAlchemyError as error:
-                # Once: the log of a night without a database is a line then.
+                # Logged once, also for a night without a database.
                 if not failing:
                     _log.warning("heartbeat not written, trying on", error=said(error))
                 failing = True

@@ -13,25 +13,25 @@ from celery.concurrency.prefork import TaskPool
 if TYPE_CHECKING:
     from workers.handover import Handover
 
-# To give a lease back is one short transaction. The supervisor kills after 5 s; what is not given
-# back by then runs out by itself, and counts as a killed attempt.
+# Returning a lease is one short transaction. The supervisor kills after 5 s; a lease that is not
+# returned by then expires, and counts as a killed attempt.
 HANDOVER_S: Final = 3.0
 
-# The kernel takes a moment to free the memory of a killed process; until then it is still there.
+# The time that the kernel takes to free the memory of a killed process.
 REAP_S: Final = 1
 
 _log = structlog.get_logger(__name__)
 
 
 def quick_pool(handover: Handover) -> type[TaskPool]:
-    """Return a pool class whose processes end as soon as they have given their leases back.
+    """Return a pool class whose processes end as soon as they have returned their leases.
 
     Celery's own waits for the tasks to finish: minutes, in which a deployment would kill them.
     """
 
     class QuickPool(TaskPool):
         def on_stop(self) -> None:
-            # From here on no process that ends is replaced.
+            # Processes that end are not replaced any more.
             self._pool.close()  # type: ignore[attr-defined]  # not in the stubs
             if not handover.wait(HANDOVER_S):
                 _log.warning("leases not given back in time", limit_s=HANDOVER_S)

@@ -28,8 +28,8 @@ from workers.runtime import Runtime
 if TYPE_CHECKING:
     from app.settings import Settings
 
-# Deliveries wait for receivers most of their time, without a connection to the database: enough
-# that several channels that hang, each with a few attempts, leave some for the others.
+# Deliveries mostly wait for receivers, without a connection to the database. There are enough that
+# several hanging channels, each with a few attempts, do not block the others.
 IO_THREADS: Final = 16
 
 # An analysis uses one core; embedded mode shares its machine with the database and the pages.
@@ -60,7 +60,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     handover = Handover()
 
     def on_logging(**_: object) -> None:
-        # Logging is set up already; without a receiver Celery would do it its own way.
+        # Logging is configured already; without a receiver, Celery would configure it.
         pass
 
     def on_fork(**_: object) -> None:
@@ -69,7 +69,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
         _load_analysis()
 
     def on_term(**_: object) -> None:
-        # Now, not when Celery gets round to its pool: another worker starts over the sooner.
+        # Now, and not when Celery stops its pool, so that another worker takes over sooner.
         if forks:
             handover.pull()
         else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Built once in the process that runs tasks: after the fork, where there is one.
+    """Built once in the process that runs tasks, after a fork.
 
     Connections and threads do not survive a fork.
 
@@ -35,7 +35,7 @@ class Runtime:
         self._building = threading.Lock()
 
     def start(self) -> tuple[Container, LeaseKeeper]:
-        """Build what is not built yet."""
+        """Build the container and the leases, once."""
         with self._building:
             if self._container is None or self._keeper is None:
                 self._container = build(
@@ -45,13 +45,13 @@ class Runtime:
             return self._container, self._keeper
 
     def execute(self, run_id: uuid.UUID) -> None:
-        """Run a task, unless this process is to stop; then the row stays queued."""
+        """Run a task, unless this process stops; then the row stays queued."""
         container, keeper = self.start()
         if not keeper.stopping:
             execute(container, keeper, run_id)
 
     def stop(self) -> None:
-        """Take no further task, give every lease back and close connections; twice is harmless."""
+        """Stop taking tasks, return every lease and close connections; can be called twice."""
         if self._keeper is not None and self._container is not None:
             self._keeper.stop()
             self._container.close()

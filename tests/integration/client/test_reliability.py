@@ -1,4 +1,4 @@
-"""What becomes of a session, and of the training, when something else fails."""
+"""The outcome of a session, and of the training, when something else fails."""
 
 from __future__ import annotations
 
