@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 _Array = TypeVar("_Array", bound=NDArray[Any])
 
-# Loading the compiler's run-time takes about half a second, as long as analyzing so many
+# Loading the compiler's run-time takes about half a second, as long as analyzing that many
 # operations without it.
 COMPILED_FROM: Final = 1_000_000
 # Whoever loaded this one warmed up, or had as many.

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-# Below so many operations a second thread costs more than it saves.
+# Below that many operations a second thread costs more than it saves.
 _WORTH_A_THREAD: Final = 1_000_000
 # More threads would take cores from the analyses of other sessions.
 _MOST_THREADS: Final = 4
@@ -19,7 +19,7 @@ _SHARES: Final = 4
 
 
 def threads_for(operations: int) -> int:
-    """Return how many threads so many operations are worth."""
+    """Return how many threads a number of operations is worth."""
     return min(_MOST_THREADS, os.cpu_count() or 1) if operations >= _WORTH_A_THREAD else 1
 
 
@@ -35,7 +35,7 @@ def in_threads(threads: int, run: Callable[[Part], Result], parts: Sequence[Part
 
 
 def cut(count: int, threads: int, unit: int = 1) -> list[slice]:
-    """Cut so many of something into parts of whole units, for so many threads.
+    """Cut a number of items into parts of whole units, one for each thread.
 
     Examples
     --------

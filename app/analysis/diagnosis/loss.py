@@ -71,14 +71,14 @@ def named_loss(
     costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
     cost_s = {number: cost for number, cost in costs if cost >= worth}
     named = tuple(cost_s)
-    left_s = max(lost_s - sum(cost_s.values()), 0.0)
+    residual_s = max(lost_s - sum(cost_s.values()), 0.0)
     without_s = replays.without(frozenset(named))
     healthy = loses_little(float(np.mean(without_s)) / float(np.mean(ideal_s)))
     beyond = mean_s >= published * float(np.mean(without_s))
-    if named and (healthy or beyond or is_explained(left_s / lost_s)):
+    if named and (healthy or beyond or is_explained(residual_s / lost_s)):
         lost_s = max(mean_s - float(np.mean(without_s)), 1e-12)
         return named, Loss(without_s, lost_s, 0.0)
-    return named, Loss(best_s, lost_s, left_s)
+    return named, Loss(best_s, lost_s, residual_s)
 
 
 def one_or_all(count: int) -> list[frozenset[int]]:

@@ -199,11 +199,11 @@ class Observation(LooksOnce):
         each = [times]
         if several:
             each = [times[:, chunk == number] for number in range(int(chunk.max()) + 1)]
-        own = np.array([_middle(chosen) for chosen in each]).swapaxes(0, 1)
+        own = np.array([_median_over_passes(chosen) for chosen in each]).swapaxes(0, 1)
         return Passes(table, chunk, times, own)
 
 
-def _middle(times: SingleArray) -> FloatArray:
+def _median_over_passes(times: SingleArray) -> FloatArray:
     """Return the median over passes and steps, shape (pp, dp); times are (pp, passes, …)."""
     pp, passes, steps, dp = times.shape
     flat = times.transpose(0, 3, 1, 2).reshape(pp, dp, passes * steps)

@@ -16,7 +16,7 @@ from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 
 # A second cause with this share of the lost time is worth naming in the same sentence.
-_BESIDE: Final = 0.25
+_SECOND_CAUSE: Final = 0.25
 
 # ``none`` where there is no verdict.
 Level = Literal["slow", "ok", "none"]
@@ -96,7 +96,7 @@ def _told(causes: Sequence[Cause]) -> list[Cause]:
     """Return the first cause and, where it costs enough, the second."""
     first, *rest = causes
     second = next((cause for cause in rest if cause.cause != UNKNOWN), None)
-    return [first, second] if second and (second.contribution or 0.0) >= _BESIDE else [first]
+    return [first, second] if second and (second.contribution or 0.0) >= _SECOND_CAUSE else [first]
 
 
 def without_causes(named: int) -> str:

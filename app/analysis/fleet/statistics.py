@@ -13,7 +13,7 @@ from app.analysis.replay.metrics import STRAGGLING
 
 Floats = NDArray[np.float64]
 
-# A curve has so many points at most, whatever it is of.
+# A curve has that many points at most, whatever it is of.
 POINTS: Final = 200
 
 
@@ -88,9 +88,9 @@ class Class:
     low: float
     high: float
     jobs: int
-    # median, ninth: of their S: the median, and the 90th percentile
+    # median, p90: of their S: the median, and the 90th percentile
     median: float
-    ninth: float
+    p90: float
 
 
 def by_doubling(sizes: Sequence[float], slowdowns: Sequence[float]) -> tuple[Class, ...]:
@@ -99,8 +99,8 @@ def by_doubling(sizes: Sequence[float], slowdowns: Sequence[float]) -> tuple[Cla
     Examples
     --------
     >>> by_doubling([100, 120, 300], [1.0, 1.2, 1.5])
-    (Class(low=64.0, high=128.0, jobs=2, median=1.1, ninth=1.18), \
-Class(low=256.0, high=512.0, jobs=1, median=1.5, ninth=1.5))
+    (Class(low=64.0, high=128.0, jobs=2, median=1.1, p90=1.18), \
+Class(low=256.0, high=512.0, jobs=1, median=1.5, p90=1.5))
     """
     if not len(sizes):
         return ()

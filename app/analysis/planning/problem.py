@@ -78,7 +78,7 @@ class PlanningProblem:
         return bool(np.isfinite(self.capacity_bytes).any())
 
     def option_index(self, device: int, gpus: int) -> int:
-        """Return the option of so many devices of a type in one node."""
+        """Return the option of that number of devices of a type in one node."""
         return self.options.index(Option(device, gpus))
 
     def stage_ps(self, option: int, first: int, end: int, left: int, right: int) -> int:

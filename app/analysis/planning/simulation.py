@@ -1,8 +1,8 @@
 """1F1B, executed event by event.
 
 Stage s of S first runs min(N_b, S − s − 1) forwards, then alternates forward and backward, then
-runs the backwards that are left. A stage computes one thing at a time. What it produces goes over
-the link to its neighbor, one microbatch after another and beside the computation; each direction
+runs the remaining backwards. A stage computes one thing at a time. What it produces goes over
+the link to its neighbor, one microbatch after another and during the computation; each direction
 has a link of its own.
 """
 
@@ -89,8 +89,8 @@ def _execute(
     arrives = np.full((2, stages, microbatches), -1, dtype=np.int64)
     arrives[0, 0, :] = 0
     link_free = np.zeros((2, stages), dtype=np.int64)
-    left = 2 * stages * microbatches
-    while left:
+    remaining = 2 * stages * microbatches
+    while remaining:
         for s in range(stages):
             warm_up = min(microbatches, stages - s - 1)
             while True:
@@ -107,7 +107,7 @@ def _execute(
                 start[direction, s, m], end[direction, s, m] = begins, ends
                 free[s] = ends
                 done[direction, s] += 1
-                left -= 1
+                remaining -= 1
                 if direction == 0 and s == stages - 1:
                     arrives[1, s, m] = ends
                 elif direction == 0:

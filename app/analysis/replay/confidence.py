@@ -25,7 +25,7 @@ _BLOCKS: Final = 5
 _GO_ON: Final = 1.1
 _WIDEN: Final = _GO_ON * 2.776 / 1.960 * (_BLOCKS / (_BLOCKS - 1)) ** 0.5
 # Blocks that scatter as much as single steps, or more, are that uncertain. Where they scatter less
-# what slows steps down comes evenly, as every so many steps, and the one reason to be wider than
+# what slows steps down comes evenly, as every few steps, and the one reason to be wider than
 # draws say is not there: so wide checkpoints would be held in nearly all sessions. Of steps without
 # any order most come out in between.
 _AT_RANDOM: Final = 1.0
@@ -108,7 +108,7 @@ def spread_by_blocks(
     says. Where blocks are more alike than single steps nothing comes in spells, but evenly: there
     the interval is narrower than that of single steps, not by much. Of what comes in cycles blocks
     of a cycle are drawn: these differ by what cycles do, and by where the steps begin and end. The
-    same goes for spells that come evenly; what comes every so many steps has no other share in the
+    same goes for spells that come evenly; what comes every few steps has no other share in the
     job than in a whole cycle.
 
     Parameters
@@ -116,7 +116,7 @@ def spread_by_blocks(
     times_s, reference_s : float64 arrays, shape (steps,)
         Step by step, in their order.
     cycle : int or None
-        How many steps a cycle has; None of spells, or where nobody knows.
+        How many steps a cycle has; None of spells, or where it is not known.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def spread_by_blocks(
     count = len(times_s)
     if count < FEWEST_STEPS:
         return None
-    middle = float(np.log(times_s.sum() / reference_s.sum()))
+    log_ratio = float(np.log(times_s.sum() / reference_s.sum()))
 
     def drawn(block: int) -> FloatArray:
         weights = draws(count, block)
@@ -137,7 +137,7 @@ def spread_by_blocks(
 
     def halves(block: int, given: tuple[float, float], widen: float, least: float) -> Interval:
         below, above = (
-            max(least * abs(middle - of_single), widen * abs(middle - of_blocks))
+            max(least * abs(log_ratio - of_single), widen * abs(log_ratio - of_blocks))
             for of_single, of_blocks in zip(
                 single, np.quantile(drawn(block), given).tolist(), strict=True
             )
@@ -148,7 +148,7 @@ def spread_by_blocks(
         return halves(min(cycle, count // 2), _OF_CYCLES, 1.0, _LEAST_OF_CYCLES)
     even = even_runs(times_s / reference_s)
     if even is not None and even.exact:
-        return _every_so_many(times_s, reference_s, even)
+        return _of_cycle(times_s, reference_s, even)
     if even is not None:
         block = min(round(even.cycle), count // 2)
         return halves(block, QUANTILES, _WIDEN_CYCLES, _LEAST_OF_CYCLES)
@@ -160,18 +160,18 @@ def spread_by_blocks(
     return halves(block, QUANTILES, widen, _LEAST_OF_SINGLE)
 
 
-def _every_so_many(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> Interval:
-    """Return how far steps are from their job in which every so many of them are slow.
+def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> Interval:
+    """Return how far steps are from their job in which one of every few is slow.
 
-    They may begin and end amid a cycle; besides slow ones differ, and so do others.
+    They may begin and end amid a cycle; slow ones differ, and so do others.
     """
-    middle = float(np.log(times_s.sum() / reference_s.sum()))
+    log_ratio = float(np.log(times_s.sum() / reference_s.sum()))
     takes, square = 0.0, 0.0
     for mine, share in ((even.slow, even.share), (~even.slow, 1 - even.share)):
         own, count = times_s[mine], int(mine.sum())
         takes += share * float(own.mean())
         square += (share * _of_few(count)) ** 2 * float(own.var(ddof=1)) / count
-    offset = float(np.log(takes / reference_s.mean())) - middle
+    offset = float(np.log(takes / reference_s.mean())) - log_ratio
     half = square**0.5 / takes
     return half + max(-offset, 0.0), half + max(offset, 0.0)
 

@@ -26,7 +26,7 @@ def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatA
     """Replay steps as they were and with each replacement, hosts launching as late as they did.
 
     A slow worker hides late launches of the others; without it they count. Those of receives and
-    collectives do not: in recorded jobs they are seconds late, behind what nobody recorded.
+    collectives do not: in recorded jobs they are seconds late, behind what was not recorded.
 
     Returns
     -------

@@ -24,7 +24,7 @@ from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
 CLOCKS: Final = 0.01
 # What explains this share of the mismatch is likeliest.
 _MOSTLY: Final = 0.5
-# Ends of a type of sends are taken late when so many of them are.
+# Ends of a type of sends are taken late when that share of them is.
 _MANY: Final = 0.5
 # A launch is late from here on, in ns and as a share of a computation, and regularly so in this
 # share of the cases: hosts that are late by chance are late anywhere.
@@ -167,8 +167,8 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
     """Say what holds up launches that come late in nearly all steps; None where chance does."""
     layout = group.layout
     delays, _ = launch_delays(group, slice(0, _STEPS))
-    usual_ns = float(np.median(layout.duration_ns[layout.of_types(*COMPUTE)]))
-    least = max(_LATE_NS, _LATE_SHARE * usual_ns)
+    typical_ns = float(np.median(layout.duration_ns[layout.of_types(*COMPUTE)]))
+    least = max(_LATE_NS, _LATE_SHARE * typical_ns)
     of_types = layout.of_types(*types)
     late = (delays > least) & of_types[:, None, None]
     held = np.flatnonzero(late.mean(axis=(1, 2)) >= _REGULARLY)
@@ -179,7 +179,7 @@ def _held_up(group: ShapeGroup, types: Sequence[str]) -> str | None:
     computes = layout.of_types(*COMPUTE)
     if not computes[held].all():
         return POSTED_LATE.format(where=where)
-    within = max(_AT_ONCE_NS, _AT_ONCE_SHARE * usual_ns)
+    within = max(_AT_ONCE_NS, _AT_ONCE_SHARE * typical_ns)
     behind = _behind(group, held, late[held], within)
     if behind is None:
         return HELD_UP.format(where=where)
@@ -203,11 +203,11 @@ def _behind(
     others = ~layout.of_types(*COMPUTE)
     met: Counter[str] = Counter()
     for node, when in zip(held.tolist(), late, strict=True):
-        beside = np.flatnonzero(others & (layout.nodes.pp == layout.nodes.pp[node]))
-        after = layout.start_ns[node, steps] - ends[beside]
+        parallel = np.flatnonzero(others & (layout.nodes.pp == layout.nodes.pp[node]))
+        after = layout.start_ns[node, steps] - ends[parallel]
         near = (after > -_BEFORE_NS) & (after < within_ns) & when
-        for code in np.unique(layout.nodes.op[beside]).tolist():
-            of_type = near[layout.nodes.op[beside] == code]
+        for code in np.unique(layout.nodes.op[parallel]).tolist():
+            of_type = near[layout.nodes.op[parallel] == code]
             met[layout.op_names[code]] += int(of_type.any(axis=0).sum())
     if not met:
         return None

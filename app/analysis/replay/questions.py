@@ -183,14 +183,14 @@ def _check(replayed: Replayed, question: Question) -> None:
 
 
 def _check_peers(replayed: Replayed, question: Question) -> None:
-    """Refuse to replace every DP rank of a stage: nobody is left to take the time of."""
-    asked = [change for change in question.changes if change.base is BaseDurations.PEERS]
-    for group in replayed.groups if asked else ():
-        replaced = np.any([_cells(group, change.select) for change in asked], axis=0)
+    """Refuse to replace every DP rank of a stage: none remains to take durations from."""
+    by_peers = [change for change in question.changes if change.base is BaseDurations.PEERS]
+    for group in replayed.groups if by_peers else ():
+        replaced = np.any([_cells(group, change.select) for change in by_peers], axis=0)
         alone = np.flatnonzero(replaced.all(axis=1).any(axis=0))
         if alone.size:
-            message = f"No DP rank of stage {alone[0]} is left to take the time of"
-            column = f"changes[{question.changes.index(asked[0])}].select"
+            message = f"All DP ranks of stage {alone[0]} are replaced: none is left as a peer"
+            column = f"changes[{question.changes.index(by_peers[0])}].select"
             fault = Fault("no_peers", message, column=column)
             raise InvalidQuestionError(message, faults=(fault,))
 

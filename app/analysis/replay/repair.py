@@ -37,9 +37,11 @@ def recreate(
     layouts: Sequence[Layout], graphs: Sequence[Graph]
 ) -> tuple[list[Layout], RecreatedOperations]:
     """Fill in what is missing from a session's layouts; the others stay the same objects."""
-    usual = _usual_durations(layouts, graphs)
+    typical = _typical_durations(layouts, graphs)
     repaired = [
-        layout if layout.missing is None else _Repair(layout, graph, usual, layout.missing).result()
+        layout
+        if layout.missing is None
+        else _Repair(layout, graph, typical, layout.missing).result()
         for layout, graph in zip(layouts, graphs, strict=True)
     ]
     return repaired, _count(layouts)
@@ -59,7 +61,7 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
     return RecreatedOperations(dict(by_optype), by_worker)
 
 
-def _usual_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:
+def _typical_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict[int, FloatArray]:
     """Return each op type's median duration without waiting on each worker, shape (dp, pp).
 
     Of a worker that has none: the median of its stage, and else of all.
@@ -74,14 +76,14 @@ def _usual_durations(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> dict
         for op, stage in set(zip(nodes.op.tolist(), nodes.pp.tolist(), strict=True)):
             chosen = (nodes.op == op) & (nodes.pp == stage)
             parts.setdefault((op, stage), []).append(own[chosen].reshape(-1, dp))
-    usual: dict[int, FloatArray] = {}
+    typical: dict[int, FloatArray] = {}
     for (op, stage), values in parts.items():
-        medians = usual.setdefault(op, np.full((dp, pp), np.nan))
+        medians = typical.setdefault(op, np.full((dp, pp), np.nan))
         medians[:, stage] = _medians(np.concatenate(values))
-    for medians in usual.values():
+    for medians in typical.values():
         known = medians[~np.isnan(medians)]
         medians[np.isnan(medians)] = np.median(known) if len(known) else 0.0
-    return usual
+    return typical
 
 
 def _medians(values: FloatArray) -> FloatArray:
@@ -122,10 +124,10 @@ class _Repair:
         self,
         layout: Layout,
         graph: Graph,
-        usual: dict[int, FloatArray],
+        typical: dict[int, FloatArray],
         missing: NDArray[np.bool_],
     ) -> None:
-        self.layout, self.graph, self.usual = layout, graph, usual
+        self.layout, self.graph, self.typical = layout, graph, typical
         self.missing = missing
         self.start = layout.start_ns.copy()
         self.duration = layout.duration_ns.copy()
@@ -158,8 +160,8 @@ class _Repair:
         op, stage = int(self.layout.nodes.op[node]), int(self.layout.nodes.pp[node])
         name = self.layout.op_names[op]
         if name in LOCAL:
-            usual = np.zeros(self.layout.dp) if name == GC else self.usual[op][:, stage]
-            self.duration[node][lost] = np.broadcast_to(usual, lost.shape)[lost]
+            typical = np.zeros(self.layout.dp) if name == GC else self.typical[op][:, stage]
+            self.duration[node][lost] = np.broadcast_to(typical, lost.shape)[lost]
 
     def _transfer(self, unit: Unit) -> None:
         """End what is missing a transfer after the last launch of its group."""
@@ -177,7 +179,7 @@ class _Repair:
             if not hole.any():
                 continue
             op, stage = int(self.layout.nodes.op[node]), int(self.layout.nodes.pp[node])
-            transfer = np.broadcast_to(self.usual[op][:, stage], hole.shape)
+            transfer = np.broadcast_to(self.typical[op][:, stage], hole.shape)
             if self.layout.free is not None and self.layout.free[node]:
                 transfer = np.where(np.isfinite(bound[0]), bound[0] - latest[0], transfer)
             end = np.broadcast_to(latest[0], hole.shape) + transfer

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
 
-# Slow steps are told from others when these two differ by so many standard deviations within.
+# Slow steps are told from others when these two differ by that many standard deviations within.
 _APART: Final = 4.0
 # Runs with a beginning and an end that tell how they scatter; two of each kind at least.
 _FEWEST: Final = 4

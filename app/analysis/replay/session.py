@@ -53,7 +53,7 @@ class Replayed:
     clamped: int  # transfer durations at fault that count as 0
     recreated: RecreatedOperations  # operations that the recorder lost and that were made anew
     clocks: RankClocks
-    # Types of sends that are left out because nobody recorded their receives.
+    # Types of sends that are left out because their receives were not recorded.
     unanswered: tuple[str, ...]
     # How the job runs otherwise than the dependency model has it.
     adaptations: tuple[Adaptation, ...] = ()
@@ -248,7 +248,7 @@ def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
 
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
-    """Return what `launch_delays` does, computed once; nobody may write to it."""
+    """Return what `launch_delays` does, computed once; it is not to be written to."""
     return group.once(launch_delays)
 
 

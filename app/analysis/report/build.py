@@ -136,7 +136,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     job = JobFacts(trace.meta.hosts, ranks, by_optype)
     said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden is not None)
     fixes: Sequence[Fix] = ()
-    # Nothing is advised about a job that nobody need act on.
+    # Nothing is advised about a job that needs no action.
     if said.level != "ok":
         # loaded only here: a healthy job is reported without them
         from app.analysis.mitigation.predictions import predict_fixes  # noqa: PLC0415

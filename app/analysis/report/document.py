@@ -1,6 +1,6 @@
 """The report of a session, ``paceline.report/1``: one class for each object of its JSON.
 
-Fields are keys, in this order; parts of it are in the files beside this one and where they are
+Fields are keys, in this order; parts of it are in the other files of this folder and where they are
 made. `docs/report.md` is made from the docstrings. Lists by worker are [dp][pp]; lists by step are
 in the order of `Steps.analyzed`. S is the slowdown of the paper (section 3): simulated time with
 the recorded durations ÷ with all of them ideal.

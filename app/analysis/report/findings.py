@@ -15,7 +15,7 @@ class NamedCause:
     """A cause of the lost time."""
 
     cause: str
-    """Its name, such as ``slow_worker``; ``unknown`` for what is left over."""
+    """Its name, such as ``slow_worker``; ``unknown`` for the remainder."""
     contribution: float | None
     """Its fair share of the lost time; None where the cause before it may be it instead, and has
     the share of both."""

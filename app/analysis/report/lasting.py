@@ -27,13 +27,13 @@ FALSE_ALARMS: Final = 0.01
 SMALLEST: Final = 0.03
 # Sessions do not agree better than that, whatever a few of them say.
 LEAST_SPREAD: Final = 0.003
-# From so many sessions on their likeness is measured; a few cannot tell it from chance.
+# From that many sessions on their likeness is measured; a few cannot tell it from chance.
 _ALIKE_FROM: Final = 10
 # Of normal noise.
 _MEDIAN_TO_DEVIATION: Final = 1.4826
 # Each kind of window is shorter than the one before by that much.
 _SHORTER: Final = math.sqrt(2)
-# So many pairs of sessions, one of each side, are apart as the sides are: two slow ones of three
+# That many pairs of sessions, one of each side, are apart as the sides are: two slow ones of three
 # are no level yet.
 _APART: Final = 0.85
 _MOST_ALIKE: Final = 0.9
@@ -46,7 +46,7 @@ class Lasting:
     """A change that lasted."""
 
     position: int  # of the first session after it
-    # before, after: medians of the sessions between it and the changes beside it
+    # before, after: medians of the sessions between it and the changes next to it
     before: float
     after: float
     p: float  # how likely so large a step is without any change, over all places for one

@@ -90,13 +90,13 @@ def longest_sequence(metadata: Mapping[str, Any]) -> int | None:
 def _lengths(value: object) -> list[int]:
     """Return all lengths in what was recorded, however deep: metadata may hold anything."""
     found: list[int] = []
-    left = [value]
-    while left:
-        one = left.pop()
+    pending = [value]
+    while pending:
+        one = pending.pop()
         if isinstance(one, Mapping):
-            left.extend(one.values())
+            pending.extend(one.values())
         elif isinstance(one, (list, tuple)):
-            left.extend(one)
+            pending.extend(one)
         elif (length := _length(one)) is not None:
             found.append(length)
     return found

@@ -1,4 +1,4 @@
-"""What a fix brought, beside what was predicted: two sessions of a job, before it and after.
+"""What a fix brought, next to what was predicted: two sessions of a job, before it and after.
 
 Steps are compared as they were recorded. The gain of a fix is a share of a step, so that the
 prediction holds for the session that made it, and its outcome for the first one after.

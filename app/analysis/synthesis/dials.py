@@ -200,7 +200,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 CAUSES: Final = tuple(_CAUSES)
 
 
-# Kinds of causes that fleets have. The last stage carries the loss layer that nobody counted.
+# Kinds of causes that fleets have. The last stage carries a loss layer that was not counted.
 LAST_STAGE: Final = "last_stage"
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.program import JobProgram, TransferGroup
 
 
-# Transfers that run beside computations.
+# Transfers that run during computations.
 _TRANSFERRING = (
     *(FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV),
     *(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER),
@@ -70,7 +70,7 @@ class StepWork:
     # Part of a computation that one rank of the worker keeps the others waiting.
     late_ns: NDArray[np.float64]
     late_rank: NDArray[np.int16]  # which tensor-parallel rank that is, or context-parallel one
-    experts: ExpertWork | None = None  # None where nobody shares experts
+    experts: ExpertWork | None = None  # None where no ranks share experts
     # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
     # there are no more; None where they do not vary.
     lengths: NDArray[np.int64] | None = None

@@ -42,7 +42,7 @@ def _ideal(work: StepWork) -> StepWork:
     computes = program.of_types(*COMPUTATION, GC)
     for code in np.unique(program.op):
         alike = program.op == code
-        middle = np.mean if computes[alike].all() else np.median
-        duration[alike] = middle(work.duration_ns[alike])
+        average = np.mean if computes[alike].all() else np.median
+        duration[alike] = average(work.duration_ns[alike])
     nothing = np.zeros_like(duration)
     return replace(work, duration_ns=duration, delay_ns=nothing)

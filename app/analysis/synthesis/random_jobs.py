@@ -144,7 +144,7 @@ def draw_costs(rng: np.random.Generator) -> CostModel:
         transfer_noise=float(rng.uniform(0.03, 0.15)),
         link_noise=float(rng.uniform(0.0, 0.15)),
         tail_probability=float(rng.uniform(0.001, 0.008)),
-        # The paper's replays are off by 1.3 % in the middle, mostly for late launches.
+        # The paper's replays are off by 1.3 % (median), mostly for late launches.
         launch_overhead_ns=forward * float(np.exp(rng.uniform(np.log(0.0005), np.log(0.02)))),
         data_loading_ns=forward * float(rng.uniform(0.005, 0.06)),
         host_stall_probability=float(rng.uniform(0.0, 0.01)),

@@ -123,7 +123,7 @@ _SCENARIOS: Final = (
     ),
     Scenario(
         name="stage-imbalance",
-        summary="The last stage has as many layers as the others and the loss layer besides.",
+        summary="The last stage has as many layers as the others and the loss layer as well.",
         job=JobModel(
             sizes=Sizes(dp=6, pp=4, tp=4),
             microbatches=16,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.job import JobModel
     from app.analysis.trace.model import Trace
 
-# A step is slow when the injections make it so many times as long, or longer.
+# A step is slow when the injections make it that many times as long, or longer.
 _LONGER: Final = 1.001
 
 

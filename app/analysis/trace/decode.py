@@ -103,7 +103,7 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
         The name of its format (`FORMATS`), where that is known; else the bytes say it.
     local : bool
         The file is one of the machine's own, not one that was sent: then formats are read as well
-        that a server opens from nobody.
+        that a server accepts from no client.
     part : bool
         The body is a part of a session: its trace keeps the recorded names and order, which
         `merge` needs. Floating-point times need not begin with 0.

@@ -22,14 +22,14 @@ _GZIP_LEVEL: Final = 6
 
 
 def to_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet with our int64 columns; its metadata are sent beside it."""
+    """Return `trace` as Parquet with our int64 columns; its metadata are sent with it."""
     written = io.BytesIO()
     pq.write_table(_native_table(trace), written, compression="zstd")
     return written.getvalue()
 
 
 def to_published_parquet(trace: Trace) -> bytes:
-    """Return `trace` as Parquet like the published traces; its metadata are sent beside it.
+    """Return `trace` as Parquet like the published traces; its metadata are sent with it.
 
     Times are float32 there: they resolve about 0.1 µs, and say nothing across steps.
     """

@@ -7,7 +7,7 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
-# Bytes for a byte of a compressed body, above so many bytes.
+# Bytes for a byte of a compressed body, above that many bytes.
 MAX_RATIO: Final = 250
 UNJUDGED_BYTES: Final = 32 * MIB
 

@@ -97,7 +97,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class SessionMeta:
-    """What the sender says about a session besides its operations.
+    """What the sender says about a session in addition to its operations.
 
     `hosts` and `gpus` map a global rank to a host name and to a GPU's name or index.
     """

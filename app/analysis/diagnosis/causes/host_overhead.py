@@ -133,7 +133,7 @@ def _idling(observation: Observation, steps: slice, *, glance: bool = False) -> 
             if not glance:
                 pace = layout.start_ns[nodes, steps] - layout.start_ns[previous, steps]
                 pace[late <= 0] = np.nan
-                launch_ns[stage] = _middle_of_those(pace)
+                launch_ns[stage] = _median_of_known(pace)
     return _Idling(share, late_ns, launch_ns)
 
 
@@ -147,7 +147,7 @@ def _typical_waits(late_ns: FloatArray, kind: IntArray) -> FloatArray:
     return np.asarray(np.sum(waits, axis=0))
 
 
-def _middle_of_those(values: FloatArray) -> FloatArray:
+def _median_of_known(values: FloatArray) -> FloatArray:
     """Return the median of the last axis's values that are numbers; 0 where there is none."""
     flat = values.reshape(-1, values.shape[-1])
     numbers = [own[~np.isnan(own)] for own in flat.T]
@@ -254,7 +254,7 @@ def _lags_of_others(
     group = observation.group
     kept = {edge: lag for edge, lag in group.graph.lags_ns.items() if edge[0] not in regular}
     graph, takes_ns = replace(group.graph, lags_ns=kept), group.durations.ideal_ns
-    return dict(lags_after_transfers(group.layout, graph, takes_ns, besides=slow.workers))
+    return dict(lags_after_transfers(group.layout, graph, takes_ns, also=slow.workers))
 
 
 def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> bool:

@@ -26,7 +26,7 @@ from app.analysis.trace.model import Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
-# So many groups are evidence; the rest has only a place.
+# That many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 
 

@@ -19,7 +19,7 @@ BoolArray = NDArray[np.bool_]
 # Reports that noise is taken from, and how many it takes at least.
 LOOKED_BACK: Final = 32
 FEWEST: Final = 9
-# So many standard deviations of a change are outside of the noise.
+# That many standard deviations of a change are outside of the noise.
 FAR: Final = 6.0
 # Three quarters of normal changes are within 1.15 standard deviations. That quarter which is not
 # counted leaves room for stragglers that came and went meanwhile.

@@ -23,7 +23,7 @@ from app.analysis.mitigation.tensor.group import STRAGGLES, Group, Shares
 # A group whose slowest rank is this near to its fastest has recovered; between the two limits a
 # plan that stands stays.
 RECOVERED: Final = 1.05
-# So many reports in a row decide what one of them leaves unclear.
+# That many reports in a row decide what one of them leaves unclear.
 IN_A_ROW: Final = 2
 # A plan whose shares differ by more than this from what is needed now is made anew.
 MOST_DRIFT: Final = 0.05

@@ -130,7 +130,7 @@ class Division:
         return range(self.fewest[self.everything], self.most[self.everything] + 1)
 
     def cost(self, stages: int) -> int | None:
-        """Return the kept template's cost with so many stages; None where there is none."""
+        """Return the kept template's cost with that number of stages; None where there is none."""
         row = self._row(self.everything, stages)
         entry = self.table[:, 0, self.layers, row]
         if entry[_TOTAL] >= FAR:

@@ -87,7 +87,7 @@ def recover_greedily(
     Raises
     ------
     UnrecoverableError
-        Devices are left over or missing.
+        Devices remain or missing.
     """
     devices = problem.spec.devices
     weakest = folding.weakest
@@ -104,14 +104,14 @@ def recover_greedily(
         ),
     )
     for kind in order:
-        left = devices[kind].gpus
-        while left > 0:
+        remaining = devices[kind].gpus
+        while remaining > 0:
             tries = []
             for j, width in enumerate(widths):
-                share = min(width / folding.factors[kind], left)
+                share = min(width / folding.factors[kind], remaining)
                 if replaced[j] or (rule == "code" and share <= CODE_RULE_SHARE):
                     continue
-                gpus = min(_power_of_two(share), _largest_fitting(left, kind, problem))
+                gpus = min(_power_of_two(share), _largest_fitting(remaining, kind, problem))
                 option = problem.option_index(kind, gpus)
                 changed = tuple(
                     (first, end, option if i == j else index)
@@ -122,12 +122,12 @@ def recover_greedily(
                     tries.append((cost, j, gpus, option))
             if not tries:
                 raise UnrecoverableError(
-                    f"no stage is left for {left} of {devices[kind].gpus} {devices[kind].name}"
+                    f"no stage remains for {remaining} of {devices[kind].gpus} {devices[kind].name}"
                 )
             _, j, gpus, option = min(tries)
             pieces[j] = (*pieces[j][:2], option)
             replaced[j] = True
-            left -= gpus
+            remaining -= gpus
     weak = sum(width for width, done in zip(widths, replaced, strict=True) if not done)
     if weak != devices[weakest].gpus:
         raise UnrecoverableError(
@@ -148,8 +148,8 @@ def _power_of_two(devices: float) -> int:
     return power
 
 
-def _largest_fitting(left: int, kind: int, problem: PlanningProblem) -> int:
-    return powers_of_two(min(left, problem.spec.devices[kind].gpus_per_node))[-1]
+def _largest_fitting(remaining: int, kind: int, problem: PlanningProblem) -> int:
+    return powers_of_two(min(remaining, problem.spec.devices[kind].gpus_per_node))[-1]
 
 
 def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:

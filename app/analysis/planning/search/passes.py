@@ -135,7 +135,7 @@ class SearchPasses:
         return reach_from_end(self.space.steps, np.ascontiguousarray(fits_from), self.layers)
 
     def _count_stages(self, low: IntArray, high: IntArray) -> None:
-        """Narrow the bounds: a stage has a layer, and each node that is left has a stage."""
+        """Narrow the bounds: a stage has a layer, and each remaining node has a stage."""
         fewest = self.space.fewest_stages.ravel()
         np.minimum(high, self.layers - fewest, out=high)
         if not self.space.idle and not self.problem.spec.replicate:

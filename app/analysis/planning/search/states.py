@@ -2,11 +2,11 @@
 
 The search builds the pipeline from its end. A state says what the stages so far use: whole nodes
 of each type (`v`, a number in mixed radix) and, in its `slot`, the node that is in use and how
-many of its devices are left. Slot 0 is *closed*: no node is in use. A *step* adds a stage in front.
+many of its devices are free. Slot 0 is *closed*: no node is in use. A *step* adds a stage in front.
 
 A stage on g devices stands at a position of its node that g divides. Where no device may idle, the
 nodes' devices are used up one after another; else a stage takes the last position that fits and a
-node may be left before it is used up.
+node may be closed before it is used up.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def build_states(problem: PlanningProblem) -> StateSpace:
     digits = np.stack(
         np.unravel_index(np.arange(int(np.prod(nodes + 1))), tuple(nodes + 1)), axis=1
     ).astype(np.int64)
-    # Within one `v` a step never leads to an earlier slot: fewer devices left come later.
+    # Within one `v` a step never leads to an earlier slot: fewer free devices come later.
     slots = [(-1, 0)] + [
-        (i, left)
+        (i, free)
         for i, device in enumerate(devices)
-        for left in range(device.gpus_per_node - 1, 0, -1)
+        for free in range(device.gpus_per_node - 1, 0, -1)
     ]
     steps = sorted(_steps(problem, slots, idle=idle), key=lambda step: step.target)
     gain = np.array([step.gain for step in steps], dtype=np.int64)
@@ -77,7 +77,7 @@ def build_states(problem: PlanningProblem) -> StateSpace:
     per_node = np.array([device.gpus_per_node for device in devices], dtype=np.int64)
     closed = digits.sum(axis=1)
     used = (digits * per_node).sum(axis=1)
-    in_use = np.array([0] + [devices[i].gpus_per_node - left for i, left in slots[1:]])
+    in_use = np.array([0] + [devices[i].gpus_per_node - free for i, free in slots[1:]])
     fewest = closed[:, None] + np.array([i >= 0 for i, _ in slots])[None, :]
     if problem.spec.replicate:
         # a stage may take several nodes
@@ -113,12 +113,12 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
             continue
         whole = tuple(int(i == option.device) for i in range(len(devices)))
         gpus_per_node = devices[option.device].gpus_per_node
-        for left in range(option.gpus, gpus_per_node + 1):
-            position = _position(left, option, idle=idle)
+        for free in range(option.gpus, gpus_per_node + 1):
+            position = _position(free, option, idle=idle)
             if position is None:
                 continue
-            fresh = left == gpus_per_node
-            source = CLOSED if fresh else number[option.device, left]
+            fresh = free == gpus_per_node
+            source = CLOSED if fresh else number[option.device, free]
             right = BETWEEN if fresh else INSIDE
             if position > 0:
                 target = number[option.device, position]
@@ -128,12 +128,12 @@ def _steps(problem: PlanningProblem, slots: list[tuple[int, int]], *, idle: bool
     return steps
 
 
-def _position(left: int, option: Option, *, idle: bool) -> int | None:
-    """Return where a stage stands in a node with `left` devices left, None where it does not fit.
+def _position(free: int, option: Option, *, idle: bool) -> int | None:
+    """Return where a stage stands in a node with `free` free devices, None where it does not fit.
 
     Of several positions the last is as good as any: it leaves the most devices.
     """
-    last = (left - option.gpus) // option.gpus * option.gpus
-    if not idle and last != left - option.gpus:
+    last = (free - option.gpus) // option.gpus * option.gpus
+    if not idle and last != free - option.gpus:
         return None
     return last

@@ -160,8 +160,8 @@ class Transformer:
             for m in own
             if m.backward_ms is not None
         ]
-        middle = statistics.median(forward)
-        return middle, statistics.median(backward) if backward else middle
+        median_ms = statistics.median(forward)
+        return median_ms, statistics.median(backward) if backward else median_ms
 
 
 def roofline_ms(work: LayerWork, accelerator: Accelerator) -> float:

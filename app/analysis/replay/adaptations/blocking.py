@@ -23,7 +23,7 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import LOCAL, P2P, Graph, with_edges
 from app.analysis.trace.model import GC
 
-# A type blocks on a stage when in so many of the cases nothing starts inside its intervals.
+# A type blocks on a stage when in that share of the cases nothing starts inside its intervals.
 BLOCKING_SHARE: Final = 0.98
 # It shows that it does where something could have started there: in every other step at least.
 _HELD_UP: Final = 0.5

@@ -20,7 +20,7 @@ from app.analysis.replay.layout.graph import COMPUTE
 _APART: Final = 0.1
 # …and end together when they are by this share of that apart at their end.
 _TOGETHER: Final = 0.2
-# So many of those that begin apart do so, and there are so many.
+# This share of those that begin apart does so, and there are at least that many.
 _REGULARLY: Final = 0.8
 _LEAST_CASES: Final = 10
 

@@ -63,7 +63,7 @@ def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[
 def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
     """Return the trace without any transfer; None unless these are why it was refused.
 
-    Where transfers fit no neighbor and are no parts of fused calls, nobody can tell which of them
+    Where transfers fit no neighbor and are no parts of fused calls, it is not known which of them
     happened. Computations and collectives are left, and stages hand over at once.
     """
     if refused.stable_code != TRANSFERS_UNMATCHED:
@@ -102,7 +102,7 @@ def _has_fused(trace: Trace) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Usual:
+class _TypicalStep:
     """When operations usually begin and end in a step, in their order, and what they work on."""
 
     start_ns: FloatArray
@@ -125,14 +125,14 @@ class _Finder:
             for pp, mc in np.unique(np.stack([trace.pp[forwards], trace.mc[forwards]]), axis=1).T
         }
         self._flow: Flow = flow_of(places, routes)
-        self._known: dict[_Kind, _Usual] = {}
+        self._known: dict[_Kind, _TypicalStep] = {}
 
     def count(self, name: str, stage: int) -> int:
         """Return how many operations of a kind a step usually has."""
-        return len(self._usual(name, stage).start_ns)
+        return len(self._typical(name, stage).start_ns)
 
     def idle(self) -> dict[_Kind, NDArray[np.int64]]:
-        """Return the places, among their kind, of transfers that nobody answers."""
+        """Return the places, among their kind, of transfers that no receive answers."""
         idle: dict[_Kind, NDArray[np.int64]] = {}
         for direction in DIRECTIONS:
             sent: dict[tuple[VirtualStage, int], float] = {}
@@ -156,7 +156,10 @@ class _Finder:
         self, direction: Direction, stage: int, sent: dict[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
         """Choose the send after each computation whose result goes to another stage."""
-        sends, computes = self._usual(direction.send, stage), self._usual(direction.compute, stage)
+        sends, computes = (
+            self._typical(direction.send, stage),
+            self._typical(direction.compute, stage),
+        )
         linked = []
         for place, (chunk, _) in enumerate(computes.work):
             target = self._flow.target(direction, (stage, chunk))
@@ -175,8 +178,8 @@ class _Finder:
         self, direction: Direction, stage: int, sent: Mapping[tuple[VirtualStage, int], float]
     ) -> NDArray[np.int64] | None:
         """Choose the receive that ends with the send of each computation's input."""
-        receives = self._usual(direction.recv, stage)
-        computes = self._usual(direction.compute, stage)
+        receives = self._typical(direction.recv, stage)
+        computes = self._typical(direction.compute, stage)
         ends = []
         for chunk, microbatch in computes.work:
             source = self._flow.source(direction, (stage, chunk))
@@ -186,12 +189,12 @@ class _Finder:
             return None
         return _cheapest(np.abs(receives.end_ns[None, :] - np.array(ends)[:, None]))
 
-    def _usual(self, name: str, stage: int) -> _Usual:
+    def _typical(self, name: str, stage: int) -> _TypicalStep:
         if (name, stage) not in self._known:
             self._known[name, stage] = self._measure(name, stage)
         return self._known[name, stage]
 
-    def _measure(self, name: str, stage: int) -> _Usual:
+    def _measure(self, name: str, stage: int) -> _TypicalStep:
         """Return the medians over all lanes of each operation of a kind."""
         trace = self._trace
         mine = np.flatnonzero((trace.op == trace.op_names.index(name)) & (trace.pp == stage))
@@ -206,7 +209,7 @@ class _Finder:
             work.append(
                 (max(int(trace.mc[rows[0]]), 0), number if microbatch == ABSENT else microbatch)
             )
-        return _Usual(start, end, work)
+        return _TypicalStep(start, end, work)
 
 
 def _cheapest(costs: FloatArray) -> NDArray[np.int64]:

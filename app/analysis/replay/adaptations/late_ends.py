@@ -19,7 +19,7 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph
 from app.analysis.trace import model as ops
 
-# Sends of a type on a stage end late when so many of them end after the computation that their
+# Sends of a type on a stage end late when that share of them ends after the computation that their
 # receive feeds.
 _REGULARLY: Final = 0.9
 _RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
@@ -132,7 +132,7 @@ def _arrival(layout: Layout, pair: _Pair, computes: list[int]) -> FloatArray:
     """Return when the data is there, shape (steps, dp).
 
     A receive ends when the job waits for it, too: as long as its rank computes nothing is seen of
-    the transfer, so that only what is left of it afterwards is known to have taken time.
+    the transfer, so that only what remains of it afterwards is known to have taken time.
     """
     ends = layout.start_ns + layout.duration_ns
     end = ends[pair.receive]

@@ -1,6 +1,6 @@
 """Collectives inside of computations: FSDP2 and ZeRO-3 gather parameters while a layer runs.
 
-What a computation waits for inside is waiting and not computing: beside a slow DP rank the other
+What a computation waits for inside is waiting and not computing: next to a slow DP rank the other
 one's computations look slow. Such intervals are taken out of the computation and replayed as
 collectives of their own, before it or after it, on whichever side less of it lies.
 """
@@ -23,8 +23,8 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT
 
-# A collective lies inside of a computation, or after another operation, when it does so in so many
-# of the cases.
+# A collective lies inside of a computation, or after another operation, when it does so in
+# that share of the cases.
 REGULARLY: Final = 0.98
 # Passes are clearly nearer to those without collectives by this share of their time.
 _CLEARLY: Final = 0.25
@@ -126,15 +126,15 @@ def waited_for(
     short = _short(layout, classes)
     for stage, name in sorted({(stage, name) for stage, name, _ in classes.values()}):
         mine = sorted(c for c in set(classes.values()) if c[:2] == (stage, name))
-        usual = tuple(c for c in mine if c in short)
+        typical = tuple(c for c in mine if c in short)
         judged = mine[:_MOST_CLASSES]
         options = [c for n in range(len(judged) + 1) for c in combinations(judged, n)]
         off = {
             chosen: _off_by(layout, hosts, classes, (stage, name), chosen)
-            for chosen in {*options, usual}
+            for chosen in {*options, typical}
         }
         best = min(options, key=lambda chosen: off[chosen])
-        waited.update(best if off[usual] - off[best] > _CLEARLY else usual)
+        waited.update(best if off[typical] - off[best] > _CLEARLY else typical)
     return waited
 
 
@@ -163,8 +163,8 @@ def _off_by(
         bare = [own[node] for node in of_chunk if node not in holding]
         held = [own[node] for node in of_chunk if node in holding]
         if bare and held:
-            usual = np.maximum(np.median(bare, axis=(0, 1)), 1.0)
-            off += (np.abs(np.median(held, axis=(0, 1)) - usual) / usual).tolist()
+            typical = np.maximum(np.median(bare, axis=(0, 1)), 1.0)
+            off += (np.abs(np.median(held, axis=(0, 1)) - typical) / typical).tolist()
     return max(off)
 
 
@@ -178,9 +178,9 @@ def _short(layout: Layout, classes: Mapping[int, _Class]) -> set[_Class]:
         of_type.setdefault(alike, []).append(float(np.median(transfer)))
     short: set[_Class] = set()
     for of_type in by_type.values():
-        usual = {alike: float(np.median(values)) for alike, values in of_type.items()}
-        limit = _FAR_LONGER * max(min(usual.values()), 0.0)
-        short.update(alike for alike, ns in usual.items() if ns <= limit)
+        typical = {alike: float(np.median(values)) for alike, values in of_type.items()}
+        limit = _FAR_LONGER * max(min(typical.values()), 0.0)
+        short.update(alike for alike, ns in typical.items() if ns <= limit)
     return short
 
 

@@ -27,7 +27,7 @@ from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 _REGULARLY: Final = 0.98
 # …and usually by this share of a step: an optimizer that ends a little later somewhere is no sign.
 _LEAST_OVERLAP: Final = 0.005
-# A first forward waits for what gathers parameters when it begins with that in so many steps.
+# A first forward waits for what gathers parameters when it begins with that in this share of steps.
 _MOSTLY: Final = 0.5
 
 
@@ -45,9 +45,9 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
     share = float((overlap > 0).mean())
     if share < _REGULARLY or np.median(overlap) < _LEAST_OVERLAP * np.median(period):
         return None
-    usual_ms = float(np.median(overlap)) * 1e-6
+    typical_ms = float(np.median(overlap)) * 1e-6
     sign = Sign(
-        (f"the next step begins {usual_ms:.0f} ms before the last stage ends its own",), share
+        (f"the next step begins {typical_ms:.0f} ms before the last stage ends its own",), share
     )
     return Proposal(sign, draft.with_graphs([replace(draft.graphs[0], chained=True)]))
 

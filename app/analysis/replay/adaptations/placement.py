@@ -31,8 +31,8 @@ def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
     """Return the routes of forwards; None where chunk follows chunk."""
     given = placement_of(trace)
     if given is not None:
-        usual = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
-        return None if given == (usual,) else (given, Sign(("the metadata say so",), 1.0))
+        default = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
+        return None if given == (default,) else (given, Sign(("the metadata say so",), 1.0))
     sizes = trace.meta.sizes
     if sizes.vpp != _V_CHUNKS or sizes.pp == 1:
         return None

@@ -97,10 +97,10 @@ def adapt_refused(
         As it was refused, where no adaptation helps.
     """
     name = Name.UNMATCHED_TRANSFERS
-    left = None if name in without else without_transfers(rows.trace, refused)
-    if left is None:
+    adapted = None if name in without else without_transfers(rows.trace, refused)
+    if adapted is None:
         raise refused
-    return AdaptedRows(left[0], rows.routes, (*rows.made, Adaptation(name, left[1])))
+    return AdaptedRows(adapted[0], rows.routes, (*rows.made, Adaptation(name, adapted[1])))
 
 
 def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptation, ...]]:
@@ -165,7 +165,7 @@ def _on_trial(
         if before is not None and before < LEAST_GAIN:
             # nothing takes off more than there is
             break
-        # beside another adaptation nothing is ruled out at a glance: times are others by now
+        # next to another adaptation nothing is ruled out at a glance: times are others by now
         proposal = _proposed(step, tried, without) if made or pending or step.may(glance) else None
         if proposal is None:
             continue

@@ -16,7 +16,7 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.inside import computes_of
-from app.analysis.replay.adaptations.signs.regular import MOST_OF, regular_share, usual_ns
+from app.analysis.replay.adaptations.signs.regular import MOST_OF, regular_share, typical_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph
@@ -26,12 +26,13 @@ from app.analysis.trace import model as ops
 # what ends a step waits for more than is recorded.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
 _RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
-# Launches of a kind are regularly late when so many of them are about as late as the median…
+# Launches of a kind are regularly late when that share of them is about as late as the median…
 _REGULARLY: Final = 0.75
-# …and all usual delays of a step add up to this share of it.
+# …and all typical delays of a step add up to this share of it.
 _LEAST_SHARE: Final = 0.005
-# Of delays without memory, which are chance and nothing regular, so many are late by that share of
-# their median. Over all kinds delays have to be more regular, beyond so many standard deviations.
+# Of delays without memory, which are chance and nothing regular, this share is late by that share
+# of their median. Over all kinds delays have to be more regular, by that many standard
+# deviations.
 _BY_CHANCE: Final = 0.5**MOST_OF
 _CHANCE: Final = 3.0
 _MOST_NAMED: Final = 4
@@ -63,31 +64,31 @@ def propose_regular_delays(draft: Draft) -> Proposal | None:
     regular = {kind: regular_share(values) for kind, values in joined.items()}
     if _is_chance([(regular[kind], joined[kind]) for kind in joined]):
         return None
-    usual: dict[LaunchKind, float] = {}
+    typical: dict[LaunchKind, float] = {}
     shares = []
     for kind, values in joined.items():
         among = count[kind] + count.get(replace(kind, remote=not kind.remote), 0)
         if regular[kind] >= _REGULARLY and count[kind] >= _LEAST_OFTEN * among:
-            takes_ns = usual_ns(values)
+            takes_ns = typical_ns(values)
             if takes_ns > 0:
-                usual[kind] = takes_ns
+                typical[kind] = takes_ns
                 shares.append(regular[kind])
     layout = few[0]
     # no step is shorter without them by more than all of them together
-    total = sum(ns * count[kind] for kind, ns in usual.items())
+    total = sum(ns * count[kind] for kind, ns in typical.items())
     lanes = sum(len(item.steps) for item in few) * layout.dp
     step_ns = float((layout.start_ns + layout.duration_ns).max(axis=(0, 2)).mean())
-    if not usual or total < _LEAST_SHARE * step_ns * lanes:
+    if not typical or total < _LEAST_SHARE * step_ns * lanes:
         return None
     graphs = tuple(
-        replace(graph, lags_ns=_lags(layout, graph, usual))
+        replace(graph, lags_ns=_lags(layout, graph, typical))
         for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
     )
     where = [
         f"{ns * 1e-6:.1f} ms before {kind.op_type} on stage {kind.stage}"
         + (f" after {kind.previous}" if kind.previous else "")
         + (", input from another stage" if kind.remote else "")
-        for kind, ns in sorted(usual.items(), key=lambda item: -item[1] * count[item[0]])
+        for kind, ns in sorted(typical.items(), key=lambda item: -item[1] * count[item[0]])
     ]
     return Proposal(
         Sign(tuple(where[:_MOST_NAMED]), float(np.mean(shares))), draft.with_graphs(graphs)
@@ -164,13 +165,13 @@ def _delays(layout: Layout, graph: Graph) -> Iterator[tuple[LaunchKind, FloatArr
 
 
 def _lags(
-    layout: Layout, graph: Graph, usual: dict[LaunchKind, float]
+    layout: Layout, graph: Graph, typical: dict[LaunchKind, float]
 ) -> dict[tuple[int, int], float]:
     lags: dict[tuple[int, int], float] = {}
     for node, after in _followed(layout, graph):
         for other in after:
             kind = _kind(layout, node, after, remote=_is_remote(layout, node, other))
-            lag = usual.get(kind, 0.0)
+            lag = typical.get(kind, 0.0)
             if lag:
                 lags[node, other] = lag
     return lags

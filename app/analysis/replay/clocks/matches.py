@@ -67,14 +67,14 @@ def matches_of(layout: Layout, graph: Graph) -> Matches:
     if dp > 1:
         for stage, nodes in sorted(collectives.items()):
             end = _ends(layout, _sample(nodes))
-            middle = median_of_known(end.transpose(2, 0, 1))
+            median = median_of_known(end.transpose(2, 0, 1))
             one.append(ranks + stage)
             other.append(np.full(dp, dp * pp + stage))
-            apart.append(end - middle[:, :, None])
+            apart.append(end - median[:, :, None])
     nothing = np.zeros((len(layout.steps), 0))
     ahead = _medians(apart)
     spread = _medians(
-        [np.abs(values - middle) for values, middle in zip(apart, ahead, strict=True)]
+        [np.abs(values - median) for values, median in zip(apart, ahead, strict=True)]
     )
     return Matches(
         np.concatenate([np.zeros(0, dtype=np.int64), *one]),

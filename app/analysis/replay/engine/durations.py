@@ -127,13 +127,13 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
             by_type.setdefault(code, []).append(values[nodes].ravel())
     names = layouts[0].op_names
 
-    def middle(code: int) -> float:
+    def typical(code: int) -> float:
         parts = by_type[code]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return float(np.mean(values) if names[code] in IDEAL_IS_MEAN else median(values))
 
     threads = threads_for(sum(values.size for values in recorded))
-    ideal = dict(zip(by_type, in_threads(threads, middle, list(by_type)), strict=True))
+    ideal = dict(zip(by_type, in_threads(threads, typical, list(by_type)), strict=True))
     return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
 
 

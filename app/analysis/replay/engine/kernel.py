@@ -32,7 +32,7 @@ class LaneWork(NamedTuple):
 
     `first_lane` is the block's first column of `recorded`, `first_delay` that of `delays`;
     everything else has the block's lanes, but for `masks`, which has those of a tile.
-    `late` has no rows where nobody is late. `carry`, shape (variants, stages, lanes and partners),
+    `late` has no rows where no node is late. `carry`, shape (variants, stages, lanes and partners),
     is when each stage ended the step before, and then when it ends this one; it has no rows where
     steps are not chained.
     """
@@ -92,9 +92,9 @@ def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: 
     """Write the same where steps are chained, or time passes regularly before launches."""
     first, last = tables.after_first[member], tables.after_first[member + 1]
     begins = tables.begins[member] if tables.begins.shape[0] > 0 else -1
-    usual = 0.0 if first == last else -np.inf
+    common = 0.0 if first == last else -np.inf
     for i in range(ends.shape[1]):
-        ends[into, i] = usual
+        ends[into, i] = common
     if begins >= 0:
         _copy(ends, into, carry, begins)
     for k in range(first, last):
@@ -143,12 +143,12 @@ def _add(
 
 
 @compiled  # pragma: no cover
-def _add_usual(
-    ends: FloatArray, to: int, one: int, other: int, usual: float, first: int, last: int
+def _add_common(
+    ends: FloatArray, to: int, one: int, other: int, common: float, first: int, last: int
 ) -> None:
-    """Write a row of ends of some lanes: the later one of two, and what is usual."""
+    """Write a row of ends of some lanes: the later one of two, and the common duration."""
     for i in range(first, last):
-        ends[to, i] = max(ends[one, i], ends[other, i]) + usual
+        ends[to, i] = max(ends[one, i], ends[other, i]) + common
 
 
 @compiled  # pragma: no cover
@@ -201,7 +201,7 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
     after_first, after_slot = tables.after_first, tables.after_slot
     chained = work.carry.shape[0] > 0
     plain = not chained and tables.after_lag.shape[0] == 0
-    nobody = np.empty((0, 0))
+    empty = np.empty((0, 0))
     takes, late, recorded, partnered = work.takes, work.late, work.recorded, work.partnered
     ideal, values, delays, masks = work.ideal, work.values, work.delays, work.masks
     own, own_delay = work.first_lane + begin, work.first_delay + begin
@@ -213,7 +213,7 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
     for v in range(out.shape[0]):
         for i in range(lanes):
             out[v, begin + i] = 0.0
-        carry = work.carry[v] if chained else nobody
+        carry = work.carry[v] if chained else empty
         if chained:
             closed[:] = carry
         for u in range(unit_spans.shape[0]):
@@ -269,9 +269,9 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                 _couple(ends, last_launch, work.dp, partnered)
             for m in range(first, last):
                 node, end = node_of[m], slot_of[m]
-                code, usual = takes[v, node], ideal[node]
+                code, common = takes[v, node], ideal[node]
                 if code == IDEAL:
-                    _add_usual(ends, end, one, other, usual, 0, width)
+                    _add_common(ends, end, one, other, common, 0, width)
                 elif code == RECORDED:
                     _add(ends, end, one, other, recorded, node, own, lanes)
                 elif code >= 0:
@@ -281,9 +281,9 @@ def _replay_tile(tables: Tables, work: LaneWork, begin: int, lanes: int, out: Fl
                     for i in range(lanes):
                         ready = max(ends[one, i], ends[other, i])
                         mine_ns = recorded[node, np.uint64(own) + np.uint64(i)]
-                        ends[end, i] = ready + (mine_ns if masks[kept, i] else usual)
+                        ends[end, i] = ready + (mine_ns if masks[kept, i] else common)
                 if code != IDEAL:
-                    _add_usual(ends, end, one, other, usual, lanes, width)
+                    _add_common(ends, end, one, other, common, lanes, width)
                 if ends_last[m]:
                     for i in range(lanes):
                         out[v, begin + i] = max(out[v, begin + i], ends[end, i])

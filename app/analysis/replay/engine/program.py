@@ -17,7 +17,7 @@ class Program:
     """A graph prepared for replay: what to read, what to write, what to forget."""
 
     # For each unit its members, for each member what it follows, whether the group spans the DP
-    # ranks, and the nodes whose end nobody needs after it.
+    # ranks, and the nodes whose end nothing needs after it.
     units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
     ends_last: frozenset[int]  # nodes that may end last
     # mapping of (node, what it follows) to float: as `Graph.lags_ns`

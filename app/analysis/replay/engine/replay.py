@@ -108,8 +108,8 @@ class Executor(Protocol):
     def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
         """Return when the steps end, shape (variants, the block's steps, dp), ns.
 
-        Since their own begin; where they are chained, since the begin of the block. At most so
-        many threads may do that.
+        Since their own begin; where they are chained, since the begin of the block. With at
+        most `threads` threads.
         """
         ...
 
@@ -256,11 +256,11 @@ class _Times:
         if alike and (takes[0] == IDEAL or not self._batch.partnered):
             end = begin + self._duration(node, takes[0])
             return end
-        usual = IDEAL if self._batch.partnered or IDEAL in takes else RECORDED
+        common = IDEAL if self._batch.partnered or IDEAL in takes else RECORDED
         end = np.empty(self._shape)
-        np.add(begin, self._duration(node, usual), out=end)
+        np.add(begin, self._duration(node, common), out=end)
         for variant, code in enumerate(takes):
-            if code != usual:
+            if code != common:
                 own = begin[0, variant if begin.shape[1] > 1 else 0]
                 np.add(own, self._duration(node, code), out=end[0, variant])
         return end

@@ -93,7 +93,7 @@ def _is_plain(shape: IntArray, pp: int) -> bool:
 
 
 def _unanswered(trace: Trace) -> tuple[str, ...]:
-    """Return the types of sends whose receives nobody recorded.
+    """Return the types of sends whose receives were not recorded.
 
     What such a send waits for is unknown: in recorded jobs receives are posted long after they
     could be, and without them that wait would pass for the transfer. So the sends are left out as

@@ -138,7 +138,7 @@ class Layout:
 class LaidOut:
     """A session's steps by shape, those of the shape with most steps first.
 
-    `unanswered` names types of sends that are left out because nobody recorded their receives.
+    `unanswered` names types of sends that are left out because their receives were not recorded.
     """
 
     groups: tuple[Layout, ...]

@@ -66,7 +66,7 @@ def with_edges(
     Parameters
     ----------
     added, removed : mapping of int to nodes
-        What each node follows besides, and what it no longer follows.
+        What else each node follows, and what it no longer follows.
 
     Raises
     ------

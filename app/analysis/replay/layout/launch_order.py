@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout, Nodes
 from app.analysis.replay.layout.pipeline import COMPUTE
 
-# So many lanes together tell the order of any two operations, though each lacks some.
+# That many lanes together tell the order of any two operations, though each lacks some.
 LANES_ASKED: Final = 17
 # Each group of steps costs a graph and its replays.
 MAX_GROUPS: Final = 16
@@ -83,7 +83,7 @@ def split_by_order(layout: Layout) -> list[Layout]:
         return [layout]
     parts: list[Layout] = []
     while len(parts) < MAX_GROUPS:
-        # the first step that is left is the next template, and in its own order
+        # the first remaining step is the next template, and in its own order
         first = _starts(layout)[:, 0, 0]
         alike = _in_order(layout, first)
         parts.append(_with_own_order(layout.of_steps(np.flatnonzero(alike))))

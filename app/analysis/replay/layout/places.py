@@ -21,10 +21,10 @@ from app.analysis.replay.layout.slots_by_time import (
     Judge,
     LaneTimes,
     after,
-    as_usual,
     assign,
     before,
     bridged,
+    by_typical_start,
 )
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
@@ -243,7 +243,7 @@ class _Placing:
                 computes = self._computes(stage, direction.compute, len(nodes), sends=sends)
                 if computes is not None:
                     return after(times, computes) if sends else before(times, computes)
-        return as_usual(times, nodes)
+        return by_typical_start(times, nodes)
 
     def _computes(self, stage: int, name: str, count: int, *, sends: bool) -> IntArray | None:
         """Return the computation that each transfer belongs to."""

@@ -20,7 +20,7 @@ from app.analysis.trace import model as ops
 # A step is left out when more of its operations are missing, or more of one worker's.
 MOST_MISSING: Final = 0.10
 MOST_MISSING_OF_WORKER: Final = 0.25
-# Deviating counts are taken for a shape of their own when so many steps agree on them, for
+# Deviating counts are taken for a shape of their own when that many steps agree on them, for
 # missing operations otherwise.
 SHARE_OF_SHAPE: Final = 0.15
 STEPS_OF_SHAPE: Final = 2
@@ -87,9 +87,9 @@ def _microbatches(census: Census, training: NDArray[np.intp]) -> NDArray[np.int6
     found = np.where((named > found) & (named * 4 <= found * 5 + 4), named, found)
     ragged = (counts != found[:, None, None, None] * chunks).any(axis=(1, 2, 3))
     values, frequency = np.unique(found, return_counts=True)
-    usual = int(values[frequency.argmax()])
-    short = ragged & (named == 0) & (found < usual) & (found >= (1 - MOST_MISSING) * usual)
-    return np.where(short, usual, found)
+    typical = int(values[frequency.argmax()])
+    short = ragged & (named == 0) & (found < typical) & (found >= (1 - MOST_MISSING) * typical)
+    return np.where(short, typical, found)
 
 
 def _expected(
@@ -98,7 +98,7 @@ def _expected(
     microbatches: NDArray[np.int64],
     free: NDArray[np.bool_],
 ) -> Counts:
-    """Return what the training steps have run; marks sends that nobody records as free."""
+    """Return what the training steps have run; marks unrecorded sends as free."""
     counts = census.counts[training]
     most = counts.max(axis=1)
     pp = counts.shape[-1]
@@ -227,9 +227,9 @@ def _too_incomplete(
             continue
         if surplus[index]:
             dp, code, stage = (int(i) for i in np.argwhere(lacks[index] < 0)[0])
-            found, usual = census.counts[index, dp, code, stage], expected[index, code, stage]
+            found, typical = census.counts[index, dp, code, stage], expected[index, code, stage]
             name = ops.REPLAYED_OP_TYPES[code]
-            reasons[index] = f"{found} instead of {usual} {name} on stage {stage} on DP rank {dp}"
+            reasons[index] = f"{found} instead of {typical} {name} on stage {stage} on DP rank {dp}"
         else:
             worst = np.unravel_index(of_worker[index].argmax(), of_worker[index].shape)
             total = census.counts.shape[1] * int(expects[index].sum())

@@ -57,7 +57,7 @@ class LaneTimes:
         """Return ends of nodes, shape (lanes, nodes)."""
         return np.asarray(self._end[nodes[None], step[:, None], dp[:, None]])
 
-    def usual(self, nodes: IntArray) -> FloatArray:
+    def typical(self, nodes: IntArray) -> FloatArray:
         """Return when each node usually starts after its step's begin."""
         since = self._start[nodes] - self._begin[:, None]
         return median_of_known(since.reshape(len(nodes), -1).T)
@@ -79,11 +79,11 @@ def before(times: LaneTimes, computes: IntArray) -> Judge:
     )
 
 
-def as_usual(times: LaneTimes, nodes: IntArray) -> Judge:
+def by_typical_start(times: LaneTimes, nodes: IntArray) -> Judge:
     """Judge all others: they begin when they do in other lanes."""
-    usual = times.usual(nodes)
+    typical = times.typical(nodes)
     return Judge(
-        lambda step, _: times.begin(step)[:, None] + usual,
+        lambda step, _: times.begin(step)[:, None] + typical,
         lambda starts, _, expected: np.abs(starts - expected),
     )
 

@@ -58,7 +58,7 @@ def draw_gpus(quantiles: NDArray[np.float64]) -> list[int]:
 def draw_fleet_job(
     gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool
 ) -> JobModel:
-    """Return a random healthy job of so many GPUs that has what is needed."""
+    """Return a random healthy job of that many GPUs that has what is needed."""
     while True:
         job = _draw(gpus, needs, rng, pipeline=pipeline)
         if job is not None:

@@ -51,8 +51,8 @@ class HostJob:
     # A collective over all ranks ends the step; without it steps of stages overlap.
     barrier: bool = True
     posting: Posting = Posting.BLOCKING
-    # With windowed posting: a receive is posted after the computation of its direction that is so
-    # many before its own.
+    # With windowed posting: a receive is posted after the computation of its direction that is
+    # that many before its own.
     window: int = 1
     # With windowed posting: whether a host waits for its sends; else it does at the step's end.
     sends_block: bool = False

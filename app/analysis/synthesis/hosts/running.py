@@ -63,18 +63,18 @@ class Running:
         """Return what is recorded of all steps."""
         flows = {worker: self._host(worker) for worker in self._now}
         waiting: dict[Worker, Callable[[], bool]] = dict.fromkeys(flows, lambda: True)
-        left = dict(flows)
-        while left:
+        remaining = dict(flows)
+        while remaining:
             moved = False
-            for worker in list(left):
-                while worker in left and waiting[worker]():
+            for worker in list(remaining):
+                while worker in remaining and waiting[worker]():
                     moved = True
-                    condition = next(left[worker], None)
+                    condition = next(remaining[worker], None)
                     if condition is None:
-                        del left[worker]
+                        del remaining[worker]
                     else:
                         waiting[worker] = condition
-            assert moved or not left, "hosts wait for one another"  # noqa: S101 - a fault of ours
+            assert moved or not remaining, "hosts wait for one another"  # noqa: S101 - a fault of ours
         return self._found
 
     def _host(self, worker: Worker) -> Iterator[Callable[[], bool]]:

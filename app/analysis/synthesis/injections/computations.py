@@ -42,7 +42,7 @@ class SlowWorker(Injection):
 
 @dataclass(frozen=True, slots=True)
 class StageImbalance(Injection):
-    """One stage has more to compute than the others, as with a loss layer nobody counted."""
+    """One stage has more to compute than the others, as with a loss layer that was not counted."""
 
     # forward_factor, backward_factor: how many times as long its passes take; the defaults were
     # measured on a job with as many layers on the last stage as on the others

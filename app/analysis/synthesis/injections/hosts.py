@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Injection):
-    """Every so many steps all stages write their weights out before they go on."""
+    """Every few steps all stages write their weights out before they go on."""
 
     every: int  # steps from one time to the next
     stall_ns: float  # how long a stage writes on average

@@ -77,7 +77,7 @@ def _agreed(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> Sess
     text = (schema.metadata or {}).get(META_KEY)
     if text is None:
         if meta is None:
-            message = "an Arrow body needs the session's metadata, in its schema or beside it"
+            message = "an Arrow body needs the session's metadata, in its schema or with it"
             raise InvalidMetadataError(message, code="metadata.missing")
         return meta
     if len(text) > limits.max_header_bytes:
@@ -85,6 +85,6 @@ def _agreed(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> Sess
         raise BodyTooLargeError(message, code="body.header_too_large")
     of_schema = load_metadata(text.decode("utf-8", "replace"))
     if meta is not None and meta.sizes != of_schema.sizes:
-        message = "the sizes in the schema and those given beside the body differ"
+        message = "the sizes in the schema and those given with the body differ"
         raise InvalidMetadataError(message, code="metadata.conflict")
     return meta or of_schema

@@ -21,7 +21,7 @@ class Decoded:
 
     trace: Trace
     trace_format: str  # the name of its format
-    unmapped: tuple[Unmapped, ...] = ()  # what it holds besides, that is no operation
+    unmapped: tuple[Unmapped, ...] = ()  # what else it holds, that is no operation
 
 
 class Decode(Protocol):

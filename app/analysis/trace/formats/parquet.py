@@ -28,7 +28,7 @@ def _sniff(head: Head) -> bool:
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
     if meta is None:
-        message = "a Parquet body needs the session's metadata beside it"
+        message = "a Parquet body needs the session's metadata with it"
         raise InvalidMetadataError(message, code="metadata.missing")
     trace, layout = decode_parquet(body, meta, limits, part=part)
     return Decoded(trace, layout.trace_format)

@@ -154,7 +154,7 @@ def _header(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _agreed(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta | None:
-    """Return the metadata given beside the body, else those of its header."""
+    """Return the metadata given with the body, else those of its header."""
     document = header.get("meta")
     if document is None:
         return meta
@@ -163,7 +163,7 @@ def _agreed(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta 
         raise InvalidMetadataError(message, code="metadata.malformed")
     of_header = parse_metadata(document)
     if meta is not None and meta.sizes != of_header.sizes:
-        message = "the sizes in the header and those given beside the body differ"
+        message = "the sizes in the header and those given with the body differ"
         raise InvalidMetadataError(message, code="metadata.conflict")
     return meta or of_header
 

@@ -59,7 +59,7 @@ def decode_kineto(
     body : Path or bytes
         Plain, gzip or zstd.
     meta : SessionMeta or None
-        What is said beside it: the sizes, where process groups have no names that say them.
+        What is given with it: the sizes, where process groups have no names that say them.
     part : bool
         It is one rank of several.
 
@@ -178,7 +178,7 @@ def _take_field(found: Scan, part: Field) -> None:
         found.groups = _groups(part.value.get("pg_config"))
 
 
-def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what somebody wrote
+def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
     if not isinstance(config, list):
         return []
     if len(config) > _MAX_GROUPS:

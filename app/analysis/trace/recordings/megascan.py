@@ -112,7 +112,7 @@ def decode_megascan(
     relative = _is_relative(body, limits)
     if meta is None:
         if relative:
-            message = "the records of one rank do not say the sizes of its job: give them beside it"
+            message = "the records of one rank do not say the sizes of its job: give them with it"
             raise InvalidMetadataError(message, code="metadata.missing")
         meta = SessionMeta(_extent(body, limits).sizes())
     rows, lost = Rows(limits), Counter[str]()
@@ -233,7 +233,7 @@ def _add(rows: Rows, lost: Counter[str], scope: _Scope, sizes: Sizes) -> None:
     tp = scope.tid if tp is None else tp
     op = _SCOPES.get(scope.name)
     if scope.name == _REDUCE and sizes.dp == 1:
-        # Without replicas nothing is reduced: what is left of the iteration is the optimizer.
+        # Without replicas nothing is reduced: the remainder of the iteration is the optimizer.
         op = OPTIMIZER
     if op is None:
         lost[scope.name] += 1

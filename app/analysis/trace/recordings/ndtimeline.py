@@ -50,7 +50,7 @@ def decode_ndtimeline(
         `metadata.missing`.
     """
     if meta is None:
-        message = "NDTimeline does not say the sizes of the job: give them beside it"
+        message = "NDTimeline does not say the sizes of the job: give them with it"
         raise InvalidMetadataError(message, code="metadata.missing")
     rows, lost = Rows(limits), Counter[str]()
     steps: set[int] = set()

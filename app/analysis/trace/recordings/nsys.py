@@ -89,7 +89,7 @@ def decode_nsys(path: Path, meta: SessionMeta | None, limits: Limits, *, part: b
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # Immutable: no lock, no journal and no write-ahead log of somebody else is looked for.
+    # Immutable: no lock, no journal and no write-ahead log of another program is looked for.
     database = sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True, isolation_level=None
     )

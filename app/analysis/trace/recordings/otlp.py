@@ -135,7 +135,7 @@ def decode_otlp(
 def _read(
     body: Path | bytes, limits: Limits
 ) -> tuple[list[tuple[_Rank, _Span]], Counter[tuple[str, str | None]]]:
-    """Return the spans of operations and steps, and how many there are besides."""
+    """Return the spans of operations and steps, and how many other spans there are."""
     found: list[tuple[_Rank, _Span]] = []
     lost: Counter[tuple[str, str | None]] = Counter()
     for item in read_items(body, limits, frozenset({SPANS}), longest_item=_MAX_BATCH_CHARS):
@@ -244,7 +244,8 @@ def _meta(spans: list[tuple[_Rank, _Span]]) -> SessionMeta:
     known = sizes.pop() if len(sizes) == 1 else None
     if known is None:
         message = (
-            "the resources do not say the sizes of the job, or not the same ones: give them beside"
+            "the resources do not say the sizes of the job, or not the same ones: give them with "
+            "the recording"
         )
         raise InvalidMetadataError(message, code="metadata.missing")
     return SessionMeta(known)

@@ -119,7 +119,9 @@ def test_several_workers_at_the_times_of_peers_are_nobodys_peers() -> None:
 
 
 def test_a_stage_without_a_rank_that_stays_has_no_peers() -> None:
-    with pytest.raises(InvalidQuestionError, match="No DP rank of stage 1 is left") as caught:
+    with pytest.raises(
+        InvalidQuestionError, match="All DP ranks of stage 1 are replaced"
+    ) as caught:
         ask(
             Change(Selection(stages=(0,)), BaseDurations.IDEAL),
             Change(Selection(stages=(1,)), BaseDurations.PEERS),

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.adaptations.signs.regular import regular_share, usual_ns
+from app.analysis.replay.adaptations.signs.regular import regular_share, typical_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, P2P, Graph
@@ -23,10 +23,10 @@ from app.analysis.replay.medians import median
 
 Lags = Mapping[tuple[int, int], float]
 
-# Launches are regularly late when so many are about as late as the median: of delays without
+# Launches are regularly late when that share is about as late as the median: of delays without
 # memory, which are chance, 71 % are.
 _REGULARLY: Final = 0.8
-# Fewer than so many tell nothing.
+# Fewer than that many tell nothing.
 _FEWEST: Final = 20
 # Less than this share of what is launched changes no step.
 _LEAST_SHARE: Final = 0.002
@@ -37,7 +37,7 @@ def lags_after_transfers(
     graph: Graph,
     ideal_ns: FloatArray,
     *,
-    besides: Collection[tuple[int, int]] = (),
+    also: Collection[tuple[int, int]] = (),
 ) -> Lags:
     """Return what regularly passes before computations after the transfers that they need, ns.
 
@@ -47,7 +47,7 @@ def lags_after_transfers(
     Parameters
     ----------
     ideal_ns : float64 array, shape (nodes,)
-    besides : collection of (dp, pp)
+    also : collection of (dp, pp)
         Workers that do not count, as their hosts are slow; then all other lanes tell.
 
     Returns
@@ -56,9 +56,9 @@ def lags_after_transfers(
         Nothing where launches are not regularly late. What the replay has already stays as it is.
     """
     transfers = layout.of_types(*P2P)
-    few = layout if besides else sampled(layout)
+    few = layout if also else sampled(layout)
     slow = np.zeros((layout.pp, few.dp), dtype=bool)
-    for dp, pp in besides:
+    for dp, pp in also:
         slow[pp, dp] = True
     after = {
         node: before
@@ -113,4 +113,4 @@ def _regular(late_ns: FloatArray, least_ns: float) -> float:
     waited = late_ns[~np.isnan(late_ns)]
     if len(waited) < _FEWEST or float(median(waited)) < least_ns:
         return 0.0
-    return usual_ns(late_ns) if regular_share(late_ns) >= _REGULARLY else 0.0
+    return typical_ns(late_ns) if regular_share(late_ns) >= _REGULARLY else 0.0

@@ -23,7 +23,7 @@ _STEPS: Final = 4
 _RANKS: Final = 2
 # Of a few lanes one more exception may happen by chance than of many.
 _MOST: Final = 0.96
-# Usual delays are means, and at most about so many medians.
+# Typical delays are means, and at most about that many medians.
 _MEDIANS: Final = 2.0
 # Receives of a type are posted in turn when half of them are.
 _HALF: Final = 0.5
@@ -84,8 +84,8 @@ class Glance:
                 return bool(len(sends) and len(receives))
             # receives are a stage further on that axis, one way and the other
             late += np.mean(sends) - np.mean(receives)
-        usual = float(median((self._end - self._start)[self._computes].ravel()))
-        return late > usual / (2 * int(self._stage[-1] + 1))
+        typical = float(median((self._end - self._start)[self._computes].ravel()))
+        return late > typical / (2 * int(self._stage[-1] + 1))
 
     def gathers_chunks(self) -> bool:
         """Return whether a first forward begins after the gathering for more than one chunk."""

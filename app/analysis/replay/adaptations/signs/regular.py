@@ -13,7 +13,7 @@ from app.analysis.replay.medians import median
 MOST_OF: Final = 0.5
 # …and on every DP rank the median is this share of that of all.
 _ON_EVERY_RANK: Final = 0.25
-# Single stalls make nothing usual: they count as Tukey's outer fence.
+# Single stalls make nothing typical: they count as Tukey's outer fence.
 _FENCE: Final = 3.0
 
 
@@ -30,15 +30,15 @@ def regular_share(late_ns: FloatArray) -> float:
     launched = late_ns[~np.isnan(late_ns)]
     if not len(launched):
         return 0.0
-    middle = float(median(launched))
+    median_ns = float(median(launched))
     ranks = [own[~np.isnan(own)] for own in late_ns.reshape(-1, late_ns.shape[-1]).T]
     least = min(float(median(own)) for own in ranks if len(own))
-    if middle <= 0 or least < _ON_EVERY_RANK * middle:
+    if median_ns <= 0 or least < _ON_EVERY_RANK * median_ns:
         return 0.0
-    return float(np.mean(launched >= MOST_OF * middle))
+    return float(np.mean(launched >= MOST_OF * median_ns))
 
 
-def usual_ns(late_ns: FloatArray) -> float:
+def typical_ns(late_ns: FloatArray) -> float:
     """Return the mean: launching is the host's computing, whose ideal is a mean.
 
     Single stalls do not make it. Nothing is launched before its input is there: a few clocks that

@@ -80,7 +80,7 @@ def cell_of(
     chunks : int or None
         Stages that the rank computes, None where nothing labels a stage.
     meta : SessionMeta or None
-        What was said beside the recording; its sizes win where no group is named.
+        What was given with the recording; its sizes win where no group is named.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def cell_of(
             _refuse(
                 "missing",
                 "the recording's process groups have no names that say what is data and what is "
-                "pipeline parallel: give the sizes of the job beside it",
+                "pipeline parallel: give the sizes of the job with it",
             )
         return _all_in_one(rank, world, chunks)
     size = {dimension: len(group.ranks) for dimension, group in known.items()}
@@ -105,7 +105,7 @@ def cell_of(
     tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
     dp, dp_rank = 1, 0
     for dimension in DATA_DIMENSIONS:
-        # A group of all data-parallel ranks beside those of its two parts says the same again.
+        # A group of all data-parallel ranks next to those of its two parts says the same again.
         if dimension is Dimension.DATA and dp > 1:
             continue
         dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
@@ -120,13 +120,13 @@ def cell_of(
         _refuse(
             "world_mismatch",
             f"the recording's process groups make dp * pp * tp * cp = {dp} * {pp} * {tp} * {cp} = "
-            f"{sizes.world}, but there are {world} ranks: give the sizes of the job beside it",
+            f"{sizes.world}, but there are {world} ranks: give the sizes of the job with it",
         )
     if meta is not None and (meta.sizes.dp, meta.sizes.pp, meta.sizes.tp) != (dp, pp, tp):
         _refuse(
             "conflict",
             f"the recording's process groups make dp = {dp}, pp = {pp} and tp = {tp}; the sizes "
-            "given beside it are others",
+            "given with it are others",
         )
     return Cell(sizes if meta is None else meta.sizes, dp_rank, place.get(Dimension.PIPELINE, 0))
 
@@ -148,7 +148,7 @@ def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Grou
 
 
 def _by_order(rank: int, sizes: Sizes) -> Cell:
-    """Place a rank in the usual order: tensor and context fastest, then data, then pipeline."""
+    """Place a rank in the default order: tensor and context fastest, then data, then pipeline."""
     inner = sizes.tp * sizes.cp
     return Cell(sizes, rank // inner % sizes.dp, rank // (inner * sizes.dp))
 

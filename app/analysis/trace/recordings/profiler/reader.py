@@ -126,7 +126,7 @@ def _world(scan: Scan, meta: SessionMeta | None) -> int:
         world = scan.world
     else:
         raise InvalidMetadataError(
-            "the recording does not say how many ranks there are: give the sizes beside it",
+            "the recording does not say how many ranks there are: give the sizes with it",
             code="metadata.missing",
         )
     if scan.rank is None or not 0 <= scan.rank < world <= MAX_WORLD:

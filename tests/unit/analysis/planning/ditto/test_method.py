@@ -103,7 +103,7 @@ def test_rule_of_the_program_leaves_small_shares_alone() -> None:
     )
     folding = fold(problem.spec)
     virtual = [(0, 2, 2), (2, 4, 2), (4, 6, 2)]
-    with pytest.raises(UnrecoverableError, match="no stage is left for 1 of 1 fast"):
+    with pytest.raises(UnrecoverableError, match="no stage remains for 1 of 1 fast"):
         recover_greedily(problem, folding, virtual, "code")
     with pytest.raises(UnrecoverableError, match="need 4 slow, there are 2"):
         recover_greedily(problem, folding, virtual, "paper")

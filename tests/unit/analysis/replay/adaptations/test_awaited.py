@@ -78,7 +78,7 @@ def test_workers_whose_hosts_are_known_to_be_slow_do_not_count() -> None:
     slow = [(dp, pp) for dp in range(2) for pp in range(3)]
     takes_ns = group.durations.ideal_ns
 
-    lags = lags_after_transfers(group.layout, group.graph, takes_ns, besides=slow)
+    lags = lags_after_transfers(group.layout, group.graph, takes_ns, also=slow)
     forward_ns = float(
         np.median(group.durations.recorded_ns[group.layout.of_types("forward-compute")])
     )

@@ -18,7 +18,7 @@ from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.regular_delays import _is_chance
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
-from app.analysis.replay.adaptations.signs.regular import regular_share, usual_ns
+from app.analysis.replay.adaptations.signs.regular import regular_share, typical_ns
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
@@ -166,7 +166,7 @@ def test_transfers_are_chosen_at_the_least_cost(count: int, spare: int, seed: in
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e9), min_size=1, max_size=40))
 def test_usual_delays_are_those_of_the_twin(late: list[float]) -> None:
-    assert usual_ns(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
+    assert typical_ns(np.array(late)[:, None]) == pytest.approx(twins.usual_delay(late), abs=1.0)
 
 
 def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
@@ -174,7 +174,7 @@ def test_clocks_that_jump_make_no_launch_earlier_than_its_input() -> None:
     late[:2] = -1e9
 
     assert regular_share(late) == pytest.approx(0.9)
-    assert usual_ns(late) == 0.0
+    assert typical_ns(late) == 0.0
 
 
 @pytest.mark.slow
