@@ -50,13 +50,13 @@ class _Strength:
 
     goal: float
     first: float
-    asked: bool = field(default=False, init=False)
+    moved: bool = field(default=False, init=False)
 
     def __call__(self, job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
         """Return the goal, once the strength has been moved."""
         del job, injections, seed
-        reached = self.goal if self.asked else self.first
-        self.asked = True
+        reached = self.goal if self.moved else self.first
+        self.moved = True
         return reached
 
 

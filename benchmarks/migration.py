@@ -104,12 +104,12 @@ def main() -> int:
     """Fill, let others write, migrate and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=10_000)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-migration-") as name:
         Path(name).chmod(0o755)
         with EmbeddedPostgres(Path(name) / "database") as postgres:
             engine = make_engine(postgres.url, application_name="producers")
-            _fill(postgres.url, engine, asked.sessions)
+            _fill(postgres.url, engine, options.sessions)
             producers = [Producer(engine) for _ in range(PRODUCERS)]
             for producer in producers:
                 producer.start()
@@ -133,7 +133,8 @@ def main() -> int:
             engine.dispose()
     waited = sorted(t for one in producers for t in one.took_s)
     print(
-        f"{took_s:.1f} s for {asked.sessions:,} sessions, {asked.sessions / took_s:,.0f} a second; "
+        f"{took_s:.1f} s for {options.sessions:,} sessions, "
+        f"{options.sessions / took_s:,.0f} a second; "
         f"{len(waited)} written meanwhile, each in {statistics.median(waited):.3f} s "
         f"({alone_s:.3f} s before), the longest in {waited[-1]:.2f} s; "
         f"{without} of {there:,} without a verdict"

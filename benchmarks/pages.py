@@ -134,8 +134,8 @@ class _Server:
         api = f"/api/v1/sessions/{session}"
         steps = self._client.get(f"{api}/report").json()["steps"]["analyzed"]
         page = self._client.get(f"/sessions/{session}").text
-        [asked] = set(LANES.findall(page))
-        ranks = asked.replace("&amp;", "&")
+        [query] = set(LANES.findall(page))
+        ranks = query.replace("&amp;", "&")
         times: dict[str, list[tuple[float, float]]] = {
             "step: map": [],
             "step: timeline": [],

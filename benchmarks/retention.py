@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--bytes", type=int, default=65_536, help="of each trace")
     parser.add_argument("--by-size", action="store_true", help="a rule of size in place of age")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # The database runs as another account than root, which may not enter just any directory.
     with tempfile.TemporaryDirectory(prefix="paceline-retention-") as name:
         directory = Path(name)
@@ -184,7 +184,7 @@ def main() -> None:
             migrate.upgrade(postgres.url)
             settings = Settings(database_url=postgres.url, data_dir=directory / "data")
             container = build(settings).within(DEFAULT_PROJECT_ID)
-            values = {"sessions": asked.sessions, "bytes": asked.bytes, "pinned": PINNED}
+            values = {"sessions": options.sessions, "bytes": options.bytes, "pinned": PINNED}
             autocommitted = container.engine.execution_options(isolation_level="AUTOCOMMIT")
             with autocommitted.connect() as connection:
                 for statement in FILL:
@@ -194,7 +194,7 @@ def main() -> None:
                     text("SELECT pg_size_pretty(pg_database_size(current_database()))")
                 ).scalar_one()
             print(f"filled ({size}): {left(container)}", flush=True)
-            keep = Keep(bytes=0) if asked.by_size else Keep(days=DAYS)
+            keep = Keep(bytes=0) if options.by_size else Keep(days=DAYS)
             print(prune(container, postgres.url, RetentionRules(keep, keep, keep)))
             print(f"left: {left(container)}")
             container.close()

@@ -120,8 +120,8 @@ def _process(checkout: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _ask(process: subprocess.Popen[str], trace: BenchTrace) -> tuple[float, float]:
-    asked = {"path": str(trace.path), "meta": metadata_document(trace.meta)}
-    print(json.dumps(asked), file=process.stdin, flush=True)
+    request = {"path": str(trace.path), "meta": metadata_document(trace.meta)}
+    print(json.dumps(request), file=process.stdin, flush=True)
     answer = next(iter(process.stdout or ()), "")
     if not answer:
         raise SystemExit("A version failed: see above")

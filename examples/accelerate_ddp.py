@@ -13,14 +13,14 @@ MICROBATCHES = 4
 BATCH = 4
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train one of the ranks that have the whole model."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICROBATCHES)
-    model = nn.Sequential(*(Layer(0.008 * asked.factor(rank)) for _ in range(3)))
+    model = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(3)))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
 
-    monitor = paceline.attach(asked.server, asked.job, model=model, steps=asked.steps)
-    for _ in range(asked.steps + WAIT_STEPS):
+    monitor = paceline.attach(options.server, options.job, model=model, steps=options.steps)
+    for _ in range(options.steps + WAIT_STEPS):
         for _ in range(MICROBATCHES):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.randn(BATCH, HIDDEN)).square().mean())

@@ -69,12 +69,12 @@ def options(job: str, ranks: int, description: str | None) -> Options:
     )
 
 
-def launch(train: Callable[[Options, int], None], asked: Options) -> None:
+def launch(train: Callable[[Options, int], None], options: Options) -> None:
     """Run a process a rank on this machine; a cluster's launcher does this for real jobs."""
     logging.basicConfig(format="%(levelname)s %(message)s")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    mp.spawn(_rank, args=(train, asked), nprocs=asked.ranks)
+    mp.spawn(_rank, args=(train, options), nprocs=options.ranks)
 
 
 def _free_port() -> int:
@@ -82,13 +82,13 @@ def _free_port() -> int:
         return server.getsockname()[1]
 
 
-def _rank(rank: int, train: Callable[[Options, int], None], asked: Options) -> None:
+def _rank(rank: int, train: Callable[[Options, int], None], options: Options) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
     os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", rank=rank, world_size=asked.ranks)
+    dist.init_process_group("gloo", rank=rank, world_size=options.ranks)
     try:
-        train(asked, rank)
+        train(options, rank)
         # The store is rank 0's: no rank leaves while another one may still ask it.
         dist.barrier()
     finally:

@@ -14,18 +14,20 @@ MICROBATCHES = 4
 BATCH = 4
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train one of the ranks that share all parameters."""
-    mesh = init_device_mesh("cpu", (asked.ranks,), mesh_dim_names=("dp",))
-    layers = nn.ModuleList(Layer(0.008 * asked.factor(rank)) for _ in range(3))
+    mesh = init_device_mesh("cpu", (options.ranks,), mesh_dim_names=("dp",))
+    layers = nn.ModuleList(Layer(0.008 * options.factor(rank)) for _ in range(3))
     model = nn.Sequential(*layers)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    monitor = paceline.attach(asked.server, asked.job, model=model, mesh=mesh, steps=asked.steps)
-    for _ in range(asked.steps + WAIT_STEPS):
+    monitor = paceline.attach(
+        options.server, options.job, model=model, mesh=mesh, steps=options.steps
+    )
+    for _ in range(options.steps + WAIT_STEPS):
         for _ in range(MICROBATCHES):
             loss = model(torch.randn(BATCH, HIDDEN)).square().mean() / MICROBATCHES
             loss.backward()

@@ -13,20 +13,20 @@ MICROBATCHES = 8
 BATCH = 4
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train a rank: the first half of the ranks are stage 0, the others stage 1."""
-    replicas = asked.ranks // 2
+    replicas = options.ranks // 2
     stage, replica = divmod(rank, replicas)
     groups = [dist.new_group(list(range(first, first + replicas))) for first in (0, replicas)]
     peer = rank + replicas if stage == 0 else rank - replicas
-    model = nn.Sequential(*(Layer(0.008 * asked.factor(rank)) for _ in range(2)))
+    model = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(2)))
     optimizer = torch.optim.AdamW(model.parameters())
 
     layout = paceline.Layout(dp=replicas, pp=2, dp_rank=replica, pp_rank=stage)
     monitor = paceline.attach(
-        asked.server, asked.job, layout=layout, steps=asked.steps, layers=(2, 2)
+        options.server, options.job, layout=layout, steps=options.steps, layers=(2, 2)
     )
-    for _ in range(asked.steps + WAIT_STEPS):
+    for _ in range(options.steps + WAIT_STEPS):
         for mb in range(MICROBATCHES):
             x = torch.randn(BATCH, HIDDEN)
             if stage == 1:

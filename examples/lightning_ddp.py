@@ -17,13 +17,15 @@ BATCH = 4
 class Paceline(Callback):
     """Records the job; for any Lightning module, with whatever strategy."""
 
-    def __init__(self, asked: Options) -> None:
-        self.asked = asked
+    def __init__(self, options: Options) -> None:
+        self.options = options
 
     def on_train_start(self, trainer, _module) -> None:
         """Attach once model, optimizer and process group are there."""
-        asked, model = self.asked, trainer.strategy.model
-        self.monitor = paceline.attach(asked.server, asked.job, model=model, steps=asked.steps)
+        options, model = self.options, trainer.strategy.model
+        self.monitor = paceline.attach(
+            options.server, options.job, model=model, steps=options.steps
+        )
 
     def on_train_batch_end(self, trainer, _module, _outputs, _batch, batch_idx) -> None:
         """End a step where the optimizer has made one."""
@@ -50,23 +52,23 @@ class Module(LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train one of the ranks that have the whole model."""
-    steps = asked.steps + WAIT_STEPS
+    steps = options.steps + WAIT_STEPS
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
-        devices=asked.ranks,
+        devices=options.ranks,
         max_epochs=1,
         accumulate_grad_batches=MICROBATCHES,
-        callbacks=[Paceline(asked)],
+        callbacks=[Paceline(options)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = TensorDataset(torch.randn(asked.ranks * steps * MICROBATCHES * BATCH, HIDDEN))
-    trainer.fit(Module(asked.factor(rank)), DataLoader(data, BATCH))
+    data = TensorDataset(torch.randn(options.ranks * steps * MICROBATCHES * BATCH, HIDDEN))
+    trainer.fit(Module(options.factor(rank)), DataLoader(data, BATCH))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Chunk(nn.Module):
         return x
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train a rank of two stages with two chunks each, replicated."""
     without_gpu()
     parallel_state.initialize_model_parallel(
@@ -67,15 +67,15 @@ def train(asked: Options, rank: int) -> None:
     # What the schedules read of a transformer's configuration.
     config.hidden_size = HIDDEN
     config.fine_grained_activation_offloading = False
-    model = [Chunk(config, index, 0.008 * asked.factor(rank)) for index in range(2)]
+    model = [Chunk(config, index, 0.008 * options.factor(rank)) for index in range(2)]
     parameters = [p for chunk in model for p in chunk.parameters()]
     optimizer = torch.optim.AdamW(parameters)
     replicas = parallel_state.get_data_parallel_group()
 
     monitor = paceline.attach(
-        asked.server, asked.job, megatron_config=config, model=model, steps=asked.steps
+        options.server, options.job, megatron_config=config, model=model, steps=options.steps
     )
-    for _ in range(asked.steps + WAIT_STEPS):
+    for _ in range(options.steps + WAIT_STEPS):
         get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(())] * len(model),

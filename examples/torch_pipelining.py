@@ -15,11 +15,11 @@ MICROBATCHES = 8
 BATCH = 4
 
 
-def train(asked: Options, rank: int) -> None:
+def train(options: Options, rank: int) -> None:
     """Train a rank of a pipeline of two stages, replicated."""
-    mesh = init_device_mesh("cpu", (2, asked.ranks // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh("cpu", (2, options.ranks // 2), mesh_dim_names=("pp", "dp"))
     stage_index = mesh.get_local_rank("pp")
-    part = nn.Sequential(*(Layer(0.008 * asked.factor(rank)) for _ in range(2)))
+    part = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(2)))
     model = DistributedDataParallel(part, process_group=mesh.get_group("dp"))
     example = torch.zeros(BATCH, HIDDEN)
     stage = PipelineStage(
@@ -35,9 +35,14 @@ def train(asked: Options, rank: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
 
     monitor = paceline.attach(
-        asked.server, asked.job, schedule=schedule, mesh=mesh, steps=asked.steps, layers=(2, 2)
+        options.server,
+        options.job,
+        schedule=schedule,
+        mesh=mesh,
+        steps=options.steps,
+        layers=(2, 2),
     )
-    for _ in range(asked.steps + WAIT_STEPS):
+    for _ in range(options.steps + WAIT_STEPS):
         batch = torch.randn(MICROBATCHES * BATCH, HIDDEN)
         if stage_index == 0:
             schedule.step(batch)

@@ -79,10 +79,10 @@ class Guard:
             forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
             refused(self._container, shown, forbidden, here.principal)
             raise forbidden
-        asked = scope.get("state", {}).get("project")
-        if asked is not None or not scope["path"].startswith(API):
+        name = scope.get("state", {}).get("project")
+        if name is not None or not scope["path"].startswith(API):
             # Links of a page stay where it is: also with a prefix that it needs not.
-            here = replace(here, pages_at="" if asked is None else prefix_of(asked))
+            here = replace(here, pages_at="" if name is None else prefix_of(name))
         scope.setdefault("state", {})["here"] = here
 
     async def _let_scrape(self, shown: Shown) -> None:
@@ -178,6 +178,6 @@ def _check_site(scope: Scope, shown: Shown) -> None:
 
 def _sign_in_address(scope: Scope) -> str:
     state = scope.get("state", {})
-    path = state.get("asked_path", scope["path"])
+    path = state.get("requested_path", scope["path"])
     query = scope["query_string"].decode("latin-1")
     return f"{SIGN_IN}?next={quote(path + ('?' + query if query else ''), safe='/')}"

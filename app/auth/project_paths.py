@@ -21,7 +21,7 @@ class ProjectPaths:
         if scope["type"] == "http" and scope["path"].startswith(PREFIX):
             project, _, rest = scope["path"].removeprefix(PREFIX).partition("/")
             # In place: those further out look at what the routes note in it.
-            scope.setdefault("state", {}).update(project=project, asked_path=scope["path"])
+            scope.setdefault("state", {}).update(project=project, requested_path=scope["path"])
             scope["path"] = f"/{rest}"
             scope["raw_path"] = scope["path"].encode()
         await self.app(scope, receive, send)

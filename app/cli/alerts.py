@@ -16,15 +16,15 @@ class AlertsCommandError(PacelineError):
 
 def send_test(channel: str, *, server: str) -> None:
     """Send a marked example to a channel and print what its receiver answered."""
-    with Server(server) as asked:
+    with Server(server) as api:
         found = [
             known["id"]
-            for known in asked.get("/api/v1/channels")["channels"]
+            for known in api.get("/api/v1/channels")["channels"]
             if channel in (known["name"], known["id"])
         ]
         if not found:
             raise AlertsCommandError(f"There is no channel {channel}.", code="not_found")
-        result = asked.post(f"/api/v1/channels/{found[0]}/test")
+        result = api.post(f"/api/v1/channels/{found[0]}/test")
     said = " ".join(str(part) for part in (result["status"], result["answer"]) if part)
     if not result["delivered"]:
         answer = f" Its answer: {said}" if said else ""
@@ -34,6 +34,6 @@ def send_test(channel: str, *, server: str) -> None:
 
 def reseal(*, server: str) -> None:
     """Encrypt the secrets of all channels with the server's newest key, and print how many."""
-    with Server(server) as asked:
-        count = asked.post("/api/v1/channels/reseal")["channels"]
+    with Server(server) as api:
+        count = api.post("/api/v1/channels/reseal")["channels"]
     sys.stdout.write(f"channels encrypted with the newest key: {count}\n")

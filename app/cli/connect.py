@@ -21,7 +21,7 @@ _STAGES: Final = 2
 _MS: Final = 1_000_000
 
 
-class NotAskedError(PacelineError):
+class MissingChoiceError(PacelineError):
     """A choice is missing, and there is no terminal to ask for it."""
 
     code = "connect.incomplete"
@@ -31,10 +31,10 @@ def connect(
     server: str, job: str | None, framework: str | None, launcher: str | None, *, send: bool
 ) -> None:
     """Print the lines that connect a job; check the server with a tiny session of another job."""
-    asked = _chosen("framework", framework, tuple(WAYS))
-    way = WAYS[asked]
+    chosen = _chosen("framework", framework, tuple(WAYS))
+    way = WAYS[chosen]
     starts = LAUNCHERS[_chosen("launcher", launcher, tuple(LAUNCHERS))] if way.in_job else None
-    target = Target(server, job or _asked("Name of the job"))
+    target = Target(server, job or _prompted("Name of the job"))
     console = Console(stderr=True)
     blocks = [*way.blocks(target), *([] if starts is None else [starts.block])]
     sys.stdout.write("\n\n".join(blocks) + "\n")
@@ -82,13 +82,13 @@ def _chosen(what: str, given: str | None, names: tuple[str, ...]) -> str:
             raise typer.BadParameter(f"--{what} is one of {', '.join(names)}")
         return given
     while True:
-        answer = _asked(f"{what.capitalize()} ({', '.join(names)})", what)
+        answer = _prompted(f"{what.capitalize()} ({', '.join(names)})", what)
         if answer in names:
             return answer
 
 
-def _asked(question: str, option: str = "job") -> str:
+def _prompted(question: str, option: str = "job") -> str:
     if not sys.stdin.isatty():
-        raise NotAskedError(f"give --{option}: there is no terminal to ask for it")
+        raise MissingChoiceError(f"give --{option}: there is no terminal to ask for it")
     answer: str = typer.prompt(question, err=True)
     return answer.strip()

@@ -39,15 +39,15 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
     text = None if meta is None else read_metadata(meta)
     name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
-    with Server(server) as asked:
+    with Server(server) as api:
         meta_body = None if text is None or meta is None else metadata_body(meta, text)
-        sent = _send(asked, name, path, meta_body, console)
+        sent = _send(api, name, path, meta_body, console)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
         console.print(f"Session {sent.number} of {name}: {sent.url}", soft_wrap=True)
         with console.status("Waiting for a worker") as status:
-            report = asked.wait_for_report(sent.session, status.update)
+            report = api.wait_for_report(sent.session, status.update)
         sys.stdout.write(f"{report['verdict']['sentence']}\n")
 
 

@@ -22,10 +22,10 @@ from app.dashboard.compare.pages import add_compare_pages
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_csv, applied_fixes, fleet_fixes
-from app.dashboard.fleet.asked import FleetAsked
 from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
 from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
 from app.dashboard.fleet.job import job_page
+from app.dashboard.fleet.query import FleetQueryParam
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.operation.pages import add_operation_pages
@@ -36,12 +36,12 @@ from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.dashboard.tensor.pages import add_tensor_pages
-from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.address import Address, QueryText, page_number
 from app.dashboard.ui.assets import Assets
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.dashboard.ui.places import job_url
 from app.dashboard.ui.ranges import ALL
-from app.dashboard.ui.time_asked import TimeAsked, TimeInAddress
+from app.dashboard.ui.time_query import TimeQuery, TimeQueryParam
 from app.dashboard.usage.pages import add_usage_pages
 from app.db.states import SessionState
 from app.errors import NotFoundError
@@ -69,7 +69,6 @@ MAX_DIGITS: Final = 19
 # Applied fixes on the page of the fleet.
 NEWEST_FIXES: Final = 10
 
-Asked = Annotated[str, Query()]
 Step = Annotated[int | None, Query()]
 
 
@@ -118,24 +117,24 @@ def _router() -> APIRouter:
 def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
     def fleet_route(
-        container: Here, request: Request, time: TimeAsked, asked: FleetAsked
+        container: Here, request: Request, time: TimeQueryParam, query: FleetQueryParam
     ) -> Response:
         about = time.about()
         with pages.reading(container) as (tx, nav):
             found = fleet_view(
                 tx,
                 moment_of(tx, about),
-                asked.filtered,
-                page=PageRequest(asked.sort, asked.number, FLEET_PAGE),
-                silent_page=asked.silent_number,
+                query.filtered,
+                page=PageRequest(query.sort, query.number, FLEET_PAGE),
+                silent_page=query.silent_number,
             )
             brought = realized_fixes(tx, most=NEWEST_FIXES)
             figures = calibrations(tx) if brought else {}
             fixes = fleet_fixes(brought, figures, "/fleet/fixes.csv", tx.now)
-            unheard = not found.groups and about.end is None and not asked.archived
+            unheard = not found.groups and about.end is None and not query.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
-        page = fleet_page(found, asked, about)
+        page = fleet_page(found, query, about)
         if status is None or arrived is None:
             return pages.render("fleet/page.html", nav, page=page, now=page.now, applied=fixes)
         address = str(request.base_url).rstrip("/")
@@ -155,10 +154,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/jobs/{job}")
     def job_route(
-        container: Here, job: str, time: TimeAsked, sort: Asked = "", page: Asked = ""
+        container: Here, job: str, time: TimeQueryParam, sort: QueryText = "", page: QueryText = ""
     ) -> Response:
         about = time.about(ALL)
-        asked = {**time.parameters, "sort": sort, "page": page}
+        parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
             found, groups = fleet(tx, job=job), count_groups(tx, job)
             if found.jobs:
@@ -167,7 +166,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     job,
                     since=about.since(found.now),
                     until=about.end,
-                    asked=PageRequest(sort, page_number(page), PAGE),
+                    request=PageRequest(sort, page_number(page), PAGE),
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
@@ -192,7 +191,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             onset=onset,
             incidents=[actions(row, found.now) for row in incidents],
             about=about,
-            address=Address(job_url(job), asked),
+            address=Address(job_url(job), parameters),
         )
         return pages.render(
             "fleet/job.html", nav, page=shown, now=found.now, groups=groups, applied=fixes
@@ -200,7 +199,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get("/sessions/{session}")
     def session_route(
-        container: Here, session: str, step: Asked = "", dp: Asked = "", pp: Asked = ""
+        container: Here, session: str, step: QueryText = "", dp: QueryText = "", pp: QueryText = ""
     ) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
@@ -243,7 +242,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("session/page.html", nav, page=page, now=page.now, applied=fixes)
 
 
-def _job_axis(container: Container, job: str, time: TimeInAddress) -> JobAxis:
+def _job_axis(container: Container, job: str, time: TimeQuery) -> JobAxis:
     about = time.about(ALL)
     with container.reading() as tx:
         known_job(tx, job)
@@ -252,11 +251,11 @@ def _job_axis(container: Container, job: str, time: TimeInAddress) -> JobAxis:
 
 def _add_exports(routes: APIRouter) -> None:
     @routes.get("/jobs/{job}/sessions.csv")
-    def job_sessions_route(container: Here, job: str, time: TimeAsked) -> Response:
+    def job_sessions_route(container: Here, job: str, time: TimeQueryParam) -> Response:
         return csv_file("paceline-job-sessions.csv", sessions_csv(_job_axis(container, job, time)))
 
     @routes.get("/jobs/{job}/marks.csv")
-    def job_marks_route(container: Here, job: str, time: TimeAsked) -> Response:
+    def job_marks_route(container: Here, job: str, time: TimeQueryParam) -> Response:
         return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
 
     @routes.get("/jobs/{job}/fixes.csv")
@@ -268,13 +267,13 @@ def _add_exports(routes: APIRouter) -> None:
 
     @routes.get("/fleet/{name}.csv")
     def fleet_file_route(
-        container: Here, name: str, time: TimeAsked, asked: FleetAsked
+        container: Here, name: str, time: TimeQueryParam, query: FleetQueryParam
     ) -> Response:
         if name == "fixes":
             with container.reading() as tx:
                 return csv_file("paceline-fixes.csv", applied_csv(realized_fixes(tx)))
         pages = one_of(FLEET, name)
-        return csv_file(f"paceline-{name}.csv", fleet_csv(pages(container, time.about(), asked)))
+        return csv_file(f"paceline-{name}.csv", fleet_csv(pages(container, time.about(), query)))
 
     @routes.get("/sessions/{session}/{name}.csv")
     def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:
@@ -296,6 +295,6 @@ def _add_exports(routes: APIRouter) -> None:
         return csv_file(f"paceline-session-{view.row.number}-{name}{suffix}.csv", table)
 
 
-def _number(asked: str) -> int | None:
+def _number(text: str) -> int | None:
     """Return the step, DP rank or stage that an address asks for, if it is one."""
-    return int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < MAX_DIGITS else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None

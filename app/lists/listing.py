@@ -69,10 +69,10 @@ class Listing(Generic[R]):
     def _adapter(self) -> TypeAdapter[list[R]]:
         return TypeAdapter(list[self.row])  # type: ignore[name-defined]
 
-    def sort(self, asked: str) -> str:
+    def sort(self, requested: str) -> str:
         """Return the order that is in force."""
-        known = asked.removeprefix("-") in self.sorts
-        return asked if known else self.default_sort
+        known = requested.removeprefix("-") in self.sorts
+        return requested if known else self.default_sort
 
     def query(self) -> Select[Any]:
         """Return the query of the columns, labeled with their names."""
@@ -85,9 +85,9 @@ class Listing(Generic[R]):
         )
         return query if self.source is None else self.source(query)
 
-    def order(self, asked: str) -> list[ColumnElement[Any]]:
+    def order(self, requested: str) -> list[ColumnElement[Any]]:
         """Return the expressions of an order; rows without a value come last in each."""
-        sort = self.sort(asked)
+        sort = self.sort(requested)
         name = self.sorts.get(sort.removeprefix("-"))
         if name is None:
             return [*self.ties]
@@ -109,16 +109,16 @@ class Listing(Generic[R]):
         """Return rows of what the database returned, by name; JSON becomes what fields say."""
         return self._adapter.validate_python([dict(one) for one in found])
 
-    def page(self, rows: Sequence[R], asked: PageRequest) -> Page[R]:
+    def page(self, rows: Sequence[R], request: PageRequest) -> Page[R]:
         """Return a page of rows that are here already, in the order of `ties`."""
-        sort = self.sort(asked.sort)
+        sort = self.sort(request.sort)
         by = attrgetter(self.sorts[sort.removeprefix("-")])
         known = [row for row in rows if by(row) is not None]
         ordered = sorted(known, key=by, reverse=sort.startswith("-"))
         ordered += [row for row in rows if by(row) is None]
-        number = last_page(asked.page, len(rows), asked.size)
-        first = asked.size * (number - 1)
-        return Page(ordered[first : first + asked.size], number, len(rows), asked.size)
+        number = last_page(request.page, len(rows), request.size)
+        first = request.size * (number - 1)
+        return Page(ordered[first : first + request.size], number, len(rows), request.size)
 
 
 def read(
@@ -145,7 +145,7 @@ def read(
 
 
 def read_page(
-    tx: Reads, listing: Listing[R], asked: PageRequest, *where: ColumnElement[bool], total: int
+    tx: Reads, listing: Listing[R], request: PageRequest, *where: ColumnElement[bool], total: int
 ) -> Page[R]:
     """Return a page of a list; the last one where there are not that many.
 
@@ -155,7 +155,7 @@ def read_page(
     total : int
         Rows on all pages together.
     """
-    number = last_page(asked.page, total, asked.size)
-    first = asked.size * (number - 1)
-    rows = read(tx, listing, *where, sort=asked.sort, limit=asked.size, offset=first)
-    return Page(rows, number, total, asked.size)
+    number = last_page(request.page, total, request.size)
+    first = request.size * (number - 1)
+    rows = read(tx, listing, *where, sort=request.sort, limit=request.size, offset=first)
+    return Page(rows, number, total, request.size)

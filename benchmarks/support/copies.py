@@ -78,7 +78,7 @@ def copy_session(
     jobs, sessions : int
         How many, and of each.
     """
-    asked = {
+    parameters = {
         "project": DEFAULT_PROJECT_ID,
         "template": template,
         "name": name,
@@ -97,7 +97,7 @@ def copy_session(
         statements.append(READ.format(table=model.__tablename__, columns=columns, values=values))
     with container.engine.begin() as connection:
         for statement in statements:
-            connection.execute(text(statement), asked)
+            connection.execute(text(statement), parameters)
         connection.execute(text("ANALYZE"))
 
 

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 def change(job: str, values: Mapping[str, object], *, server: str) -> None:
     """Change a job."""
-    with Server(server) as asked:
-        asked.exchange("PATCH", _path(job), dict(values))
+    with Server(server) as api:
+        api.exchange("PATCH", _path(job), dict(values))
     sys.stderr.write(f"{job} is changed\n")
 
 
 def delete(job: str, *, server: str) -> None:
     """Delete a job."""
-    with Server(server) as asked:
-        asked.exchange("DELETE", _path(job), None)
+    with Server(server) as api:
+        api.exchange("DELETE", _path(job), None)
     sys.stderr.write(f"{job} is deleted\n")
 
 

@@ -24,19 +24,19 @@ ALL: Final = "all"
 
 def show(*, server: str) -> None:
     """Print what there is of each kind and how much of it is kept."""
-    with Server(server) as asked:
-        _print(asked.get(PATH))
+    with Server(server) as api:
+        _print(api.get(PATH))
 
 
 def change(kind: str, days: str | None, size: str | None, *, server: str) -> None:
     """Change how much of a kind is kept, and print what is kept then."""
     changed = {"days": days, "bytes": size}
-    with Server(server) as asked:
-        rules = asked.get(PATH)["rules"]
+    with Server(server) as api:
+        rules = api.get(PATH)["rules"]
         if kind not in rules:
             raise typer.BadParameter(f"the kinds are {', '.join(rules)}")
         rules[kind] |= {name: _number(name, text) for name, text in changed.items() if text}
-        _print(asked.exchange("PUT", PATH, rules))
+        _print(api.exchange("PUT", PATH, rules))
 
 
 def run() -> None:

@@ -20,9 +20,9 @@ AT_ONCE: Final = 100
 
 def analyze_named(ids: Sequence[str], *, server: str) -> None:
     """Analyze sessions again and print where each stands."""
-    with Server(server) as asked:
+    with Server(server) as api:
         for session in ids:
-            answer = asked.post(f"/api/v1/sessions/{session}/analyze")
+            answer = api.post(f"/api/v1/sessions/{session}/analyze")
             sys.stdout.write(f"{session} {answer['state']}\n")
 
 
@@ -37,9 +37,9 @@ def analyze_many(
     if before is not None:
         asking["before"] = before.replace(tzinfo=before.tzinfo or UTC).isoformat()
     queued = 0
-    with Server(server) as asked:
+    with Server(server) as api:
         while True:
-            answer = asked.exchange("POST", "/api/v1/sessions/analyze", asking)
+            answer = api.exchange("POST", "/api/v1/sessions/analyze", asking)
             queued += answer["queued"]
             # What becomes so meanwhile is not meant.
             asking["before"] = answer["before"]
@@ -51,26 +51,26 @@ def analyze_many(
 
 def set_pins(ids: Sequence[str], *, pinned: bool, server: str) -> None:
     """Pin sessions, or take their pins."""
-    with Server(server) as asked:
+    with Server(server) as api:
         for session in ids:
             path = f"/api/v1/sessions/{session}/pin"
-            asked.exchange("PUT" if pinned else "DELETE", path, None)
+            api.exchange("PUT" if pinned else "DELETE", path, None)
             sys.stderr.write(f"{session} {'stays' if pinned else 'is not pinned'}\n")
 
 
 def delete(ids: Sequence[str], *, server: str) -> None:
     """Delete sessions."""
-    with Server(server) as asked:
+    with Server(server) as api:
         for session in ids:
-            asked.exchange("DELETE", f"/api/v1/sessions/{session}", None)
+            api.exchange("DELETE", f"/api/v1/sessions/{session}", None)
             sys.stderr.write(f"{session} is deleted\n")
 
 
 def export(path: str, target: Path, *, server: str) -> None:
     """Write what the server exports at a path into a file, and print where it is."""
-    with Server(server) as asked:
+    with Server(server) as api:
         try:
-            size = asked.download(path, target)
+            size = api.download(path, target)
         except OSError as error:
             raise FileError(f"{target} cannot be written: {error}") from error
     sys.stderr.write(f"{size:,} bytes\n")

@@ -54,15 +54,15 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/access/incidents")
     def incidents_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
         # No name holds such a character, and the database takes none.
-        asked = project.replace("\x00", "")
+        name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
-            found, now = open_everywhere(tx, INCIDENTS, project=asked), tx.now
+            found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
         return pages.render("access/incidents.html", nav, page=joined_page(found), now=now)
 
     @routes.get("/access/incidents.csv")
     def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        asked = project.replace("\x00", "")
-        return csv_file("paceline-incidents.csv", incidents_csv(container, asked))
+        name = project.replace("\x00", "")
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name))
 
     @routes.get("/access/audit")
     def audit_route(container: Here, before: int | None = None) -> Response:

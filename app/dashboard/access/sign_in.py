@@ -130,11 +130,11 @@ def _form(
     )
 
 
-def _own_path(asked: str) -> str:
+def _own_path(target: str) -> str:
     """Return a path of this server: a link must not lead to another server."""
-    own = asked.startswith("/") and not asked.startswith("//")
+    own = target.startswith("/") and not target.startswith("//")
     # What a browser takes for a slash, or leaves out, makes another address of it.
-    return asked if own and asked.isprintable() and "\\" not in asked else "/"
+    return target if own and target.isprintable() and "\\" not in target else "/"
 
 
 def _peer(request: Request) -> str:

@@ -112,7 +112,7 @@ class ChannelsPage:
     states: Sequence[tuple[StateLabel, str]]
     list_title: str
     lines: Sequence[ChannelLine]
-    asked: bool
+    selected: bool
     chosen: ChosenChannel | None
     form: ChannelForm
     lost_title: str
@@ -127,7 +127,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     lost: tuple[Sequence[Undelivered], int],
     now: datetime,
     *,
-    asked: ChannelView | None,
+    selected: ChannelView | None,
     adding: bool,
     apprise: bool,
 ) -> ChannelsPage:
@@ -138,25 +138,25 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     lost : pair of sequence of Undelivered and int
         The newest, and how many there are.
     now : datetime
-    asked : ChannelView or None
+    selected : ChannelView or None
         The one that was asked for; without it, the one that most needs attention is shown.
     """
     channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
-    chosen = None if adding else asked or next(iter(channels), None)
+    chosen = None if adding else selected or next(iter(channels), None)
     lines = [_line(channel, tallies.get(channel.id), now, chosen) for channel in channels]
     return ChannelsPage(
         now=now,
-        title=_title(asked, channels, adding=adding),
+        title=_title(selected, channels, adding=adding),
         heading=_heading(channels),
         states=_states(lines),
         list_title=plural(len(channels), "channel") if channels else "No channel yet",
         lines=lines,
-        asked=adding or asked is not None,
+        selected=adding or selected is not None,
         chosen=None if chosen is None else _chosen(chosen, tallies.get(chosen.id), now),
         form=_form(chosen, apprise=apprise),
-        lost_title=_lost_title(*lost, asked),
+        lost_title=_lost_title(*lost, selected),
         lost=[_lost(item, now) for item in lost[0]],
-        lost_csv="/channels-undelivered.csv" + (f"?channel={asked.id}" if asked else ""),
+        lost_csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
         version=_version(channels, lost[0]),
     )
 
@@ -177,9 +177,9 @@ def kind_title(kind: str) -> str:
     return KINDS[kind].title if kind in KINDS else kind
 
 
-def _title(asked: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
-    if asked is not None:
-        return f"Channel {asked.name}: {channel_state(asked).word.lower()}"
+def _title(selected: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
+    if selected is not None:
+        return f"Channel {selected.name}: {channel_state(selected).word.lower()}"
     return "Add a channel" if adding else f"Channels: {channels_title(channels)}"
 
 
@@ -277,8 +277,8 @@ def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
     return KindForm(kind.name, kind.title, fields)
 
 
-def _lost_title(found: Sequence[Undelivered], total: int, asked: ChannelView | None) -> str:
-    to = f" to {asked.name}" if asked else ""
+def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
+    to = f" to {selected.name}" if selected else ""
     if not total:
         return f"Every message{to} of the last 7 days arrived"
     counted = Counter(item.delivery.state == DeliveryState.FAILED for item in found)

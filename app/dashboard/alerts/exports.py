@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import uuid
 
     from app.alerts.rules import Rule
-    from app.dashboard.alerts.filters import IncidentsInAddress
+    from app.dashboard.alerts.filters import IncidentsQuery
     from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.channels.views import Undelivered
     from app.services.container import Container
@@ -28,16 +28,16 @@ COLUMNS: Final = (
 )
 
 
-def incidents_csv(container: Container, asked: IncidentsInAddress) -> Table:
+def incidents_csv(container: Container, query: IncidentsQuery) -> Table:
     """Return the incidents that an address asks for, in its order."""
-    return Table(COLUMNS, _listed(container, asked))
+    return Table(COLUMNS, _listed(container, query))
 
 
-def _listed(container: Container, asked: IncidentsInAddress) -> Iterator[Sequence[object]]:
+def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[object]]:
     """Return the rows; each page is read in a transaction of its own."""
     for number in count(1):
         with container.reading() as tx:
-            found = incidents(tx, asked.at(tx.now), sort=asked.sort, number=number)
+            found = incidents(tx, query.at(tx.now), sort=query.sort, number=number)
         worlds = {session: one.world for session, one in found.sessions.items()}
         rows = [item.row for item in found.over] if found.filtered.over else found.present
         yield from (incident_cells(row, worlds) for row in rows)

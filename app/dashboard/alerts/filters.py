@@ -10,7 +10,7 @@ from fastapi import Query
 from app.alerts.message import cause_name
 from app.alerts.states import IncidentState
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.address import Address, QueryText, page_number
 from app.dashboard.ui.choosing import Choice
 from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import ALL, RangeChoices, range_choices, range_of
@@ -33,9 +33,6 @@ PATH: Final = "/incidents"
 
 # What the form does not ask for itself.
 KEPT: Final = ("state", "sort", "range", "from", "to")
-
-# Pages are forgiving: what cannot be read asks for nothing.
-Asked = Annotated[str, Query()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +58,27 @@ class FilterBar:
     cleared_url: str
 
 
-class IncidentsInAddress:
+class IncidentsQuery:
     """What an address of the list asks for."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
         *,
-        q: Asked = "",
-        state: Asked = "",
-        severity: Asked = "",
-        cause: Asked = "",
-        job: Asked = "",
-        host: Asked = "",
-        owner: Asked = "",
-        project: Asked = "",
-        label: Asked = "",
-        assignee: Asked = "",
-        range: Asked = "",  # noqa: A002 - name of the parameter
+        q: QueryText = "",
+        state: QueryText = "",
+        severity: QueryText = "",
+        cause: QueryText = "",
+        job: QueryText = "",
+        host: QueryText = "",
+        owner: QueryText = "",
+        project: QueryText = "",
+        label: QueryText = "",
+        assignee: QueryText = "",
+        range: QueryText = "",  # noqa: A002 - name of the parameter
         begin: Annotated[str, Query(alias="from")] = "",
         end: Annotated[str, Query(alias="to")] = "",
-        sort: Asked = "",
-        page: Asked = "",
+        sort: QueryText = "",
+        page: QueryText = "",
     ) -> None:
         filtered = IncidentFilter(
             words=" ".join(q[:MAX_CHARACTERS].split()),
@@ -132,9 +129,9 @@ class IncidentsInAddress:
         return Address(path, self.parameters)
 
 
-def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
+def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
     """Return what the page offers to ask for."""
-    address, filtered, given = asked.address(), asked.filtered, found.choices
+    address, filtered, given = query.address(), query.filtered, found.choices
     unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [
         Select(
@@ -160,10 +157,10 @@ def filter_bar(asked: IncidentsInAddress, found: Incidents) -> FilterBar:
         states=_states(address, found),
         selects=[select for select in selects if select.choices],
         fields=fields,
-        kept=[(name, value) for name, value in asked.parameters.items() if name in KEPT],
-        range=range_choices(asked.about, with_all=True),
-        filtered=asked.narrowed,
-        cleared_url=Address(PATH, {"state": asked.parameters.get("state", "")}).but(),
+        kept=[(name, value) for name, value in query.parameters.items() if name in KEPT],
+        range=range_choices(query.about, with_all=True),
+        filtered=query.narrowed,
+        cleared_url=Address(PATH, {"state": query.parameters.get("state", "")}).but(),
     )
 
 

@@ -12,7 +12,7 @@ from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
-from app.dashboard.alerts.filters import PATH, FilterBar, IncidentsInAddress, filter_bar
+from app.dashboard.alerts.filters import PATH, FilterBar, IncidentsQuery, filter_bar
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
 from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, several, since
 from app.dashboard.alerts.tables import (
@@ -74,7 +74,7 @@ class IncidentsPage:
     # Only what is over was asked for.
     over_alone: bool
     chosen: ChosenIncident | None
-    asked: bool
+    selected: bool
     channels_title: str
     channels: Sequence[ChannelHealth]
     version: str
@@ -87,7 +87,7 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     life: IncidentLife | None,
     channels: Sequence[ChannelView],
     tallies: Mapping[uuid.UUID, Tally],
-    asked: IncidentsInAddress,
+    query: IncidentsQuery,
     *,
     onset: Onset | None = None,
     chosen: bool = False,
@@ -104,34 +104,34 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     chosen_id = life.view.row.incident.id if life else None
     fire = found.counts.get(IncidentState.FIRING, 0)
     short = f"{count(fire)} firing" if fire else "none firing"
-    if asked.narrowed or found.filtered.over:
+    if query.narrowed or found.filtered.over:
         short = f"{count(found.total)} found"
-    number, shown, files = found.number, open_columns(found.now), asked.address("/incidents.csv")
-    lines = [_line(row, found, chosen_id, asked) for row in found.present]
-    over = [_over(item, chosen_id, asked) for item in found.over]
+    number, shown, files = found.number, open_columns(found.now), query.address("/incidents.csv")
+    lines = [_line(row, found, chosen_id, query) for row in found.present]
+    over = [_over(item, chosen_id, query) for item in found.over]
     return IncidentsPage(
         now=found.now,
         title=f"Incidents: {short}" if life is None or not chosen else _title(life, short),
-        heading=_heading(found, narrowed=asked.narrowed),
+        heading=_heading(found, narrowed=query.narrowed),
         states=_states(found, channels),
-        filters=filter_bar(asked, found),
+        filters=filter_bar(query, found),
         list_title=_list_title(found),
-        list_note=_list_note(found, asked),
+        list_note=_list_note(found, query),
         lines=lines,
-        previous_url=_page_url(PATH, asked, number - 1) if number > 1 else "",
-        next_url=_page_url(PATH, asked, number + 1) if number < found.pages else "",
+        previous_url=_page_url(PATH, query, number - 1) if number > 1 else "",
+        next_url=_page_url(PATH, query, number + 1) if number < found.pages else "",
         over_title=_over_title(found),
         over=over,
         over_alone=found.filtered.over,
         chosen=None if life is None else chosen_incident(life, channels, onset),
-        asked=chosen and life is not None,
+        selected=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
         version=_version(found, life, channels),
         table=Drawn(
             files.but(),
             "inc tri",
-            sorted_by(INCIDENTS, shown, asked.address()),
+            sorted_by(INCIDENTS, shown, query.address()),
             open_lines(shown, lines),
         ),
         over_table=drawn(
@@ -198,15 +198,15 @@ def _list_title(found: Incidents) -> str:
     return text
 
 
-def _list_note(found: Incidents, asked: IncidentsInAddress) -> str:
+def _list_note(found: Incidents, query: IncidentsQuery) -> str:
     """Return in which order the list is, and what of it is not here."""
-    if not found.present and asked.narrowed:
+    if not found.present and query.narrowed:
         return "Try other words or fewer conditions"
     if not found.present:
         return "An incident opens when the condition of an alert rule holds for a job"
     text = "Severity first, then firing ones, then GPU-hours that the job loses each hour"
-    if asked.sort:
-        text = f"By {SORTED[asked.sort.removeprefix('-')]}"
+    if query.sort:
+        text = f"By {SORTED[query.sort.removeprefix('-')]}"
     shown = len(found.present)
     if shown < found.total:
         first = PAGE * (found.number - 1) + 1
@@ -252,7 +252,7 @@ def _gain(gain: float) -> str:
 
 
 def _line(
-    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, asked: IncidentsInAddress
+    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
 ) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
     slowdown, rate = _slowdown(facts), _rate(row, found)
@@ -260,7 +260,7 @@ def _line(
     standing = _standing(incident, found.now)
     return IncidentLine(
         id=incident.id,
-        url=_page_url(f"{PATH}/{incident.id}", asked, found.number),
+        url=_page_url(f"{PATH}/{incident.id}", query, found.number),
         job=row.job,
         severity=incident.severity,
         state=STATES[incident.state],
@@ -277,7 +277,7 @@ def _line(
         jobs=several(row),
         inside=[
             InsideLine(
-                url=_page_url(f"{PATH}/{one.id}", asked, found.number),
+                url=_page_url(f"{PATH}/{one.id}", query, found.number),
                 job=one.job,
                 headline=cause_name(one.cause),
                 state=STATES[one.state],
@@ -290,8 +290,8 @@ def _line(
     )
 
 
-def _page_url(path: str, asked: IncidentsInAddress, number: int) -> str:
-    return asked.address(path).but(page=number if number > 1 else None)
+def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
+    return query.address(path).but(page=number if number > 1 else None)
 
 
 def _standing(incident: Incident, now: datetime) -> str:
@@ -300,7 +300,7 @@ def _standing(incident: Incident, now: datetime) -> str:
     return context(incident, now) if by_a_person else ""
 
 
-def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> OverLine:
+def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
     # How slow the job was before and after says nothing of its silence.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
@@ -313,7 +313,7 @@ def _over(item: Over, chosen: uuid.UUID | None, asked: IncidentsInAddress) -> Ov
     )
     ended = incident.resolved_at or incident.opened_at
     return OverLine(
-        url=_page_url(f"{PATH}/{incident.id}", asked, asked.number if asked.filtered.over else 1),
+        url=_page_url(f"{PATH}/{incident.id}", query, query.number if query.filtered.over else 1),
         job=item.row.job,
         headline=headline(incident),
         before="" if slow_before is None else times(slow_before),

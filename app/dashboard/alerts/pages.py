@@ -18,7 +18,7 @@ from app.dashboard.alerts.exports import (
     incidents_csv,
     undelivered_csv,
 )
-from app.dashboard.alerts.filters import IncidentsInAddress
+from app.dashboard.alerts.filters import IncidentsQuery
 from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.reads import ChannelView
     from app.services.container import Container
 
-IncidentsAsked = Annotated[IncidentsInAddress, Depends()]
+IncidentsQueryParam = Annotated[IncidentsQuery, Depends()]
 
 
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
@@ -49,9 +49,9 @@ def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _add_incidents(routes: APIRouter, pages: Pages) -> None:
-    def show(container: Container, asked: IncidentsInAddress, incident: str | None) -> Response:
+    def show(container: Container, query: IncidentsQuery, incident: str | None) -> Response:
         with pages.reading(container) as (tx, nav):
-            found = incidents(tx, asked.at(tx.now), sort=asked.sort, number=asked.number)
+            found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
@@ -62,13 +62,13 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             onset = None if life is None else onset_of_incident(tx, life.view.row, STRAGGLING)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
-            found, life, channels, tallies, asked, onset=onset, chosen=incident is not None
+            found, life, channels, tallies, query, onset=onset, chosen=incident is not None
         )
         return pages.render("alerts/incidents.html", nav, page=page, now=page.now, applied=fixes)
 
     @routes.get("/incidents")
-    def incidents_route(container: Here, asked: IncidentsAsked) -> Response:
-        return show(container, asked, None)
+    def incidents_route(container: Here, query: IncidentsQueryParam) -> Response:
+        return show(container, query, None)
 
     def proof(container: Container, incident: str, *, packed: bool) -> Response:
         with pages.reading(container) as (tx, nav):
@@ -98,14 +98,14 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         return proof(container, incident, packed=True)
 
     @routes.get("/incidents/{incident}")
-    def incident_route(container: Here, incident: str, asked: IncidentsAsked) -> Response:
-        return show(container, asked, incident)
+    def incident_route(container: Here, incident: str, query: IncidentsQueryParam) -> Response:
+        return show(container, query, incident)
 
 
 def _add_incident_files(routes: APIRouter) -> None:
     @routes.get("/incidents.csv")
-    def incidents_file_route(container: Here, asked: IncidentsAsked) -> Response:
-        return csv_file("paceline-incidents.csv", incidents_csv(container, asked))
+    def incidents_file_route(container: Here, query: IncidentsQueryParam) -> Response:
+        return csv_file("paceline-incidents.csv", incidents_csv(container, query))
 
     @routes.get("/incidents/{incident}/{name}.csv")
     def incident_file_route(container: Here, incident: uuid.UUID, name: str) -> Response:
@@ -119,20 +119,22 @@ def _add_incident_files(routes: APIRouter) -> None:
 
 
 def _add_channels(routes: APIRouter, pages: Pages) -> None:
-    def show(container: Container, asked: str | None = None, *, adding: bool = False) -> Response:
+    def show(
+        container: Container, selected: str | None = None, *, adding: bool = False
+    ) -> Response:
         with pages.reading(container) as (tx, nav):
             channels, tallies = channels_and_tallies(tx)
             try:
-                chosen = None if asked is None else _find(channels, uuid.UUID(asked))
+                chosen = None if selected is None else _find(channels, uuid.UUID(selected))
             except (ValueError, NotFoundError):
-                return pages.not_found(f"channel {asked}", nav)
+                return pages.not_found(f"channel {selected}", nav)
             lost, now = undelivered(tx, chosen.id if chosen else None), tx.now
         page = channels_page(
             channels,
             tallies,
             lost,
             now,
-            asked=chosen,
+            selected=chosen,
             adding=adding,
             apprise=apprise_is_usable(container.settings),
         )
@@ -163,8 +165,8 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
         return show(container, channel)
 
 
-def _find(channels: Sequence[ChannelView], asked: uuid.UUID) -> ChannelView:
+def _find(channels: Sequence[ChannelView], channel_id: uuid.UUID) -> ChannelView:
     for channel in channels:
-        if channel.id == asked:
+        if channel.id == channel_id:
             return channel
-    raise no_channel(asked)
+    raise no_channel(channel_id)

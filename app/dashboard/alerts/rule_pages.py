@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of rules to the dashboard."""
 
-    def show(container: Container, asked: str | None) -> Response:
+    def show(container: Container, selected: str | None) -> Response:
         with pages.reading(container) as (tx, nav):
             rules = load_rules(tx)
-            chosen = next((rule for rule in rules if str(rule.id) == asked), None)
-            if asked is not None and chosen is None:
-                return pages.not_found(f"rule {asked}", nav)
+            chosen = next((rule for rule in rules if str(rule.id) == selected), None)
+            if selected is not None and chosen is None:
+                return pages.not_found(f"rule {selected}", nav)
             channels, present = list_channels(tx), open_by_job(tx)
         rows = [row for job in present.values() for row in job]
         page = rules_page(rules, channels, rows, chosen)

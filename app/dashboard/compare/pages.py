@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.auth.here import Here
 from app.dashboard.compare.exports import EXPORTS, OF_TIMES
 from app.dashboard.compare.times import bounds_of, times_page
 from app.dashboard.compare.view import compare_page
+from app.dashboard.ui.address import QueryText
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.compare.ranges import compare_times
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
     from app.services.compare.read import Comparison
 
-Asked = Annotated[str, Query()]
-
 
 def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the page of a comparison to the dashboard."""
 
     @routes.get("/compare")
     def compare_route(
-        container: Here, *, a: Asked = "", b: Asked = "", incident: Asked = "", job: Asked = ""
+        container: Here,
+        *,
+        a: QueryText = "",
+        b: QueryText = "",
+        incident: QueryText = "",
+        job: QueryText = "",
     ) -> Response:
         with pages.reading(container) as (tx, nav):
             if not (a or b or incident or job):
@@ -46,11 +50,11 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
     def compare_times_route(  # noqa: PLR0913 - what an address may ask for
         container: Here,
         *,
-        job: Asked = "",
-        a_from: Asked = "",
-        a_to: Asked = "",
-        b_from: Asked = "",
-        b_to: Asked = "",
+        job: QueryText = "",
+        a_from: QueryText = "",
+        a_to: QueryText = "",
+        b_from: QueryText = "",
+        b_to: QueryText = "",
     ) -> Response:
         with pages.reading(container) as (tx, nav):
             if not job:
@@ -77,10 +81,10 @@ def add_compare_pages(routes: APIRouter, pages: Pages) -> None:
         name: str,
         job: str,
         *,
-        a_from: Asked = "",
-        a_to: Asked = "",
-        b_from: Asked = "",
-        b_to: Asked = "",
+        a_from: QueryText = "",
+        a_to: QueryText = "",
+        b_from: QueryText = "",
+        b_to: QueryText = "",
     ) -> Response:
         make = one_of(OF_TIMES, name)
         with container.reading() as tx:

@@ -61,16 +61,16 @@ class TimesPage:
     causes_title: str
 
 
-def bounds_of(asked: Sequence[str], now: datetime) -> tuple[Bounds, Bounds]:
+def bounds_of(texts: Sequence[str], now: datetime) -> tuple[Bounds, Bounds]:
     """Return the two times that an address asks for; a week and the week before where it does not.
 
     Parameters
     ----------
-    asked : sequence of str
+    texts : sequence of str
         Begin and end of the first, and of the second.
     now : datetime
     """
-    a_from, a_to, b_from, b_to = (moment_in(text) for text in asked)
+    a_from, a_to, b_from, b_to = (moment_in(text) for text in texts)
     last = b_to or now
     begin = b_from or last - USUAL
     end = a_to or min(begin, last)
@@ -84,14 +84,14 @@ def _ordered(begin: datetime, end: datetime) -> Bounds:
 
 def times_url(job: str, a: TimeSide, b: TimeSide, path: str = "/compare/times") -> str:
     """Return the address of two times of a job, or of a file of them."""
-    asked = {
+    parameters = {
         "job": job,
         "a_from": _field(a.since),
         "a_to": _field(a.until),
         "b_from": _field(b.since),
         "b_to": _field(b.until),
     }
-    return f"{path}?{urlencode(asked)}"
+    return f"{path}?{urlencode(parameters)}"
 
 
 def times_page(found: TimesComparison) -> TimesPage:

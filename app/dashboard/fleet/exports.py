@@ -7,8 +7,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.metrics import STRAGGLING
-from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.lines import session_row
+from app.dashboard.fleet.query import FleetQuery
 from app.dashboard.ui.csv_text import Table
 from app.dashboard.ui.ranges import Range
 from app.lists.listing import PageRequest
@@ -95,19 +95,19 @@ def moment_of(tx: Reads, about: Range) -> Moment:
     return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
-def _heard(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:
+def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[Standing]:
     """Return the jobs with data in the time; each page is read in a transaction of its own."""
     for page in count(1):
         with container.reading() as tx:
             found = fleet_view(
-                tx, moment_of(tx, about), asked.filtered, page=PageRequest(asked.sort, page, BATCH)
+                tx, moment_of(tx, about), query.filtered, page=PageRequest(query.sort, page, BATCH)
             )
         yield from found.page.rows
         if page >= found.page.pages:
             return
 
 
-def _silent(container: Container, about: Range, asked: FleetInAddress) -> Iterator[Standing]:
+def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[Standing]:
     """Return the jobs without data in the time, in the same way, each page after the last job."""
     at: Moment | None = None
     after: Place | None = None
@@ -115,14 +115,14 @@ def _silent(container: Container, about: Range, asked: FleetInAddress) -> Iterat
         with container.reading() as tx:
             # One for the whole file: a job that is silent since the last page is not in this one.
             at = at or moment_of(tx, about)
-            jobs, after = silent_after(tx, at, asked.filtered, after, BATCH)
+            jobs, after = silent_after(tx, at, query.filtered, after, BATCH)
         yield from jobs
         if after is None:
             return
 
 
 # File name → what reads its jobs.
-FLEET: Final[Mapping[str, Callable[[Container, Range, FleetInAddress], Iterator[Standing]]]] = {
+FLEET: Final[Mapping[str, Callable[[Container, Range, FleetQuery], Iterator[Standing]]]] = {
     "jobs": _heard,
     "silent": _silent,
 }

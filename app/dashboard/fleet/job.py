@@ -127,8 +127,8 @@ def job_page(  # noqa: PLR0913 - everything that is on it
 
 def _csv_url(address: Address, job: str, name: str) -> str:
     """Return where a table of the page is as CSV, over the same time."""
-    asked = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
-    return Address(f"{job_url(job)}/{name}.csv", asked).but()
+    parameters = {key: address.parameters.get(key, "") for key in ("range", "from", "to")}
+    return Address(f"{job_url(job)}/{name}.csv", parameters).but()
 
 
 def _in(about: Range) -> str:

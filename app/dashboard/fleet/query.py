@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import Depends, Query
+from fastapi import Depends
 
-from app.dashboard.ui.address import Address, page_number
+from app.dashboard.ui.address import Address, QueryText, page_number
 from app.dashboard.ui.choosing import Choice
 from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import DAY, Range
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView
 
 PATH: Final = "/"
-Asked = Annotated[str, Query()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,19 @@ class FilterBar:
     cleared_url: str
 
 
-class FleetInAddress:
+class FleetQuery:
     """What an address of the fleet asks for, but for its time."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
         *,
-        q: Asked = "",
-        show: Asked = "",
-        owner: Asked = "",
-        label: Asked = "",
-        sort: Asked = "",
-        page: Asked = "",
-        silent: Asked = "",
+        q: QueryText = "",
+        show: QueryText = "",
+        owner: QueryText = "",
+        label: QueryText = "",
+        sort: QueryText = "",
+        page: QueryText = "",
+        silent: QueryText = "",
     ) -> None:
         # No row holds such a character, and the database takes none.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
@@ -66,24 +65,24 @@ class FleetInAddress:
 
     def address(self, about: Range) -> Address:
         """Return the address of the first page."""
-        asked = self.filtered
+        filtered = self.filtered
         parameters = {
-            "q": asked.words,
-            "show": "" if asked.show is Show.ALL else asked.show.value,
-            "owner": asked.owner,
-            "label": asked.label,
+            "q": filtered.words,
+            "show": "" if filtered.show is Show.ALL else filtered.show.value,
+            "owner": filtered.owner,
+            "label": filtered.label,
             "sort": self.sort,
             **about.parameters(default=DAY),
         }
         return Address(PATH, parameters)
 
 
-FleetAsked = Annotated[FleetInAddress, Depends()]
+FleetQueryParam = Annotated[FleetQuery, Depends()]
 
 
-def filter_bar(asked: FleetInAddress, about: Range, found: FleetView) -> FilterBar:
+def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     """Return what the page offers to ask for."""
-    filtered, address = asked.filtered, asked.address(about)
+    filtered, address = query.filtered, query.address(about)
     heard = [group for group in found.groups if group.heard]
     counts = {
         Show.ALL: sum(group.jobs for group in heard),
@@ -95,7 +94,7 @@ def filter_bar(asked: FleetInAddress, about: Range, found: FleetView) -> FilterB
         Choice(
             show.value,
             # The archive is counted where it is looked at, and nothing else is there.
-            word if asked.archived or show not in counts else f"{word} {count(counts[show])}",
+            word if query.archived or show not in counts else f"{word} {count(counts[show])}",
             filtered.show is show,
             address.but(show=None if show is Show.ALL else show.value),
         )

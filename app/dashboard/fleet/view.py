@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
-from app.dashboard.fleet.asked import FilterBar, FleetInAddress, filter_bar
 from app.dashboard.fleet.lines import job_line
+from app.dashboard.fleet.query import FilterBar, FleetQuery, filter_bar
 from app.dashboard.fleet.tables import job_attributes, job_columns, silent_columns
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.format import (
@@ -60,7 +60,7 @@ class FleetPage:
     archived: bool
 
 
-def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPage:
+def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
     """Return the fleet page."""
     groups = found.groups
     heard = [group for group in groups if group.heard]
@@ -74,14 +74,14 @@ def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPa
     ]
     if silent:
         states.append((SILENT_STATE, f"{count(silent)} silent"))
-    address, page, quiet = asked.address(about), found.page, found.silent
+    address, page, quiet = query.address(about), found.page, found.silent
     shown, jobs = job_columns(found.now), sum(group.jobs for group in heard)
     return FleetPage(
         now=found.now,
         title=f"Fleet: {_short(heard, silent)}",
-        heading=_heading(heard, about, silent=silent, archived=asked.archived),
+        heading=_heading(heard, about, silent=silent, archived=query.archived),
         states=tuple(states),
-        bar=filter_bar(asked, about, found),
+        bar=filter_bar(query, about, found),
         jobs=drawn(
             shown,
             map(job_line, page.rows),
@@ -107,9 +107,9 @@ def fleet_page(found: FleetView, asked: FleetInAddress, about: Range) -> FleetPa
             attributes=job_attributes,
         ),
         silent_title=_silent_title(found, silent, about),
-        silent_open=silent <= SILENT_OPEN or asked.filtered.narrowed or quiet.number > 1,
+        silent_open=silent <= SILENT_OPEN or query.filtered.narrowed or quiet.number > 1,
         range=range_choices(about),
-        archived=asked.archived,
+        archived=query.archived,
     )
 
 
@@ -141,7 +141,7 @@ def _list_title(found: FleetView, jobs: int) -> str:
 
 
 def _nothing(found: FleetView, jobs: int) -> str:
-    if found.asked.narrowed and not found.silent.rows:
+    if found.filters.narrowed and not found.silent.rows:
         return "No job matches."
     return "No job with data in this time matches." if jobs else ""
 

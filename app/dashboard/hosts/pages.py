@@ -15,7 +15,7 @@ from app.dashboard.hosts.view import hosts_page
 from app.dashboard.ui.address import Address, page_number
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.dashboard.ui.places import host_url
-from app.dashboard.ui.time_asked import MONTH, TimeAsked
+from app.dashboard.ui.time_query import MONTH, TimeQueryParam
 from app.errors import NotFoundError
 from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
@@ -40,7 +40,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/hosts")
     def hosts_route(  # noqa: PLR0913 - what an address may ask for
         container: Here,
-        time: TimeAsked,
+        time: TimeQueryParam,
         *,
         q: Text = "",
         show: Text = "",
@@ -50,13 +50,13 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         about, words = time.about(MONTH), q[:MAX_WORDS].strip()
         with pages.reading(container) as (tx, nav):
             found = _list(tx, about, words, PageRequest(sort, page_number(page), PAGE), show)
-        asked = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
-        shown = hosts_page(found, about, _show(show), words, Address("/hosts", asked))
+        request = {**time.parameters, "q": words, "show": show, "sort": sort, "page": page}
+        shown = hosts_page(found, about, _show(show), words, Address("/hosts", request))
         return pages.render("hosts/list.html", nav, page=shown, now=found.now)
 
     @routes.get("/hosts.csv")
     def hosts_file_route(
-        container: Here, time: TimeAsked, q: Text = "", show: Text = "", sort: Text = ""
+        container: Here, time: TimeQueryParam, q: Text = "", show: Text = "", sort: Text = ""
     ) -> Response:
         with container.reading() as tx:
             words = q[:MAX_WORDS].strip()
@@ -65,13 +65,13 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file("paceline-hosts.csv", hosts_csv(found))
 
     @routes.get("/hosts-not-blamed.csv")
-    def alike_file_route(container: Here, time: TimeAsked) -> Response:
+    def alike_file_route(container: Here, time: TimeQueryParam) -> Response:
         with container.reading() as tx:
             found = _list(tx, time.about(MONTH), "", PageRequest(size=PAGE), "")
         return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
 
     @routes.get("/hosts/{host}")
-    def host_route(container: Here, host: str, time: TimeAsked) -> Response:
+    def host_route(container: Here, host: str, time: TimeQueryParam) -> Response:
         about = time.about(MONTH)
         with pages.reading(container) as (tx, nav):
             try:
@@ -82,7 +82,7 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("hosts/page.html", nav, page=shown, now=view.now)
 
     @routes.get("/hosts/{host}/{name}.csv")
-    def host_file_route(container: Here, host: str, name: str, time: TimeAsked) -> Response:
+    def host_file_route(container: Here, host: str, name: str, time: TimeQueryParam) -> Response:
         make = one_of(EXPORTS, name)
         with container.reading() as tx:
             view = host_view(tx, host, _span(tx, time.about(MONTH)))
@@ -90,12 +90,12 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _list(  # noqa: PLR0913 - what an address may ask for
-    tx: Reads, about: Range, words: str, asked: PageRequest, show: str, *, brief: bool = False
+    tx: Reads, about: Range, words: str, request: PageRequest, show: str, *, brief: bool = False
 ) -> Hosts:
     return list_hosts(
         tx,
         _span(tx, about),
-        asked,
+        request,
         show=_show(show),
         words=words,
         brief=brief,
@@ -107,5 +107,5 @@ def _span(tx: Reads, about: Range) -> Span:
     return Span(about.since(tx.now), about.end)
 
 
-def _show(asked: str) -> Show:
-    return Show(asked) if asked in tuple(Show) else Show.BLAMED
+def _show(request: str) -> Show:
+    return Show(request) if request in tuple(Show) else Show.BLAMED

@@ -18,7 +18,7 @@ from app.dashboard.ui.parts import StateLabel, sparkline
 from app.dashboard.ui.places import host_url
 from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
 from app.dashboard.ui.tables import Drawn, Shown, drawn, pager, sorted_by
-from app.dashboard.ui.time_asked import MONTH
+from app.dashboard.ui.time_query import MONTH
 from app.services.hosts.listed import HOSTS, HostRow, Hosts, HostSums, Show
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class HostsPage:
     states: Sequence[tuple[StateLabel, str]]
     seen: str
     words: str
-    asked: Sequence[tuple[str, str]]
+    parameters: Sequence[tuple[str, str]]
     choices: Sequence[Choice]
     range: RangeChoices
     list_title: str
@@ -64,7 +64,7 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         states=[(state_of(firing=True, slow=True), f"{count(firing)} firing")] if firing else [],
         seen=f"{plural(totals.hosts, 'host')} seen in {about.words}, {plural(totals.ranks, 'GPU')}",
         words=words,
-        asked=[
+        parameters=[
             (name, value)
             for name, value in address.parameters.items()
             if value and name not in {"q", "page"}

@@ -14,7 +14,7 @@ from app.dashboard.operation.words import ingest_heading, installation_heading
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.dashboard.ui.ranges import range_choices
-from app.dashboard.ui.time_asked import TimeAsked
+from app.dashboard.ui.time_query import TimeQueryParam
 from app.dashboard.usage.pages import quota_lines
 from app.services.ingest.read import ingest_health
 from app.services.installation.overview import overview
@@ -29,7 +29,7 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of ingest and of the installation to the dashboard."""
 
     @routes.get("/ingest")
-    def ingest_route(container: Here, time: TimeAsked) -> Response:
+    def ingest_route(container: Here, time: TimeQueryParam) -> Response:
         about = time.about()
         with pages.reading(container) as (tx, nav):
             found = ingest_health(tx, about.since(tx.now) or tx.now - _DAY)
@@ -45,7 +45,7 @@ def add_operation_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/ingest/{name}.csv")
-    def ingest_file_route(container: Here, name: str, time: TimeAsked) -> Response:
+    def ingest_file_route(container: Here, name: str, time: TimeQueryParam) -> Response:
         make = one_of(INGEST, name)
         with container.reading() as tx:
             found = ingest_health(tx, time.about().since(tx.now) or tx.now - _DAY)

@@ -15,7 +15,7 @@ from app.analysis.planning.document import (
     SimulatedIteration,
 )
 from app.dashboard.ui.format import NBSP, percent, plural, seconds
-from app.services.plans.read import Asked
+from app.services.plans.read import RequestedPlan
 
 MS: Final = 1e-3
 GIB: Final = 2**30
@@ -77,16 +77,16 @@ class MethodRow:
     blocks: tuple[StageBlock, ...] = ()
 
 
-def device_names(asked: Asked) -> list[str]:
+def device_names(requested: RequestedPlan) -> list[str]:
     """Return the types of a specification in its order: a type's place is its color."""
-    return [device.type for device in asked.devices]
+    return [device.type for device in requested.devices]
 
 
-def cluster_text(asked: Asked) -> str:
+def cluster_text(requested: RequestedPlan) -> str:
     """Return the cluster in words: ``2 × 4 V100, 2 × 4 A6000``."""
     return ", ".join(
         f"{device.nodes}{NBSP}×{NBSP}{device.gpus_per_node} {device.type}"
-        for device in asked.devices
+        for device in requested.devices
     )
 
 

@@ -32,7 +32,7 @@ from app.dashboard.ui.parts import Fact, Row, StateLabel
 from app.db.states import PlanState
 
 if TYPE_CHECKING:
-    from app.services.plans.read import Asked, PlanView
+    from app.services.plans.read import PlanView, RequestedPlan
 
 STATES: Final = {
     PlanState.QUEUED: StateLabel("wait", "Waiting", 3),
@@ -98,8 +98,8 @@ def plan_page(view: PlanView) -> PlanPage:
     """Return the page of a plan."""
     row, result = view.row, view.result
     name = plan_name(row.name, row.layers, row.gpus)
-    microbatches = plural(view.asked.microbatches, "microbatch", "microbatches")
-    subject = f"{plural(row.layers, 'layer')} · {microbatches} · {cluster_text(view.asked)}"
+    microbatches = plural(view.requested.microbatches, "microbatch", "microbatches")
+    subject = f"{plural(row.layers, 'layer')} · {microbatches} · {cluster_text(view.requested)}"
     template = None
     heading, why, facts = _waiting(view)
     if result is not None:
@@ -115,7 +115,11 @@ def plan_page(view: PlanView) -> PlanPage:
         subject=subject,
         status=row.state,
         state=PROVEN if proven else STATES[row.state],
-        line=(METHOD_NAMES[row.method], OBJECTIVE_WORDS[row.objective], *_constraints(view.asked)),
+        line=(
+            METHOD_NAMES[row.method],
+            OBJECTIVE_WORDS[row.objective],
+            *_constraints(view.requested),
+        ),
         heading=heading,
         facts=facts,
         why=why,
@@ -162,9 +166,9 @@ def _short(view: PlanView) -> str:
     return f"{seconds(found.iteration_time_ms.simulated * MS)}{proof}"
 
 
-def _constraints(asked: Asked) -> tuple[str, ...]:
-    idle = "devices may idle" if asked.allow_idle else "all devices used"
-    stage = "stages may be replicated" if asked.replicate else "a stage stays in one node"
+def _constraints(requested: RequestedPlan) -> tuple[str, ...]:
+    idle = "devices may idle" if requested.allow_idle else "all devices used"
+    stage = "stages may be replicated" if requested.replicate else "a stage stays in one node"
     return (idle, stage)
 
 
@@ -258,7 +262,7 @@ def _memory(stages: Sequence[PlannedStage]) -> Fact | None:
 
 
 def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIteration) -> Template:
-    names = device_names(view.asked)
+    names = device_names(view.requested)
     used = {stage.device for stage in document.stages}
     idle = {name: count for name, count in document.idle.items() if count}
     return Template(
@@ -347,10 +351,10 @@ def _text(document: PlanDocument) -> str:
 
 def _request(view: PlanView) -> dict[str, Any]:
     row = view.row
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "spec": view.spec,
         "method": row.method,
         "objective": row.objective,
         "time_limit_s": row.time_limit_s,
     }
-    return asked if row.name is None else asked | {"name": row.name}
+    return requested if row.name is None else requested | {"name": row.name}

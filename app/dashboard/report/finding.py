@@ -49,7 +49,7 @@ class ClassLine:
 
     name: str
     median: float
-    ninth: float
+    p90: float
     words: str
     jobs: str
 
@@ -113,12 +113,12 @@ def _waste(figure: Figure) -> _Parts:
 
 
 def _steps(figure: Figure) -> _Parts:
-    ninth = _quantile(figure.values, 0.9)
-    alike = ninth < STRAGGLING
+    p90 = _quantile(figure.values, 0.9)
+    alike = p90 < STRAGGLING
     return (
         (
             f"Slow jobs are slow in {'every step' if alike else 'some steps'}: 90\u00a0% of steps "
-            f"below {ratio(ninth)}"
+            f"below {ratio(p90)}"
         ),
         f"Steps of {plural(figure.jobs, 'straggling job')}, each job counts alike",
         Scale(0.8, 1.4, _numbers(0.8, 1.4, 6)),
@@ -189,7 +189,7 @@ def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
         title = f"{who} are not slower: rank correlation {ratio(found)}"
     else:
         title = f"{who} are {'slower' if found > 0 else 'faster'}: rank correlation {ratio(found)}"
-    end = max(1.5, *(one.ninth for one in against.classes))
+    end = max(1.5, *(one.p90 for one in against.classes))
     return AgainstView(
         title,
         f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}",
@@ -197,8 +197,8 @@ def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
             ClassLine(
                 f"{count(int(one.low))} to {count(int(one.high) - 1)} {unit}",
                 100 * (one.median - 1) / (end - 1),
-                100 * (one.ninth - 1) / (end - 1),
-                f"{times(one.median)}, 90th {times(one.ninth)}",
+                100 * (one.p90 - 1) / (end - 1),
+                f"{times(one.median)}, 90th {times(one.p90)}",
                 count(one.jobs),
             )
             for one in against.classes

@@ -12,7 +12,7 @@ from app.dashboard.report.exports import EXPORTS
 from app.dashboard.report.view import report_page
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.csv_text import csv_file, one_of
-from app.dashboard.ui.time_asked import TimeAsked
+from app.dashboard.ui.time_query import TimeQueryParam
 from app.services.fleet_report.read import FleetReport, fleet_report
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the fleet's report to the dashboard."""
 
     @routes.get("/report")
-    def report_route(container: Here, time: TimeAsked) -> Response:
+    def report_route(container: Here, time: TimeQueryParam) -> Response:
         about = time.about(WEEK)
         with pages.reading(container) as (tx, nav):
             found = _report(tx, about)
@@ -36,7 +36,7 @@ def add_report_pages(routes: APIRouter, pages: Pages) -> None:
         return pages.render("report/page.html", nav, page=page, now=found.now)
 
     @routes.get("/report/{name}.csv")
-    def report_file_route(container: Here, name: str, time: TimeAsked) -> Response:
+    def report_file_route(container: Here, name: str, time: TimeQueryParam) -> Response:
         make = one_of(EXPORTS, name)
         with container.reading() as tx:
             found = _report(tx, time.about(WEEK))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import urlencode
+
+from fastapi import Query
+
+# Pages are forgiving: what cannot be read asks for nothing.
+QueryText = Annotated[str, Query()]
 
 # Of a page's number in an address; more is no number of a page.
 MAX_DIGITS = 6
@@ -24,7 +30,7 @@ class Address:
         return f"{self.path}?{query}" if query else self.path
 
 
-def page_number(asked: str) -> int:
+def page_number(text: str) -> int:
     """Return the number of the page that an address asks for; the first where it is none."""
-    digits = asked.isascii() and asked.isdecimal() and len(asked) <= MAX_DIGITS
-    return max(1, int(asked)) if digits else 1
+    digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return max(1, int(text)) if digits else 1

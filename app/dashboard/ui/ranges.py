@@ -73,7 +73,7 @@ class RangeChoices:
     words: str
 
 
-def range_of(asked: str, begin: str, end: str, *, default: str = DAY) -> Range:
+def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
     """Return the range that an address asks for; what cannot be read is not there.
 
     Parameters
@@ -88,7 +88,7 @@ def range_of(asked: str, begin: str, end: str, *, default: str = DAY) -> Range:
         if first is not None and last is not None and last < first:
             first, last = last, first
         return Range("", _own_words(first, last), begin=first, end=last)
-    name = asked if asked in SPANS or asked == ALL else default
+    name = name if name in SPANS or name == ALL else default
     if name == ALL:
         return Range(ALL, "all its time")
     span, label = SPANS[name]

@@ -114,8 +114,8 @@ def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address
         else:
             falls = in_force.startswith("-")
             turned, order = name if falls else f"-{name}", "descending" if falls else "ascending"
-        asked = None if turned == listing.default_sort else turned
-        url = address.but(sort=asked, page=None) if name else ""
+        sort = None if turned == listing.default_sort else turned
+        url = address.but(sort=sort, page=None) if name else ""
         found.append(Heading(one.label, one.classes, one.hint, url, order))
     return found
 

@@ -6,20 +6,19 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Query
 
+from app.dashboard.ui.address import QueryText
 from app.dashboard.ui.ranges import DAY, Range, range_of
 
 # What pages are about that look back over many sessions.
 MONTH: Final = "30d"
 
-Asked = Annotated[str, Query()]
 
-
-class TimeInAddress:
+class TimeQuery:
     """The time that an address asks for."""
 
     def __init__(
         self,
-        range: Asked = "",  # noqa: A002 - name of the parameter
+        range: QueryText = "",  # noqa: A002 - name of the parameter
         begin: Annotated[str, Query(alias="from")] = "",
         end: Annotated[str, Query(alias="to")] = "",
     ) -> None:
@@ -30,4 +29,4 @@ class TimeInAddress:
         return range_of(*self.parameters.values(), default=default)
 
 
-TimeAsked = Annotated[TimeInAddress, Depends()]
+TimeQueryParam = Annotated[TimeQuery, Depends()]

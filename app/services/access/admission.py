@@ -177,19 +177,19 @@ def person_principal(tx: Reads, person: Person) -> Principal:
     )
 
 
-def _project(tx: Reads, principal: Principal, asked: str | None) -> tuple[int, str]:
+def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, str]:
     """Return the project that is meant; without a name that of a token, or the default one."""
     known = principal.projects
     query = select(Project.id, Project.name).where(Project.deleted_at.is_(None))
-    if asked is not None:
-        query = query.where(Project.name == asked)
+    if name is not None:
+        query = query.where(Project.name == name)
     elif known is not None and len(known) == 1:
         query = query.where(Project.id.in_(known))
     else:
         query = query.where(Project.name == DEFAULT_PROJECT)
     found = tx.session.execute(query).one_or_none()
     if found is None:
-        raise no_project(asked or DEFAULT_PROJECT)
+        raise no_project(name or DEFAULT_PROJECT)
     return found.id, found.name
 
 

@@ -95,14 +95,14 @@ class IncidentFilter:
         return self.state is IncidentState.RESOLVED
 
 
-def state_of(asked: str) -> IncidentState | None:
+def state_of(text: str) -> IncidentState | None:
     """Return the state that an address asks for; None for any that is open."""
-    return IncidentState(asked) if asked in set(IncidentState) else None
+    return IncidentState(text) if text in set(IncidentState) else None
 
 
-def severity_of(asked: str) -> str:
+def severity_of(text: str) -> str:
     """Return the severity that an address asks for; any where it is none."""
-    return asked if asked in get_args(Severity) else ""
+    return text if text in get_args(Severity) else ""
 
 
 def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
@@ -133,7 +133,7 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         (filtered.owner, LABELS["owner"].astext),
         (filtered.project, LABELS["project"].astext),
     ]
-    found = [column == asked for asked, column in same if asked]
+    found = [column == text for text, column in same if text]
     moment = AlertIncident.resolved_at.expression if filtered.over else SINCE
     if filtered.since is not None:
         found.append(moment >= filtered.since)

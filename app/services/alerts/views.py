@@ -234,8 +234,8 @@ def _listed(filtered: IncidentFilter) -> Select[Any]:
 
 def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
     """Return that an incident, or one inside of it, is like what is asked for."""
-    asked = matches(filtered)
-    if not asked:
+    conditions = matches(filtered)
+    if not conditions:
         return []
     inner = (
         select(func.coalesce(AlertOnHost.lead_id, AlertIncident.id))
@@ -244,7 +244,7 @@ def _matching(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         .join(Job, Job.id == AlertGroup.job_id)
         .outerjoin(AlertAssignee, AlertAssignee.incident_id == AlertIncident.id)
         .outerjoin(AlertOnHost, AlertOnHost.incident_id == AlertIncident.id)
-        .where(*counted(filtered), *asked)
+        .where(*counted(filtered), *conditions)
         .correlate(None)
     )
     return [AlertIncident.id.in_(inner)]

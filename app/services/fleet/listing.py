@@ -59,7 +59,7 @@ class FleetView:
     """A page of the fleet, with the sums over all of it."""
 
     now: datetime
-    asked: FleetFilter
+    filters: FleetFilter
     # Of all jobs, whatever was asked for; but for those of the archive, which are their own.
     groups: Sequence[Group]
     owners: Sequence[str]  # that jobs have
@@ -76,7 +76,7 @@ _FOUND: Final = TypeAdapter(tuple[Found, ...])
 def fleet_view(
     tx: Reads,
     at: Moment,
-    asked: FleetFilter,
+    filters: FleetFilter,
     *,
     page: PageRequest = _FIRST,
     silent_page: int = 1,
@@ -88,15 +88,15 @@ def fleet_view(
     silent_page : int
         The last one where there are not that many.
     """
-    jobs = standing(at, archived=asked.show is Show.ARCHIVED)
+    jobs = standing(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
-    is_asked = matches(one, asked)
+    matching = matches(one, filters)
     found = tx.session.execute(
         select(
-            _groups(jobs, is_asked),
+            _groups(jobs, matching),
             _owners(jobs),
-            _page(jobs, and_(one.heard, is_asked), order(one, page.sort), page.page, page.size),
-            _page(jobs, and_(~one.heard, is_asked), silent_order(one), silent_page, SILENT_PAGE),
+            _page(jobs, and_(one.heard, matching), order(one, page.sort), page.page, page.size),
+            _page(jobs, and_(~one.heard, matching), silent_order(one), silent_page, SILENT_PAGE),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
@@ -111,7 +111,7 @@ def fleet_view(
     )
     return FleetView(
         now=tx.now,
-        asked=asked,
+        filters=filters,
         groups=groups,
         owners=sorted(found[1] or (), key=str.lower),
         page=Page(
@@ -129,7 +129,7 @@ def fleet_view(
     )
 
 
-def _groups(jobs: CTE, is_asked: ColumnElement[bool]) -> ScalarSelect[Any]:
+def _groups(jobs: CTE, matching: ColumnElement[bool]) -> ScalarSelect[Any]:
     one = jobs.c
     key = (one.state, one.slow, one.slowdown.is_not(None), one.incident_state, one.heard)
     counted = one.heard & one.told_lost.is_not(None)
@@ -142,7 +142,7 @@ def _groups(jobs: CTE, is_asked: ColumnElement[bool]) -> ScalarSelect[Any]:
             one.incident_state.label("incident"),
             one.heard,
             func.count().label("jobs"),
-            func.count().filter(is_asked).label("matching"),
+            func.count().filter(matching).label("matching"),
             func.count().filter(counted).label("told"),
             func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
             func.coalesce(func.sum(one.told_lost).filter(counted), 0.0).label("lost"),

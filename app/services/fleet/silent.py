@@ -27,7 +27,7 @@ class Place:
 
 
 def silent_after(
-    tx: Reads, at: Moment, asked: FleetFilter, after: Place | None, size: int
+    tx: Reads, at: Moment, filters: FleetFilter, after: Place | None, size: int
 ) -> tuple[list[Standing], Place | None]:
     """Return the next silent jobs in the order of pages, and where the last one of them stands.
 
@@ -38,8 +38,8 @@ def silent_after(
     size : int
         At most `limit`; fewer are all that there are.
     """
-    one = standing(at, archived=asked.show is Show.ARCHIVED).c
-    listed = [~one.heard, matches(one, asked)]
+    one = standing(at, archived=filters.show is Show.ARCHIVED).c
+    listed = [~one.heard, matches(one, filters)]
     if after is not None:
         listed.append(
             or_(

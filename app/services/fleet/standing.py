@@ -180,21 +180,21 @@ def _urgent(at: Moment) -> Subquery:
     return (query if at.incidents else query.where(false())).subquery("urgent")
 
 
-def matches(one: Any, asked: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
     """Return whether a job is like what is asked for."""
     found: list[ColumnElement[bool]] = []
-    if asked.show is Show.SLOW:
+    if filters.show is Show.SLOW:
         found.append(one.slow)
-    elif asked.show is Show.NONE:
+    elif filters.show is Show.NONE:
         found.append(one.slowdown.is_(None))
-    if asked.owner:
-        found.append(one.labels["owner"].astext == asked.owner)
-    if asked.label:
-        name, has_value, value = asked.label.partition("=")
+    if filters.owner:
+        found.append(one.labels["owner"].astext == filters.owner)
+    if filters.label:
+        name, has_value, value = filters.label.partition("=")
         of_job = one.labels[name.strip()].astext
         found.append(of_job == value.strip() if has_value else of_job.is_not(None))
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
-    for word in asked.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
+    for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
         found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes) & one.slow))
     return and_(true(), *found)

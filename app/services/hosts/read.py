@@ -27,7 +27,7 @@ LOOK_ALIKES: Final = 20
 def list_hosts(  # noqa: PLR0913 - what an address may ask for
     tx: Reads,
     span: Span,
-    asked: PageRequest,
+    request: PageRequest,
     *,
     show: Show = Show.ALL,
     words: str = "",
@@ -50,7 +50,7 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     ledger.sort(key=lambda row: (-row.cost_gpu_hours, row.host))
     repaired = set(tx.session.execute(select(HostRepair.host).distinct()).scalars())
     matching = [row for row in ledger if row.matches and _shown(row, show, repaired)]
-    page = HOSTS.page(matching, asked)
+    page = HOSTS.page(matching, request)
     return Hosts(
         now=tx.now,
         totals=_totals(ledger, repaired),

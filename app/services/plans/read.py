@@ -67,7 +67,7 @@ PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expres
 
 
 @dataclass(frozen=True, slots=True)
-class AskedDevice:
+class RequestedDevice:
     """A device type of a specification, and its place in the cluster."""
 
     type: Name
@@ -76,16 +76,16 @@ class AskedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedPlan:
     """What a page says of a specification, whichever version took it."""
 
-    devices: tuple[AskedDevice, ...]
+    devices: tuple[RequestedDevice, ...]
     microbatches: Whole
     allow_idle: bool = False
     replicate: bool = False
 
 
-_ASKED: Final = TypeAdapter(Asked)
+_REQUESTED: Final = TypeAdapter(RequestedPlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PlanView:
     row: PlanSummary
     spec: Mapping[str, Any]
     """The specification as it was sent."""
-    asked: Asked
+    requested: RequestedPlan
     """The same, as far as a page says it."""
     faults: tuple[Fault, ...]
     """Why there is no template: the nearest changes, or what is wrong."""
@@ -124,7 +124,7 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     return PlanView(
         row=row,
         spec=found["spec"],
-        asked=asked_of(found["spec"]),
+        requested=requested_plan(found["spec"]),
         faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
         ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
         result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
@@ -132,9 +132,9 @@ def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
     )
 
 
-def asked_of(spec: Mapping[str, Any]) -> Asked:
+def requested_plan(spec: Mapping[str, Any]) -> RequestedPlan:
     """Return what a page says of a stored specification."""
-    return _ASKED.validate_python(spec)
+    return _REQUESTED.validate_python(spec)
 
 
 def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:

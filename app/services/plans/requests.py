@@ -124,12 +124,12 @@ def cancel_plan(container: Container, plan_id: uuid.UUID) -> None:
 
 
 def _content_sha256(request: PlanRequest) -> bytes:
-    asked = {
+    identity = {
         "spec": request.document,
         "method": request.method,
         "objective": request.objective,
         "time_limit_s": request.time_limit_s,
         "name": request.name,
     }
-    canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).digest()

@@ -44,15 +44,15 @@ class Found:
     path: str
 
 
-def find(tx: Reads, asked: str) -> list[Found]:
+def find(tx: Reads, text: str) -> list[Found]:
     """Return what all of the words lead to, incidents first.
 
     Parameters
     ----------
-    asked : str
+    text : str
         Words in any order: parts of names; numbers of sessions; ids.
     """
-    words = asked[:MAX_CHARACTERS].split()[:MAX_WORDS]
+    words = text[:MAX_CHARACTERS].split()[:MAX_WORDS]
     if not words:
         return []
     return [*_incidents(tx, words), *_jobs(tx, words), *_hosts(tx, words), *_sessions(tx, words)]

@@ -49,7 +49,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     *,
     since: datetime | None = None,
     until: datetime | None = None,
-    asked: PageRequest,
+    request: PageRequest,
     slow: float,
 ) -> JobHistory:
     """Return the sessions of a job in a time.
@@ -78,7 +78,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .outerjoin(*OF_SESSION)
         .where(*here)
     ).one()
-    page = read_page(tx, SESSIONS, asked, *here, total=total)
+    page = read_page(tx, SESSIONS, request, *here, total=total)
     return JobHistory(page, verdicts, slow_ones, worst)
 
 

@@ -164,7 +164,7 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
     made_now = [
         select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery() for quota in made
     ]
-    asked = select(literal(project_id).label("id")).subquery()
+    requested = select(literal(project_id).label("id")).subquery()
     row = tx.session.execute(
         select(
             ProjectUsage.hour,
@@ -175,8 +175,8 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
             producers,
             *made_now,
         )
-        .select_from(asked)
-        .outerjoin(ProjectUsage, ProjectUsage.project_id == asked.c.id)
+        .select_from(requested)
+        .outerjoin(ProjectUsage, ProjectUsage.project_id == requested.c.id)
     ).one()
     counted, hour_sessions, size, operations, open_now, producers_now, *counts = row
     hour = hour_of(tx.now)

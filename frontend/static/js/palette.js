@@ -24,7 +24,7 @@ export class Palette {
     this.said = make('p', { class: 'note', role: 'status' });
     this.dialog = make('dialog', { class: 'palette', 'aria-label': 'Go to' }, this.input, this.list, this.said);
     document.body.append(this.dialog);
-    this.asked = 0;
+    this.latest = 0;
     this.input.addEventListener('input', () => {
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.look(), TYPING_MS);
@@ -44,16 +44,16 @@ export class Palette {
     const words = this.input.value.trim();
     const pages = PAGES.filter(([name]) => name.toLowerCase().includes(words.toLowerCase()))
       .map(([name, path]) => ({ kind: 'page', name, note: '', path }));
-    const number = ++this.asked;
+    const number = ++this.latest;
     let found = [];
     try {
       if (words) ({ found } = await ask('GET', `/api/v1/search?q=${encodeURIComponent(words)}`));
     } catch (error) {
-      if (number === this.asked) this.said.textContent = error.message;
+      if (number === this.latest) this.said.textContent = error.message;
       return;
     }
     // Answers to earlier questions are not shown.
-    if (number === this.asked) this.show([...found, ...pages]);
+    if (number === this.latest) this.show([...found, ...pages]);
   }
 
   show(found) {

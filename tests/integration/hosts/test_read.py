@@ -26,11 +26,11 @@ ALWAYS = Span()
 def hosts(
     container: Container,
     span: Span = ALWAYS,
-    asked: PageRequest = PageRequest(),  # noqa: B008 - frozen
+    request: PageRequest = PageRequest(),  # noqa: B008 - frozen
     show: Show = Show.ALL,
     words: str = "",
 ) -> Hosts:
-    return read(container, list_hosts, span, asked, show=show, words=words, alike_from=1.1)
+    return read(container, list_hosts, span, request, show=show, words=words, alike_from=1.1)
 
 
 def named(found: Hosts) -> list[str]:
@@ -112,11 +112,11 @@ def test_hosts_are_sorted_and_paged(container: Container) -> None:
     some = {f"node-{n}": 1.0 + n / 10 for n in range(5)}
     for hours in (3, 2):
         session(container, some, ago=hours * HOUR)
-    assert named(hosts(container, asked=PageRequest("host", size=2))) == ["node-0", "node-1"]
-    assert named(hosts(container, asked=PageRequest("-worst", size=2))) == ["node-4", "node-3"]
-    last = hosts(container, asked=PageRequest("host", 9, 2))
+    assert named(hosts(container, request=PageRequest("host", size=2))) == ["node-0", "node-1"]
+    assert named(hosts(container, request=PageRequest("-worst", size=2))) == ["node-4", "node-3"]
+    last = hosts(container, request=PageRequest("host", 9, 2))
     assert (last.page.number, named(last)) == (3, ["node-4"])
-    assert named(hosts(container, asked=PageRequest("nonsense"))) == named(hosts(container))
+    assert named(hosts(container, request=PageRequest("nonsense"))) == named(hosts(container))
 
 
 def test_the_trend_is_of_the_latest_sessions_of_the_time(container: Container) -> None:

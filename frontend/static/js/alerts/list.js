@@ -10,7 +10,7 @@ const TYPING_MS = 300;
 const picked = new Set();
 
 /** The address of a form's filters, without empty ones. */
-function asked(form) {
+function addressOf(form) {
   const url = new URL(form.action, location.href);
   for (const [name, value] of new FormData(form)) {
     const words = String(value).trim();
@@ -22,17 +22,17 @@ function asked(form) {
 function mountFilters(form, signal) {
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    location.assign(asked(form));
+    location.assign(addressOf(form));
   }, { signal });
   for (const select of form.querySelectorAll('select')) {
-    select.addEventListener('change', () => location.assign(asked(form)), { signal });
+    select.addEventListener('change', () => location.assign(addressOf(form)), { signal });
   }
   let typing = 0;
   const words = form.querySelector('[name=q]');
   words.addEventListener('input', () => {
     clearTimeout(typing);
     typing = setTimeout(() => {
-      history.replaceState(null, '', asked(form));
+      history.replaceState(null, '', addressOf(form));
       refresh().catch(() => {});
     }, TYPING_MS);
   }, { signal });

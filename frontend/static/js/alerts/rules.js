@@ -211,11 +211,11 @@ function mountForm(form, signal) {
     done.textContent = 'Saved';
   };
   const preview = async () => {
-    const asked = body(form);
+    const rule = body(form);
     // A preview needs no name.
-    const found = await ask('POST', `${RULES}/preview`, { ...asked, name: asked.name || 'preview', enabled: true });
+    const found = await ask('POST', `${RULES}/preview`, { ...rule, name: rule.name || 'preview', enabled: true });
     clear(form);
-    showPreview(section, found, asked.condition.kind);
+    showPreview(section, found, rule.condition.kind);
     if (section.getBoundingClientRect().top > innerHeight) section.scrollIntoView({ block: 'start' });
   };
   for (const button of buttons) button.disabled = false;

@@ -11,7 +11,7 @@ const picked = new Set();
 let opened = '';
 
 /** The address of a form's filters, without empty ones and without the page. */
-function asked(form) {
+function addressOf(form) {
   const url = new URL(form.action, location.href);
   const values = new FormData(form);
   for (const name of FIELDS) {
@@ -25,7 +25,7 @@ function mountFilters(form, signal) {
   let typing = 0;
   const now = () => {
     clearTimeout(typing);
-    history.replaceState(null, '', asked(form));
+    history.replaceState(null, '', addressOf(form));
     refresh().catch(() => {});
   };
   form.addEventListener('submit', (event) => { event.preventDefault(); now(); }, { signal });

@@ -63,12 +63,12 @@ export class SessionReport {
     on($('#main'), 'click', (event) => {
       const link = event.target.closest('a[data-go]');
       if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-      const asked = new URLSearchParams(new URL(link.href).search);
-      const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
+      const parameters = new URLSearchParams(new URL(link.href).search);
+      const index = this.data.steps.indexOf(Number(parameters.get('step') ?? NaN));
       if (link.getAttribute('href').startsWith('#')) return;
       event.preventDefault();
       if (index >= 0) this.go({ mode: 'step', index });
-      else this.go({ cell: [Number(asked.get('dp')), Number(asked.get('pp'))] });
+      else this.go({ cell: [Number(parameters.get('dp')), Number(parameters.get('pp'))] });
       $(index >= 0 ? '#timeline' : '#heatmap').scrollIntoView({ block: 'center' });
     });
     on($('#reset-zoom'), 'click', () => this.timeline.reset());
@@ -90,9 +90,9 @@ export class SessionReport {
 
   /** Take the selection from the address, after back or forward. */
   back() {
-    const asked = new URLSearchParams(location.search);
-    const index = this.data.steps.indexOf(Number(asked.get('step') ?? NaN));
-    const cell = asked.has('dp') && asked.has('pp') ? [Number(asked.get('dp')), Number(asked.get('pp'))] : this.defaults.cell;
+    const parameters = new URLSearchParams(location.search);
+    const index = this.data.steps.indexOf(Number(parameters.get('step') ?? NaN));
+    const cell = parameters.has('dp') && parameters.has('pp') ? [Number(parameters.get('dp')), Number(parameters.get('pp'))] : this.defaults.cell;
     const before = this.choice;
     this.choice = { mode: index < 0 ? 'mean' : 'step', index: index < 0 ? this.worstIndex : index, cell };
     this.show(before);

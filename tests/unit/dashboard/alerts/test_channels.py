@@ -33,7 +33,7 @@ def page_of(
     tallies: dict[uuid.UUID, Tally] | None = None,
     **changes: Any,  # noqa: ANN401 - of the page
 ) -> ChannelsPage:
-    asked: dict[str, Any] = {"asked": None, "adding": False, "apprise": False} | changes
+    asked: dict[str, Any] = {"selected": None, "adding": False, "apprise": False} | changes
     return channels_page(channels, tallies or {}, lost, NOW, **asked)
 
 
@@ -98,7 +98,7 @@ def test_dead_ones_come_first_and_stand_next_to_the_list() -> None:
     assert page.chosen is not None
     assert page.chosen.name == "z-old"
     assert page.chosen.why == f"{REFUSED}, 4 times in a row"
-    assert not page.asked
+    assert not page.selected
 
 
 def test_says_how_many_hear() -> None:
@@ -126,9 +126,9 @@ def test_a_channel_that_was_asked_for_has_its_own_kind_only() -> None:
         audience="owner",
         selector=Selector(jobs=("llama-*",), labels={"project": "vision"}, importance=("high",)),
     )
-    page = page_of(selective, asked=selective)
+    page = page_of(selective, selected=selective)
     assert page.title == "Channel ops: alive"
-    assert page.asked
+    assert page.selected
     assert [kind.name for kind in page.form.kinds] == ["webhook"]
     assert page.lines[0].about == (
         "Webhook · the job's owner · llama-*, project=vision, high importance"

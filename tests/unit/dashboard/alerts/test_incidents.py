@@ -14,7 +14,7 @@ from app.alerts.incidents import Incident, Silence
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.verdict import Slowdown, VerdictFix
-from app.dashboard.alerts.filters import IncidentsInAddress
+from app.dashboard.alerts.filters import IncidentsQuery
 from app.dashboard.alerts.incidents import IncidentsPage, first_of, incidents_page
 from app.dashboard.alerts.parts import actions, context, session_url
 from app.dashboard.ui.format import day_or_time
@@ -100,7 +100,7 @@ def life(
 
 
 def page_of(found: Incidents, **asked: str) -> IncidentsPage:
-    return incidents_page(found, None, [channel()], {}, IncidentsInAddress(**asked))
+    return incidents_page(found, None, [channel()], {}, IncidentsQuery(**asked))
 
 
 def test_says_that_nothing_is_open() -> None:
@@ -197,7 +197,7 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
     )
     found = life(incident(), opened, fired, deliveries=(delivery("delivered"), failed))
     chosen = incidents_page(
-        listed(row(incident())), found, [channel()], {}, IncidentsInAddress()
+        listed(row(incident())), found, [channel()], {}, IncidentsQuery()
     ).chosen
     assert chosen is not None
     assert [(moment.when, moment.text) for moment in chosen.events] == [
@@ -212,7 +212,7 @@ def test_the_life_of_one_in_order_with_what_did_not_arrive() -> None:
 
 
 def test_says_that_no_message_was_sent_where_there_is_no_channel() -> None:
-    page = incidents_page(listed(row(incident())), life(incident()), [], {}, IncidentsInAddress())
+    page = incidents_page(listed(row(incident())), life(incident()), [], {}, IncidentsQuery())
     assert page.chosen is not None
     assert page.chosen.failing == "No message was sent: there is no channel"
     assert page.channels_title == "There is no channel: no messages are sent"

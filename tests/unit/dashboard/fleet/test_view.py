@@ -11,9 +11,9 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
-from app.dashboard.fleet.asked import FleetInAddress
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.lines import SessionLine, job_line
+from app.dashboard.fleet.query import FleetQuery
 from app.dashboard.fleet.view import FleetPage, fleet_page
 from app.dashboard.ui.parts import sparkline
 from app.dashboard.ui.ranges import DAY, range_of
@@ -105,7 +105,7 @@ def page_of(
     groups: Sequence[Group] = (), rows: Sequence[Standing] = (), number: int = 1, **asked: str
 ) -> FleetPage:
     """Return the page of a fleet."""
-    address = FleetInAddress(**asked)
+    address = FleetQuery(**asked)
     heard = Page(rows, number, sum(one.matching for one in groups if one.heard), PAGE)
     silent: Page[Standing] = Page((), 1, 0, SILENT_PAGE)
     view = FleetView(NOW, address.filtered, groups, ("ann", "bob"), heard, silent)
@@ -157,7 +157,7 @@ def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
 
 
 def test_what_an_address_asks_for_in_vain_is_not_there() -> None:
-    asked = FleetInAddress(q="x\x00" * 300, show="fast", sort="; drop", page="-1", silent="x")
+    asked = FleetQuery(q="x\x00" * 300, show="fast", sort="; drop", page="-1", silent="x")
     assert asked.filtered.words == "x" * 200
     assert (asked.filtered.show, asked.sort, asked.number, asked.silent_number) == ("all", "", 1, 1)
 

@@ -22,7 +22,7 @@ from app.dashboard.plans.parts import blocks_of, layer_ticks, method_rows
 from app.dashboard.plans.view import plan_page, sentence
 from app.dashboard.ui.csv_text import Table
 from app.inputs.plans.spec import parse_spec
-from app.services.plans.read import PlanSummary, PlanView, asked_of
+from app.services.plans.read import PlanSummary, PlanView, requested_plan
 from app.services.plans.stored import PlanResult
 from tests.support.plans import small_spec
 
@@ -56,7 +56,9 @@ def view(state: str, **changes: Any) -> PlanView:  # noqa: ANN401 - columns diff
     for name, value in changes.items():
         (row if name in row else whole)[name] = value
     spec = small_spec()
-    return PlanView(row=PlanSummary(**row), spec=spec, asked=asked_of(spec), now=NOW, **whole)
+    return PlanView(
+        row=PlanSummary(**row), spec=spec, requested=requested_plan(spec), now=NOW, **whole
+    )
 
 
 def test_the_sentence_says_what_is_proven_and_what_others_take(result: PlanResult) -> None:
