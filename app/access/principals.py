@@ -81,6 +81,11 @@ class Principal:
         return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
 
 
+def is_person(principal: Principal, name: str) -> bool:
+    """Return whether it is the user of that full name (`app.access.names.full_name`)."""
+    return principal.kind is ActorKind.PERSON and principal.name == name
+
+
 # What the program does by itself, and what is done without any sign-in on a machine of one's own.
 INSTALLATION: Final = Principal(ActorKind.SYSTEM, "installation", frozenset(Right))
 LOCAL: Final = Principal(ActorKind.SYSTEM, "this machine", frozenset(Right))

@@ -26,7 +26,7 @@ from app.db.embedded.server import EmbeddedPostgres
 from app.db.faults import said
 from app.errors import StartupError
 from app.run.http import HttpServer, address_of, listen, reachable_by_others
-from app.services.access.admission import can_be_administered
+from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
 from app.services.installation.sweep import sweep
 from app.system import scratch

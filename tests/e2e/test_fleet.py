@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from tests.e2e.destroying import destroy
 from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.support.sessions import small_trace
 
@@ -83,9 +84,7 @@ def test_jobs_of_the_fleet_are_archived_renamed_and_deleted(
     page.get_by_role("link", name="Archive").click()
     expect(rows).to_have_count(1)
     page.get_by_label("Select ended").check()
-    bar.get_by_role("button", name="Delete…").click()
-    expect(bar).to_contain_text("ended: deleted with all sessions, reports and incidents")
-    bar.get_by_role("button", name="Delete with all sessions").click()
+    destroy(page, bar.get_by_role("button", name="Delete…"), "Delete job", typed="ended")
     expect(page.locator("h1")).to_have_text("The archive is empty")
 
 

@@ -17,6 +17,7 @@ from app.services.retention.rules import keep_to_rules, set_rules
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim, fail
+from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_plots
 from tests.support.sessions import session_row, small_trace, store
@@ -111,8 +112,7 @@ def test_a_session_whose_trace_is_gone_says_so_and_is_deleted(
     expect(page.get_by_role("button", name="Unpin")).to_be_enabled()
     keep(page, f"not-kept-{look.name}")
     expect_well_made(page, site, look)
-    page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete session 1?").click()
+    destroy(page, page.get_by_role("button", name="Delete session 1"), "Delete session")
     expect(page).to_have_url(f"{site}/jobs/llm")
     expect(page.locator("[aria-label=Sessions] tbody tr")).to_have_count(1)
     page.get_by_label("Name", exact=True).fill("llm-70b")

@@ -45,6 +45,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
                 entries=list_entries(tx, SHOWN),
                 now=tx.now,
                 settings=container.settings,
+                principal=container.principal,
             )
             now = tx.now
         return pages.render(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from app.access.principals import Right, Role
+from app.access.principals import Principal, Right, Role, is_person
 from app.auth.project_paths import prefix_of
 from app.dashboard.ui.format import byte_size, count, listing, plural
 from app.services.access.audit import Action
@@ -49,6 +49,8 @@ class PersonLine:
     roles: str
     last_seen_at: datetime | None
     disabled: bool
+    # why they can be neither disabled nor deleted; "" where they can
+    kept: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def access_page(  # noqa: PLR0913 - everything that is on it
     entries: Sequence[Entry],
     now: datetime,
     settings: Settings,
+    principal: Principal,
 ) -> AccessPage:
     """Return the page of access.
 
@@ -128,7 +131,7 @@ def access_page(  # noqa: PLR0913 - everything that is on it
         entries_title=_entries_title(entries),
         entries=entries,
         people_title=_people_title(people),
-        people=[_person(person) for person in people],
+        people=[_person(person, _kept(person, people, valid, principal)) for person in people],
         projects_title=_projects_title(projects, uses, settings),
         projects=[_project(project, uses[project.id], settings) for project in projects],
         roles=[role_line(role) for role in Role],
@@ -162,7 +165,22 @@ def _people_title(people: Sequence[PersonView]) -> str:
     return f"{title}, {count(out)} disabled" if out else title
 
 
-def _person(person: PersonView) -> PersonLine:
+def _kept(
+    person: PersonView,
+    people: Sequence[PersonView],
+    valid: Sequence[TokenView],
+    principal: Principal,
+) -> str:
+    """Return why a user is neither disabled nor deleted here; "" where they can be."""
+    if is_person(principal, person.full_name):
+        return "you"
+    others = any(one.administers for one in people if one.id != person.id)
+    if person.administers and not others and not any(Right.ADMIN in one.rights for one in valid):
+        return "the last administrator"
+    return ""
+
+
+def _person(person: PersonView, kept: str) -> PersonLine:
     roles = [f"{one.role} of {one.project or 'all projects'}" for one in person.roles]
     return PersonLine(
         id=person.id,
@@ -172,6 +190,7 @@ def _person(person: PersonView) -> PersonLine:
         roles=listing(roles) if roles else "no role",
         last_seen_at=person.last_seen_at,
         disabled=person.disabled_at is not None,
+        kept=kept,
     )
 
 

@@ -22,12 +22,11 @@ from app.db.models.access import (
     Token,
 )
 from app.errors import ForbiddenError, NotFoundError, PacelineError, UnauthenticatedError
+from app.services.access.administrators import valid_token
 from app.services.access.projects import no_project, pages_at
 from app.services.access.tokens import principal_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
-
     from app.db.unit_of_work import Reads
     from app.services.container import Container
 
@@ -114,31 +113,10 @@ def refused(
     container.refusals.note(Refusal(kind, name, shown.asks, error.stable_code))
 
 
-def can_be_administered(container: Container) -> bool:
-    """Return whether a token or a person could let others in."""
-    with container.everywhere().reading() as tx:
-        return has_administrator(tx)
-
-
-def has_administrator(tx: Reads) -> bool:
-    """Return whether the user may do everything; in a transaction of all projects."""
-    token = select(Token.id).where(_valid(tx), Token.scopes.contains([Right.ADMIN]))
-    person = (
-        select(Membership.id)
-        .join(Person, Person.id == Membership.person_id)
-        .where(
-            Membership.role == Role.ADMINISTRATOR,
-            Membership.project_id.is_(None),
-            Person.disabled_at.is_(None),
-        )
-    )
-    return any(tx.session.execute(query.limit(1)).first() for query in (token, person))
-
-
 def _principal(tx: Reads, shown: Shown) -> tuple[Principal, Token | None]:
     if shown.token is not None:
         row = tx.session.execute(
-            select(Token).where(Token.sha256 == digest(shown.token), _valid(tx))
+            select(Token).where(Token.sha256 == digest(shown.token), valid_token(tx))
         ).scalar_one_or_none()
         if row is None:
             raise UnauthenticatedError("The token is unknown, revoked or expired.")
@@ -191,10 +169,6 @@ def _project(tx: Reads, principal: Principal, name: str | None) -> tuple[int, st
     if found is None:
         raise no_project(name or DEFAULT_PROJECT)
     return found.id, found.name
-
-
-def _valid(tx: Reads) -> ColumnElement[bool]:
-    return Token.revoked_at.is_(None) & or_(Token.expires_at.is_(None), Token.expires_at > tx.now)
 
 
 def _note_use(container: Container, token: Token) -> None:

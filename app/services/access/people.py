@@ -12,10 +12,10 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.access.names import MAX_NAME_CHARACTERS, full_name
-from app.access.principals import ActorKind, Role
+from app.access.principals import Role, is_person
 from app.db.models.access import BrowserSession, KnownBrowser, Membership, Person, Project
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
-from app.services.access.admission import has_administrator
+from app.services.access.administrators import keep_administrator
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
 
@@ -54,6 +54,12 @@ class PersonView:
     def full_name(self) -> str:
         """Return the name as the audit log has it."""
         return full_name(self.name, self.issuer)
+
+    @property
+    def administers(self) -> bool:
+        """Return whether they administer all projects, and are not disabled."""
+        everywhere = GivenRole(None, Role.ADMINISTRATOR)
+        return self.disabled_at is None and everywhere in self.roles
 
 
 def create_person(
@@ -187,7 +193,7 @@ def set_role(
         if role is not None:
             tx.session.add(Membership(person_id=person_id, project_id=project_id, role=role))
         tx.session.flush()
-        _keep_administrator(container, tx)
+        keep_administrator(container, tx)
         record(
             tx,
             container.principal,
@@ -205,16 +211,17 @@ def set_disabled(container: Container, person_id: uuid.UUID, *, disabled: bool) 
     ------
     NotFoundError
     ConflictError
-        ``access.last_administrator``.
+        ``access.last_administrator``, ``access.oneself``.
     """
     with container.uow() as tx:
         person = _locked(tx, person_id)
         if (person.disabled_at is not None) == disabled:
             return
+        _refuse_oneself(container, person)
         person.disabled_at = tx.now if disabled else None
         tx.session.flush()
         _sign_out(tx, person_id)
-        _keep_administrator(container, tx)
+        keep_administrator(container, tx)
         action = Action.DISABLED if disabled else Action.ENABLED
         record(tx, container.principal, action, _subject(person))
 
@@ -226,14 +233,15 @@ def delete_person(container: Container, person_id: uuid.UUID) -> None:
     ------
     NotFoundError
     ConflictError
-        ``access.last_administrator``.
+        ``access.last_administrator``, ``access.oneself``.
     """
     with container.uow() as tx:
         person = _locked(tx, person_id)
+        _refuse_oneself(container, person)
         subject = _subject(person)
         tx.session.delete(person)
         tx.session.flush()
-        _keep_administrator(container, tx)
+        keep_administrator(container, tx)
         record(tx, container.principal, Action.DELETED, subject)
 
 
@@ -286,10 +294,10 @@ def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
         tx.session.execute(delete(browsers).where(browsers.person_id == person_id))
 
 
-def _keep_administrator(container: Container, tx: UnitOfWork) -> None:
-    """Refuse to remove the last administrator; the command line still can."""
-    if container.principal.kind is not ActorKind.SYSTEM and not has_administrator(tx):
+def _refuse_oneself(container: Container, person: Person) -> None:
+    """Refuse what would lock out the user who does it; another administrator can."""
+    if is_person(container.principal, full_name(person.name, person.issuer)):
         raise ConflictError(
-            "This installation would have no administrator left.",
-            code="access.last_administrator",
+            "You cannot disable or delete yourself; another administrator can.",
+            code="access.oneself",
         )

@@ -17,6 +17,7 @@ from app.db.models.access import Project, Token
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
 from app.lists.columns import Column
 from app.lists.listing import Listing, read
+from app.services.access.administrators import keep_administrator
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_id_of
 
@@ -157,10 +158,14 @@ def revoke_token(container: Container, name: str) -> None:
     Raises
     ------
     NotFoundError
+    ConflictError
+        ``access.last_administrator``.
     """
     with container.uow() as tx:
         row = _unrevoked(tx, name)
         row.revoked_at = tx.now
+        tx.session.flush()
+        keep_administrator(container, tx)
         record(tx, container.principal, Action.REVOKED, f"token {name}", project_id=row.project_id)
 
 

@@ -1,6 +1,7 @@
 // The page of access: creates and revokes tokens and projects.
 import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
+import { destroys } from './destroying.js';
 import { clearFaults, read, showFaults } from './forms.js';
 
 function made(token) {
@@ -34,14 +35,10 @@ function submits(form, address, signal, done) {
   }, { signal });
 }
 
-/** A button that sends a request and refreshes the page; some need a second click. */
+/** A button that sends a request and refreshes the page. */
 function acts(button, said, signal, request) {
   button.disabled = false;
   button.addEventListener('click', async () => {
-    if (button.dataset.sure && button.textContent !== button.dataset.sure) {
-      button.textContent = button.dataset.sure;
-      return;
-    }
     button.disabled = true;
     try {
       await request();
@@ -61,16 +58,23 @@ function mount({ main, stop }) {
     made(answer);
   });
   submits(document.getElementById('project'), () => ['POST', '/api/v1/projects'], signal, refresh);
-  for (const button of main.querySelectorAll('[data-revoke]')) {
-    acts(button, 'revoked', signal, () => ask('DELETE', `/api/v1/tokens/${encodeURIComponent(button.dataset.revoke)}`));
+  const losing = {
+    token: (name) => ask('DELETE', `/api/v1/tokens/${encodeURIComponent(name)}`),
+    disable: (person) => ask('PATCH', `/api/v1/people/${person}`, { disabled: true }),
+    person: (person) => ask('DELETE', `/api/v1/people/${person}`),
+  };
+  for (const button of main.querySelectorAll('[data-destroys]')) {
+    const [kind, name] = button.dataset.destroys.split(/:(.*)/s);
+    destroys(button, signal, async () => {
+      await losing[kind](name);
+      await refresh();
+    });
   }
   for (const button of main.querySelectorAll('[data-renew]')) {
     acts(button, 'revoked', signal, () => ask('POST', `/api/v1/tokens/${encodeURIComponent(button.dataset.renew)}/renew`, { expires_days: RENEWED_DAYS }));
   }
-  for (const button of main.querySelectorAll('[data-person]')) {
-    const url = `/api/v1/people/${button.dataset.person}`;
-    const { disabled } = button.dataset;
-    acts(button, 'person-said', signal, () => (disabled ? ask('PATCH', url, { disabled: disabled === 'true' }) : ask('DELETE', url)));
+  for (const button of main.querySelectorAll('[data-enable]')) {
+    acts(button, 'person-said', signal, () => ask('PATCH', `/api/v1/people/${button.dataset.enable}`, { disabled: false }));
   }
   const role = document.getElementById('role');
   if (!role) return;

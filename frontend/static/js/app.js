@@ -89,7 +89,9 @@ function tick() {
 /** Fetch this address again; null if the server refuses. */
 export async function fetchPage() {
   const response = await fetch(location.href, { headers: { Accept: 'text/html' } });
-  return response.ok ? new DOMParser().parseFromString(await response.text(), 'text/html') : null;
+  // Another page came, such as that to sign in.
+  if (response.redirected) location.assign(response.url);
+  return response.ok && !response.redirected ? new DOMParser().parseFromString(await response.text(), 'text/html') : null;
 }
 
 /** Fetch this address again and replace the content of the page, without a reload. */

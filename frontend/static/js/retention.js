@@ -1,6 +1,7 @@
 // Actions on a session or a job: analyze again, pin, rename, archive, delete; and the rules of retention.
 import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
+import { destroys } from './destroying.js';
 import { clearFaults, read, showFaults } from './forms.js';
 import { here } from './here.js';
 
@@ -13,24 +14,19 @@ function mountRegion(region, signal) {
     unpin: () => ask('DELETE', `${address}/pin`),
     archive: () => ask('PATCH', address, { archived: true }),
     unarchive: () => ask('PATCH', address, { archived: false }),
-    delete: async () => {
-      await ask('DELETE', address);
-      location.assign(here(region.dataset.after));
-    },
   };
+  destroys(region.querySelector('[data-destroys=keep]'), signal, async () => {
+    await ask('DELETE', address);
+    location.assign(here(region.dataset.after));
+  });
   for (const button of region.querySelectorAll('[data-keep-do]')) {
     button.disabled = false;
     button.addEventListener('click', async () => {
-      const { sure } = button.dataset;
-      if (sure && button.textContent !== sure) {
-        button.textContent = sure;
-        return;
-      }
       button.disabled = true;
       said.textContent = '';
       try {
         await orders[button.dataset.keepDo]();
-        if (!sure) await refresh();
+        await refresh();
       } catch (error) {
         said.textContent = error.message;
       } finally {

@@ -13,6 +13,7 @@ from app.alerts.rules import Selector
 from app.services.alerts.channels.reads import list_channels
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act
+from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.support.reads import read
@@ -145,8 +146,7 @@ def test_a_channel_from_its_first_test_to_its_end(
     expect(page.locator(".nav .count.dead")).to_have_count(0)
     act(page, "Enable")
     expect(page.locator("#chosen .line2")).to_contain_text("nothing sent yet")
-    act(page, "Delete…")
-    act(page, "Delete ops")
+    destroy(page, page.get_by_role("button", name="Delete the channel ops"), "Delete channel")
     expect(page).to_have_url(f"{place.url}/channels")
     expect(page.locator("h1")).to_contain_text("No messages are sent")
 

@@ -16,6 +16,7 @@ from app.run.http import HttpServer, address_of
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
 from app.web import create_app
+from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.visiting import NARROW, listen_again
@@ -159,8 +160,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     )
     assert place.rule("Wasteful").condition == CauseFound(0.9, 0.8, ("slow_worker",))
 
-    press(page, "Delete…")
-    press(page, "Delete rule")
+    destroy(page, page.get_by_role("button", name="Delete the rule Wasteful"), "Delete rule")
     expect(page).to_have_url(f"{place.url}/rules")
     assert "Wasteful" not in [rule.name for rule in read(place.container, load_rules)]
 

@@ -14,7 +14,7 @@ from app.access.tokens import digest, is_token
 from app.cli.server import Server, ServerError
 from app.db.models.access import Token
 from app.errors import StartupError
-from app.services.access.admission import can_be_administered
+from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
 from app.services.access.sign_ins import sign_in
 from app.services.access.tokens import revoke_token

@@ -102,8 +102,6 @@ def test_the_last_administrator_stays_unless_the_command_line_says_otherwise(
     with company.client(Cookie=f"paceline_session={cookie}", Origin=company.url) as ada:
         address = f"/api/v1/people/{_people(ada)['ada']['id']}"
         for answer in (
-            ada.delete(address),
-            ada.patch(address, json={"disabled": True}),
             ada.put(f"{address}/role", json={"role": None}),
             ada.put(f"{address}/role", json={"role": "reader"}),
         ):
@@ -112,11 +110,22 @@ def test_the_last_administrator_stays_unless_the_command_line_says_otherwise(
                 "access.last_administrator",
             )
         assert _people(ada)["ada"]["roles"] == [{"project": None, "role": "administrator"}]
-        create_person(company.container, "bob", PASSWORD, Role.ADMINISTRATOR, None)
-        assert ada.delete(address).status_code == 204
-    [bob] = _listed(company.container)
+    [found] = _listed(company.container)
     # The machine's own users need no sign-in.
-    set_disabled(company.container, bob, disabled=True)
+    set_disabled(company.container, found, disabled=True)
+
+
+def test_no_user_disables_or_deletes_themselves(company: Company) -> None:
+    for name in ("ada", "bob"):
+        create_person(company.container, name, PASSWORD, Role.ADMINISTRATOR, None)
+    cookie = sign_in(company.container, "ada", PASSWORD).cookie
+    with company.client(Cookie=f"paceline_session={cookie}", Origin=company.url) as ada:
+        people = _people(ada)
+        address = f"/api/v1/people/{people['ada']['id']}"
+        for answer in (ada.delete(address), ada.patch(address, json={"disabled": True})):
+            assert (answer.status_code, answer.json()["code"]) == (409, "access.oneself")
+        assert ada.delete(f"/api/v1/people/{people['bob']['id']}").status_code == 204
+        assert list(_people(ada)) == ["ada"]
 
 
 def _listed(container: Container) -> list[uuid.UUID]:

@@ -238,3 +238,13 @@ def test_a_token_is_renewed_with_its_secret_and_not_after_its_end(company: Compa
     with company.container.reading() as tx:
         said = [(entry.action, entry.subject) for entry in list_entries(tx, 10)]
     assert said.count(("renewed", "token bot")) == 1
+
+
+def test_the_last_token_that_administers_is_not_revoked_by_itself(company: Company) -> None:
+    made = create_token(
+        company.container, name="only", rights=[Right.ADMIN], project=None, expires=None
+    )
+    with company.client(Authorization=f"Bearer {made.secret}") as client:
+        answer = client.delete("/api/v1/tokens/only")
+        assert (answer.status_code, answer.json()["code"]) == (409, "access.last_administrator")
+        assert [one["valid"] for one in client.get("/api/v1/tokens").json()["tokens"]] == [True]

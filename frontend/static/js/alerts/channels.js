@@ -2,6 +2,7 @@
 import { here } from '../here.js';
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
+import { destroys } from '../destroying.js';
 import { follow } from '../follow.js';
 import { clearFaults, read, showFaults } from '../forms.js';
 import { mountReplays } from './replay.js';
@@ -75,20 +76,10 @@ function mountChosen(region, signal) {
     await ask('PATCH', address, { enabled: toggle.dataset.enable === 'true' });
     await refresh();
   }), { signal });
-  const form = region.querySelector('form');
-  const opens = region.querySelector('[data-opens]');
-  opens.disabled = false;
-  opens.addEventListener('click', () => {
-    form.hidden = !form.hidden;
-    opens.setAttribute('aria-expanded', String(!form.hidden));
-  }, { signal });
-  form.addEventListener('submit', (event) => {
-    event.preventDefault();
-    act(form.querySelector('[type=submit]'), async () => {
-      await ask('DELETE', address);
-      location.assign(here('/channels'));
-    });
-  }, { signal });
+  destroys(region.querySelector('[data-destroys]'), signal, async () => {
+    await ask('DELETE', address);
+    location.assign(here('/channels'));
+  });
 }
 
 function mountSettings(form, signal) {
@@ -138,7 +129,7 @@ function mountSettings(form, signal) {
 }
 
 /** Whether a user fills in a form. */
-const busy = (main) => main.querySelector('#settings[data-changed], form[data-form]:not([hidden])')
+const busy = (main) => main.querySelector('#settings[data-changed]')
   || document.activeElement?.matches('input, select, textarea');
 
 function mount({ main, stop }) {

@@ -2,6 +2,7 @@
 import { here } from '../here.js';
 import { fetchPage, onPage } from '../app.js';
 import { ask } from '../ask.js';
+import { destroys } from '../destroying.js';
 import { age, count, percent, times } from '../format.js';
 import { clearFaults, read, showFaults } from '../forms.js';
 import { line, rect, svg, text } from '../svg.js';
@@ -230,16 +231,13 @@ function mountForm(form, signal) {
     const shown = section.querySelector('[data-scope]');
     if (shown) shown.textContent = 'The form has changed since; choose Preview again';
   }, { signal });
-  const question = form.querySelector('#deletion');
-  form.querySelector('#ask-delete')?.addEventListener('click', (event) => {
-    question.hidden = !question.hidden;
-    event.currentTarget.setAttribute('aria-expanded', String(!question.hidden));
-    if (!question.hidden) form.querySelector('#delete').focus();
-  }, { signal });
-  form.querySelector('#delete')?.addEventListener('click', () => work(async () => {
-    await ask('DELETE', `${RULES}/${form.dataset.rule}`);
-    location.assign(here('/rules'));
-  }), { signal });
+  const deletes = form.querySelector('[data-destroys]');
+  if (deletes) {
+    destroys(deletes, signal, async () => {
+      await ask('DELETE', `${RULES}/${form.dataset.rule}`);
+      location.assign(here('/rules'));
+    });
+  }
   fit(form);
 }
 

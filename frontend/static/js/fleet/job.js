@@ -1,8 +1,9 @@
 // The page of a job: notes on its time axis.
 import { by } from '../alerts/who.js';
 import { acting, faultOf } from '../acting.js';
-import { onPage } from '../app.js';
+import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
+import { destroys } from '../destroying.js';
 
 function mount({ main, stop }) {
   const form = main.querySelector('#note');
@@ -21,9 +22,11 @@ function mount({ main, stop }) {
       by: by(),
     }));
   }, { signal: stop.signal });
-  for (const button of main.querySelectorAll('[data-note]')) {
-    button.disabled = false;
-    button.addEventListener('click', () => act(button, () => ask('DELETE', `${address}/${button.dataset.note}`)), { signal: stop.signal });
+  for (const button of main.querySelectorAll('.marks [data-destroys]')) {
+    destroys(button, stop.signal, async () => {
+      await ask('DELETE', `${address}/${button.dataset.destroys}`);
+      await refresh();
+    });
   }
 }
 

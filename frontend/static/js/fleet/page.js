@@ -1,6 +1,7 @@
 // The fleet: its filters are in the address; selected jobs are archived, renamed or deleted.
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
+import { destroy } from '../destroying.js';
 
 const TYPING_MS = 300;
 const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'range', 'from', 'to'];
@@ -67,7 +68,6 @@ function mountSelection(main, bar, signal) {
     }
     bar.hidden = picked.size === 0;
     bar.querySelector('[data-picked]').textContent = `${picked.size} selected`;
-    bar.querySelector('[data-names]').textContent = `${[...picked].join(', ')}: deleted with all sessions, reports and incidents`;
     rename.disabled = picked.size !== 1;
   };
   const changed = () => {
@@ -109,6 +109,17 @@ function mountSelection(main, bar, signal) {
   const archive = bar.querySelector('[data-order=archive]');
   const archived = bar.dataset.archived !== 'true';
   archive.addEventListener('click', () => act(archive, (address) => ask('PATCH', address, { archived })), { signal });
+  const deletes = bar.querySelector('[data-delete]');
+  deletes.addEventListener('click', () => {
+    const names = [...picked];
+    const jobs = names.length === 1 ? `the job ${names[0]}` : `${names.length} jobs`;
+    destroy({
+      title: `Delete ${jobs}?`,
+      loses: `${names.join(', ')}: all sessions with their traces, reports and heatmaps; the incidents, marks and notes.`,
+      verb: names.length === 1 ? 'Delete job' : `Delete ${jobs}`,
+      typed: names.length === 1 ? names[0] : jobs,
+    }, () => act(deletes, (address) => ask('DELETE', address)));
+  }, { signal });
   for (const opener of openers) {
     opener.addEventListener('click', () => {
       open(opened === opener.dataset.opens ? '' : opener.dataset.opens);
@@ -117,7 +128,6 @@ function mountSelection(main, bar, signal) {
   }
   const orders = {
     rename: (form) => (address) => ask('PATCH', address, { name: form.elements.name.value.trim() }),
-    delete: () => (address) => ask('DELETE', address),
   };
   for (const form of forms) {
     form.addEventListener('submit', (event) => {
