@@ -66,6 +66,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/export": _READ,
     "GET /api/v1/retention": _READ,
     "PUT /api/v1/retention": _OPERATE,
+    "POST /api/v1/retention/preview": _READ,
     "POST /api/v1/sessions/{session}/fixes": _OPERATE,
     "DELETE /api/v1/sessions/{session}/fixes/{action}": _OPERATE,
     "GET /api/v1/fixes": _READ,

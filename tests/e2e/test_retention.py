@@ -38,7 +38,7 @@ def _analyzed(container: Container) -> Stored:
 def test_rules_of_what_is_kept_are_changed_on_their_page(
     site: str, visitor: Visitor, container: Container, look: Look
 ) -> None:
-    _analyzed(container)
+    stored = _analyzed(container)
     page = visitor.open(f"{site}/retention", look)
     expect(page.locator("h1")).to_have_text("Sessions are kept without limit")
     expect(page.locator("tbody tr")).to_have_count(len(KINDS))
@@ -49,6 +49,15 @@ def test_rules_of_what_is_kept_are_changed_on_their_page(
     expect(page.get_by_label("Operations: GiB")).to_have_value("0.5")
     keep(page, f"retention-{look.name}")
     expect_well_made(page, site, look)
+
+    # Rules that would take away what there is name it first.
+    page.get_by_label("Operations: GiB").fill("0")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("dialog")).to_contain_text("operations: 1.")
+    page.get_by_role("button", name="Cancel").click()
+    assert session_row(container, stored).trace_blob is not None
+    destroy(page, page.get_by_role("button", name="Save"), "Save and delete", typed="default")
+    expect(page.get_by_label("Operations: GiB")).to_have_value("0")
 
 
 @in_every_look

@@ -72,6 +72,12 @@ class RetentionBody(BaseModel):
     audit: KeepBody = KeepBody(days=_NEW.audit.days)
 
 
+class LossesBody(BaseModel):
+    """How many of each kind rules would take away now; a kind that loses none is not in it."""
+
+    losses: dict[str, int]
+
+
 class RetentionStateBody(BaseModel):
     """What a project keeps, and what there is of each kind."""
 

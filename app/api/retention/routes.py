@@ -12,6 +12,7 @@ from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.api.retention.bodies import (
     JobChangeBody,
+    LossesBody,
     RetentionBody,
     RetentionStateBody,
     SelectionBody,
@@ -30,7 +31,7 @@ from app.services.retention.again import (
 from app.services.retention.changes import archive_job, pin_session, rename_job
 from app.services.retention.delete import delete_job, delete_session
 from app.services.retention.export import export_job, export_project, export_session
-from app.services.retention.rules import rules_of, set_rules, uses_of
+from app.services.retention.rules import losses_of, rules_of, set_rules, uses_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,6 +125,17 @@ def _retention(routes: APIRouter) -> None:
         """Take away, within minutes, what is over the rules, the oldest first."""
         set_rules(here, retention_rules(body.model_dump()))
         return _state(here)
+
+    @routes.post(
+        "/retention/preview",
+        summary="What retention rules would take away now",
+        responses={422: problems.described("A rule cannot be used")},
+    )
+    def post_preview(here: Here, body: RetentionBody) -> LossesBody:
+        """Count it; nothing is changed."""
+        rules = retention_rules(body.model_dump())
+        with here.reading() as tx:
+            return LossesBody(losses=losses_of(tx, rules))
 
 
 def _state(here: Container) -> RetentionStateBody:

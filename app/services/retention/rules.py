@@ -12,7 +12,18 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
-from sqlalchemy import CursorResult, Select, delete, func, literal, or_, select, union_all, update
+from sqlalchemy import (
+    CursorResult,
+    Select,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.access import Project
@@ -25,6 +36,8 @@ from app.services.retention.kinds import KINDS
 from app.services.usage.count import recount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
     from app.services.retention.kinds import Items, Kind
@@ -83,6 +96,19 @@ def set_rules(container: Container, rules: RetentionRules) -> None:
         ]
         if changed:
             record(tx, container.principal, Action.CHANGED, "retention", detail="; ".join(changed))
+
+
+def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
+    """Return how many of each kind such rules would take away now, where there are any."""
+    found = {}
+    for kind in KINDS:
+        queries = [query.subquery() for query in _queries(tx, kind, rules)]
+        if queries:
+            keys = union(*(select(query.c.key) for query in queries)).subquery()
+            lost = tx.session.execute(select(func.count()).select_from(keys)).scalar_one()
+            if lost:
+                found[kind.name] = lost
+    return found
 
 
 def keep_to_rules(container: Container) -> int:
@@ -150,28 +176,35 @@ def _look(container: Container, until_s: float) -> int:
 
 def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
     """Return what is to go next of a kind, the oldest first."""
+    for query in _queries(tx, kind, rules):
+        over = query.subquery()
+        found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
+        if keys := list(found):
+            return keys
+    return []
+
+
+def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[Any]]:
+    """Yield what is too old, then what is over the size, as `key` and `at`."""
     keep = kind.keep(rules)
     items = kind.items(cast("int", tx.scope.project_id), tx.now)
+    key, at = items.key.label("key"), items.at.label("at")
     if keep.days is not None:
-        old = _from(items, items.key).where(
+        yield _from(items, key, at).where(
             items.may_go, items.at < tx.now - timedelta(days=keep.days)
         )
-        found = list(tx.session.execute(old.order_by(items.at).limit(FOUND)).scalars())
-        if found:
-            return found
     if keep.bytes is None:
-        return []
+        return
     # From the newest on; what may not go counts, too.
     total = func.sum(items.size).over(order_by=(items.at.desc(), items.key))
     summed = _from(
         items,
-        items.key.label("key"),
-        items.at.label("at"),
+        key,
+        at,
         items.may_go.label("may_go"),
         total.label("total"),
     ).subquery()
-    over = select(summed.c.key).where(summed.c.may_go, summed.c.total > keep.bytes)
-    return list(tx.session.execute(over.order_by(summed.c.at).limit(FOUND)).scalars())
+    yield select(summed.c.key, summed.c.at).where(summed.c.may_go, summed.c.total > keep.bytes)
 
 
 def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns differ in type

@@ -1,7 +1,8 @@
 // Actions on a session or a job: analyze again, pin, rename, archive, delete; and the rules of retention.
 import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
-import { destroys } from './destroying.js';
+import { destroy, destroys } from './destroying.js';
+import { count } from './format.js';
 import { clearFaults, read, showFaults } from './forms.js';
 import { here } from './here.js';
 
@@ -51,6 +52,18 @@ function mountRegion(region, signal) {
 
 const GIB = 2 ** 30;
 
+/** Ask before rules that take away what there is. */
+function askFirst(form, losses, save) {
+  const titled = (kind) => form.querySelector(`[data-path="${kind}.days"]`).dataset.title.toLowerCase();
+  const lost = Object.entries(losses).map(([kind, number]) => `${titled(kind)}: ${count(number)}`);
+  destroy({
+    title: 'Delete what is over these rules?',
+    loses: `Within minutes, the oldest first: ${lost.join('; ')}.`,
+    verb: 'Save and delete',
+    typed: form.dataset.project,
+  }, save);
+}
+
 /** The form of a project's rules, with sizes in GiB; the API has bytes. */
 function mountRules(form, signal) {
   const button = form.querySelector('button[type=submit]');
@@ -64,9 +77,14 @@ function mountRules(form, signal) {
     const rules = Object.fromEntries(Object.entries(read(form, { nulls: true })).map(
       ([kind, { days, gib }]) => [kind, { days, bytes: gib === null ? null : Math.round(gib * GIB) }],
     ));
-    try {
+    const save = async () => {
       await ask('PUT', '/api/v1/retention', rules);
       await refresh();
+    };
+    try {
+      const { losses } = await ask('POST', '/api/v1/retention/preview', rules);
+      if (Object.keys(losses).length) askFirst(form, losses, save);
+      else await save();
     } catch (error) {
       const faults = (error.faults ?? []).map((fault) => ({ ...fault, column: fault.column?.replace(/bytes$/, 'gib') }));
       said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);

@@ -83,6 +83,7 @@ NO_ACT = {
     "POST /api/v1/plans",
     "POST /api/v1/mitigation/plan",
     "POST /api/v1/alert-rules/preview",
+    "POST /api/v1/retention/preview",
     "POST /sign-in",
     "POST /sign-out",
 }

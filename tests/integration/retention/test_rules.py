@@ -25,7 +25,7 @@ from app.services.retention import rules
 from app.services.retention.again import analyze_again
 from app.services.retention.changes import pin_session
 from app.services.retention.kinds import KINDS
-from app.services.retention.rules import keep_to_rules, rules_of, set_rules, uses_of
+from app.services.retention.rules import keep_to_rules, losses_of, rules_of, set_rules, uses_of
 from app.services.sessions.replays.prepared import prepared_session
 from app.services.sessions.replays.timelines import stored_trace
 from app.services.sessions.reports import heatmap, report_json
@@ -116,6 +116,20 @@ def test_over_the_size_the_oldest_go_and_pinned_ones_stay(container: Container) 
     pin_session(container, sessions[0].session, pinned=False)
     assert _pass(container) == 1
     assert read(container, uses_of)["traces"].bytes == 2 * one
+
+
+def test_what_rules_would_take_away_is_counted_before(container: Container) -> None:
+    _analyzed(container, days=40)
+    pinned = _analyzed(container, days=40)
+    pin_session(container, pinned.session, pinned=True)
+    _analyzed(container)
+    rules = RetentionRules(traces=Keep(days=30), reports=Keep(bytes=0))
+    with container.reading() as tx:
+        losses = losses_of(tx, rules)
+        assert losses_of(tx, RetentionRules()) == {}
+    assert losses == {"traces": 1, "reports": 2}
+    set_rules(container, rules)
+    assert _pass(container) == sum(losses.values())
 
 
 def test_what_is_under_way_stays(container: Container) -> None:
