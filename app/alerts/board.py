@@ -19,7 +19,7 @@ class IncidentChange:
 
     incident: Incident  # as it is now
     before: IncidentState | None  # None where it is new
-    event: str  # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``
+    event: str  # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``, …
 
     @property
     def tells(self) -> bool:

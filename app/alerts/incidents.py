@@ -32,6 +32,8 @@ class Trigger(StrEnum):
     SILENCE = "silence"
     SILENCE_END = "silence_end"
     ESCALATE = "escalate"
+    UNACKNOWLEDGE = "unacknowledge"  # a user takes the acknowledgement back
+    REOPEN = "reopen"  # a user takes back that it is over
 
 
 TRANSITIONS: Final = {
@@ -44,9 +46,11 @@ TRANSITIONS: Final = {
     (IncidentState.ACKNOWLEDGED, Trigger.CLEAR): IncidentState.RESOLVED,
     (IncidentState.ACKNOWLEDGED, Trigger.SILENCE): IncidentState.SILENCED,
     (IncidentState.ACKNOWLEDGED, Trigger.ESCALATE): IncidentState.FIRING,
+    (IncidentState.ACKNOWLEDGED, Trigger.UNACKNOWLEDGE): IncidentState.FIRING,
     (IncidentState.SILENCED, Trigger.CLEAR): IncidentState.RESOLVED,
     (IncidentState.SILENCED, Trigger.SILENCE): IncidentState.SILENCED,
     (IncidentState.SILENCED, Trigger.SILENCE_END): IncidentState.FIRING,
+    (IncidentState.RESOLVED, Trigger.REOPEN): IncidentState.FIRING,
 }
 
 
@@ -130,6 +134,33 @@ def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None)
 def acknowledge(incident: Incident, by: str) -> Incident:
     """Acknowledge an incident: its messages are not repeated."""
     return replace(_moved(incident, Trigger.ACKNOWLEDGE), acknowledged_by=by)
+
+
+def unacknowledge(incident: Incident) -> Incident:
+    """Take an acknowledgement back: its messages are repeated again."""
+    return replace(_moved(incident, Trigger.UNACKNOWLEDGE), acknowledged_by=None)
+
+
+def reopen(incident: Incident, now: datetime) -> Incident:
+    """Take back what a user said: it is not over, and stands as it stood before.
+
+    Raises
+    ------
+    ConflictError
+        ``incident.ended_by_itself``: its rules ended it, and would do so again.
+    """
+    again = replace(_moved(incident, Trigger.REOPEN), resolved_at=None, why_resolved=None)
+    if incident.resolved_by is None:
+        raise ConflictError(
+            "The incident ended by itself; if it comes back, it fires again.",
+            code="incident.ended_by_itself",
+        )
+    again = replace(again, resolved_by=None)
+    if not again.told:
+        return replace(again, state=IncidentState.PENDING)
+    if again.silence is not None and again.silence.until > now:
+        return replace(again, state=IncidentState.SILENCED)
+    return replace(again, state=IncidentState.ACKNOWLEDGED) if again.acknowledged_by else again
 
 
 def silence(incident: Incident, order: Silence) -> Incident:

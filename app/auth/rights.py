@@ -109,6 +109,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/incidents/{incident}": _READ,
     "POST /api/v1/incidents/orders": _OPERATE,
     "POST /api/v1/incidents/{incident}/ack": _OPERATE,
+    "DELETE /api/v1/incidents/{incident}/ack": _OPERATE,
+    "POST /api/v1/incidents/{incident}/reopen": _OPERATE,
     "POST /api/v1/incidents/{incident}/comments": _OPERATE,
     "PUT /api/v1/incidents/{incident}/assignee": _OPERATE,
     "POST /api/v1/incidents/{incident}/silence": _OPERATE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import AwareDatetime, StringConstraints
@@ -25,9 +25,12 @@ from app.api.alerts.bodies.orders import (
     AssigneeBody,
     AssignManyBody,
     OrderBody,
+    ReopenManyBody,
+    ResolveManyBody,
     SaidBody,
     SilenceBody,
     SilenceManyBody,
+    UnacknowledgeManyBody,
 )
 from app.auth.here import Here
 from app.services.alerts.filters import MAX_CHARACTERS, IncidentFilter
@@ -35,16 +38,23 @@ from app.services.alerts.incident_reads import INCIDENTS, get_incident, list_inc
 from app.services.alerts.incidents import (
     acknowledge_incident,
     end_incident_silence,
+    reopen_incident,
     resolve_incident,
     silence_incident,
+    unacknowledge_incident,
 )
 from app.services.alerts.triage.notes import assign_incidents, comment_on
 from app.services.alerts.triage.orders import (
     OrderOutcome,
     acknowledge_many,
+    reopen_many,
     resolve_many,
     silence_many,
+    unacknowledge_many,
 )
+
+if TYPE_CHECKING:
+    from app.services.container import Container
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -53,6 +63,7 @@ CREATED: Final = 201
 
 # No row holds the character that the database takes none of.
 Word = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS, pattern=r"^[^\x00]*$")]
+By = Annotated[str | None, Query(min_length=1, max_length=200, description=BY)]
 Sort = Annotated[
     str,
     Query(
@@ -143,22 +154,18 @@ def _orders(routes: APIRouter) -> None:
     @routes.post("/incidents/orders", summary="The same order for many incidents")
     def post_order(container: Here, body: OrderBody) -> OrderOutcome:
         """All or none where one is not there; what the order does not apply to is listed."""
-        ids = set(body.incidents)
-        if isinstance(body, SilenceManyBody):
-            done = silence_many(container, ids, until=body.until, reason=body.reason, by=body.by)
-        elif isinstance(body, AssignManyBody):
-            done = assign_incidents(container, ids, to=body.to, by=body.by)
-        elif isinstance(body, AcknowledgeManyBody):
-            done = acknowledge_many(container, ids, by=body.by, note=body.note)
-        else:
-            done = resolve_many(container, ids, by=body.by, note=body.note)
-        return done
+        return _carried_out(container, body)
 
     @routes.post("/incidents/{incident}/ack", summary="Acknowledge: no more repeats")
     def post_ack(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
         return incident_detail_body(
             acknowledge_incident(container, incident, by=body.by, note=body.note)
         )
+
+    @routes.delete("/incidents/{incident}/ack", summary="Take the acknowledgement back")
+    def remove_ack(container: Here, incident: uuid.UUID, by: By = None) -> IncidentDetailBody:
+        """Let it fire again, with repeats."""
+        return incident_detail_body(unacknowledge_incident(container, incident, by=by))
 
     @routes.post("/incidents/{incident}/silence", summary="Send no messages until a time")
     def post_silence(container: Here, incident: uuid.UUID, body: SilenceBody) -> IncidentDetailBody:
@@ -170,7 +177,7 @@ def _orders(routes: APIRouter) -> None:
     def remove_silence(
         container: Here,
         incident: uuid.UUID,
-        by: Annotated[str | None, Query(min_length=1, max_length=200, description=BY)] = None,
+        by: By = None,
     ) -> IncidentDetailBody:
         return incident_detail_body(end_incident_silence(container, incident, by=by))
 
@@ -180,6 +187,30 @@ def _orders(routes: APIRouter) -> None:
         return incident_detail_body(
             resolve_incident(container, incident, by=body.by, note=body.note)
         )
+
+    @routes.post("/incidents/{incident}/reopen", summary="Take back that it is over")
+    def post_reopen(container: Here, incident: uuid.UUID, body: AckBody) -> IncidentDetailBody:
+        """Its sessions count again; only what a user ended is reopened."""
+        return incident_detail_body(
+            reopen_incident(container, incident, by=body.by, note=body.note)
+        )
+
+
+def _carried_out(container: Container, body: OrderBody) -> OrderOutcome:
+    ids = set(body.incidents)
+    match body:
+        case SilenceManyBody():
+            return silence_many(container, ids, until=body.until, reason=body.reason, by=body.by)
+        case AssignManyBody():
+            return assign_incidents(container, ids, to=body.to, by=body.by)
+        case AcknowledgeManyBody():
+            return acknowledge_many(container, ids, by=body.by, note=body.note)
+        case UnacknowledgeManyBody():
+            return unacknowledge_many(container, ids, by=body.by)
+        case ReopenManyBody():
+            return reopen_many(container, ids, by=body.by, note=body.note)
+        case ResolveManyBody():
+            return resolve_many(container, ids, by=body.by, note=body.note)
 
 
 def _notes(routes: APIRouter) -> None:

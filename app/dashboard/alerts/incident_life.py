@@ -58,6 +58,8 @@ WORDS: Final = {
     "opened": "Pending",
     "fired": "Firing",
     "acknowledged": "Acknowledged",
+    "unacknowledged": "Acknowledgement taken back",
+    "reopened": "Reopened",
     "silenced": "Silenced",
     "unsilenced": "Silence ended",
     "assigned": "Assigned",

@@ -51,6 +51,8 @@ class Actions:
     can_acknowledge: bool
     can_silence: bool
     can_resolve: bool
+    can_unacknowledge: bool
+    can_reopen: bool
     is_silenced: bool
 
 
@@ -113,6 +115,8 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
         can_acknowledge=incident.state is IncidentState.FIRING,
         can_silence=incident.state in IncidentState.TOLD,
         can_resolve=incident.state is not IncidentState.RESOLVED,
+        can_unacknowledge=incident.state is IncidentState.ACKNOWLEDGED,
+        can_reopen=incident.resolved_by is not None,
         is_silenced=incident.state is IncidentState.SILENCED,
     )
 

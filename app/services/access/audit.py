@@ -39,6 +39,8 @@ class Action(StrEnum):
     DELETED = "deleted"
     REVOKED = "revoked"
     ACKNOWLEDGED = "acknowledged"
+    UNACKNOWLEDGED = "took back the acknowledgement of"
+    REOPENED = "reopened"
     SILENCED = "silenced"
     UNSILENCED = "ended the silence of"
     RESOLVED = "resolved"

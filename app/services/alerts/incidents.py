@@ -1,4 +1,4 @@
-"""Incidents: acknowledge, silence and resolve them."""
+"""Incidents: acknowledge, silence and resolve them, and take that back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from app.alerts.incidents import (
     acknowledge,
     clear,
     end_silence,
+    reopen,
     silence,
+    unacknowledge,
 )
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertGroup, AlertIncident
@@ -24,8 +26,8 @@ from app.db.models.sessions import Job
 from app.errors import ConflictError
 from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident, no_incident
-from app.services.alerts.machines.leads import inside_of, leave
-from app.services.alerts.store import incident_of, lock_group, save_change, timing
+from app.services.alerts.machines.leads import ended_with, inside_of, leave, settle
+from app.services.alerts.store import OPEN, incident_of, lock_group, save_change, timing
 
 if TYPE_CHECKING:
     import uuid
@@ -42,6 +44,8 @@ RESOLVED_BY_PERSON: Final = "resolved by hand"
 # What the audit log calls an event.
 ACTIONS: Final = {
     "acknowledged": Action.ACKNOWLEDGED,
+    "unacknowledged": Action.UNACKNOWLEDGED,
+    "reopened": Action.REOPENED,
     "silenced": Action.SILENCED,
     "unsilenced": Action.UNSILENCED,
     "resolved": Action.RESOLVED,
@@ -57,6 +61,20 @@ def acknowledging(who: Principal) -> Order:
         return IncidentChange(acknowledge(incident, who.name), incident.state, "acknowledged")
 
     return order
+
+
+def unacknowledging(incident: Incident, _now: datetime) -> IncidentChange | None:
+    """Take an acknowledgement back; where there is none nothing is to be done."""
+    if incident.state is IncidentState.FIRING:
+        return None
+    return IncidentChange(unacknowledge(incident), incident.state, "unacknowledged")
+
+
+def reopening(incident: Incident, now: datetime) -> IncidentChange | None:
+    """Take back that an incident is over; where it is open nothing is to be done."""
+    if incident.state is not IncidentState.RESOLVED:
+        return None
+    return IncidentChange(reopen(incident, now), incident.state, "reopened")
 
 
 def silencing(who: Principal, until: datetime, reason: str) -> Order:
@@ -95,6 +113,19 @@ def acknowledge_incident(
     """
     who = container.principal.called(by)
     return _ordered(container, incident_id, acknowledging(who), who, note)
+
+
+def unacknowledge_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None
+) -> IncidentView:
+    """Take its acknowledgement back: it fires again, and messages are repeated.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, unacknowledging, who, None)
 
 
 def silence_incident(
@@ -145,6 +176,48 @@ def resolve_incident(
     """
     who = container.principal.called(by)
     return _ordered(container, incident_id, resolving(who, note), who, note)
+
+
+def reopen_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
+) -> IncidentView:
+    """Take back that it is over, with what ended inside of it: its sessions count again.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        If it ended by itself, or the same is open again.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        reopened = []
+        for group, row in locked(tx, [incident_id, *ended_with(tx, [incident_id])]):
+            change = reopening(incident_of(row), tx.now)
+            if change is not None:
+                refuse_again(tx, row)
+                carry_out(container, tx, group, change, who=who, note=note)
+                reopened.append(change.incident)
+        settle(tx, reopened)
+    with container.reading() as tx:
+        return get_incident(tx, incident_id)
+
+
+def refuse_again(tx: UnitOfWork, row: AlertIncident) -> None:
+    """Refuse to reopen an incident where the same is open as another one.
+
+    Raises
+    ------
+    ConflictError
+        ``incident.open_again``.
+    """
+    same = select(AlertIncident.id).where(
+        AlertIncident.group_id == row.group_id, AlertIncident.fingerprint == row.fingerprint, OPEN
+    )
+    if tx.session.execute(same).scalar() is not None:
+        raise ConflictError(
+            "The same is open again, as another incident.", code="incident.open_again"
+        )
 
 
 def carry_out(  # noqa: PLR0913 - an order, and who is behind it

@@ -1,5 +1,6 @@
 // Keys: search, move in a list, act on the selection; open the palette and the help.
 import { make, Palette } from './palette.js';
+import { undoLatest } from './undo.js';
 import { store, stored } from './storage.js';
 
 const OFF = 'paceline-keys-off';
@@ -13,6 +14,7 @@ const HELP = [
   ['x', 'Select the incident'],
   ['a', 'Acknowledge the selected incidents, that of the line, or the open one'],
   ['s', 'Silence them'],
+  ['u', 'Take back what was just acknowledged or resolved'],
   ['?', 'This help'],
 ];
 
@@ -83,6 +85,7 @@ const KEYS = {
   x: () => boxOfLine()?.click(),
   a: () => press('[data-many=acknowledge]', '[data-do=ack]'),
   s: () => press('[data-asks=silence]', '[data-opens=silence]'),
+  u: undoLatest,
 };
 
 export function mountKeys() {

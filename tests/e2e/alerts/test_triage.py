@@ -70,6 +70,44 @@ def test_several_are_selected_and_acknowledged(place: Place, visitor: Visitor, l
     expect(page.locator("#chosen")).to_contain_text("Assigned to Lee by Kim")
 
 
+@in_every_look
+def test_what_was_settled_is_taken_back_by_a_button_or_a_key(
+    place: Place, visitor: Visitor, look: Look
+) -> None:
+    let_several_fire(place)
+    page = visitor.open(f"{place.url}/incidents", look)
+    bar = page.get_by_role("region", name="Selected incidents")
+    for name in ("^Select dense-120b", "^Select vision-7b"):
+        page.get_by_label(re.compile(name)).check()
+    bar.get_by_role("button", name="Acknowledge").click()
+    toast = page.locator(".toast")
+    expect(toast).to_contain_text("2 acknowledged")
+    expect(page.locator("[aria-label='Open incidents']")).to_contain_text("Acknowledged")
+    keep(page, f"undo-{look.name}")
+    expect_well_made(page, place.url, look)
+    page.keyboard.press("u")
+    expect(toast).to_have_count(0)
+    expect(page.locator("[aria-label='Open incidents']")).not_to_contain_text("Acknowledged")
+
+    page.get_by_label(re.compile("^Select dense-120b")).check()
+    bar.get_by_role("button", name="Resolve…").click()
+    bar.get_by_role("button", name="Resolve", exact=True).click()
+    expect(lines(page)).to_have_count(3)
+    toast.get_by_role("button", name="Undo").click()
+    expect(lines(page)).to_have_count(4)
+
+    # Later the page of the incident does it.
+    lines(page).filter(has_text="dense-120b").get_by_role("link").first.click()
+    act(page, "Acknowledge")
+    expect(toast).to_contain_text("Acknowledged")
+    act(page, "Un-acknowledge")
+    expect(page.get_by_role("button", name="Acknowledge", exact=True)).to_be_enabled()
+    act(page, "Resolve…")
+    act(page, "Resolve")
+    act(page, "Reopen")
+    expect(page.get_by_role("button", name="Acknowledge", exact=True)).to_be_enabled()
+
+
 def test_all_on_the_page_are_silenced_together(place: Place, visitor: Visitor) -> None:
     let_several_fire(place)
     page = visitor.open(f"{place.url}/incidents?state=firing")

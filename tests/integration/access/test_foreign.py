@@ -58,6 +58,7 @@ BODIES: dict[str, object] = {
         "until": "2100-01-01T00:00:00Z",
     },
     "POST /api/v1/incidents/{incident}/resolve": {},
+    "POST /api/v1/incidents/{incident}/reopen": {},
     "POST /api/v1/incidents/{incident}/comments": {"words": "mine"},
     "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
     "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},

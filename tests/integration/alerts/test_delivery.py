@@ -18,7 +18,11 @@ from app.services.alerts.channels.reads import get_channel
 from app.services.alerts.channels.write import update_channel
 from app.services.alerts.deliveries.flush import IN_FLIGHT, flush_group, pump
 from app.services.alerts.deliveries.reads import replay_delivery
-from app.services.alerts.incidents import acknowledge_incident, resolve_incident
+from app.services.alerts.incidents import (
+    acknowledge_incident,
+    reopen_incident,
+    resolve_incident,
+)
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Container
 from app.services.installation.sweep import sweep
@@ -336,6 +340,27 @@ def test_silence_in_the_middle_ends_what_pagers_hold_open(
     assert alerting.incident().state is IncidentState.RESOLVED
     alert = receiver.got[-1].json["alerts"][0]
     assert alert["annotations"]["description"] == "Because: replaced"
+
+
+def test_what_is_reopened_before_it_was_told_is_no_message_and_else_the_next(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    alerting.slow()
+    alerting.pass_and_work(MINUTE)
+    incident = alerting.incident().id
+    resolve_incident(alerting.container, incident, by="ann")
+    reopen_incident(alerting.container, incident, by="ann")
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing"]
+
+    resolve_incident(alerting.container, incident, by="ann")
+    alerting.pass_and_work(10 * MINUTE)
+    reopen_incident(alerting.container, incident, by="ann")
+    alerting.pass_and_work(10 * MINUTE)
+    assert statuses(receiver) == ["firing", "resolved", "firing"]
+    # Its sessions count again: what they say does not end it.
+    assert alerting.incident().state is IncidentState.FIRING
 
 
 def _with(alerting: Alerting, **changes: object) -> Container:

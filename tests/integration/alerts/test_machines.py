@@ -12,8 +12,17 @@ from app.analysis.report.verdict import SuspectedCause
 from app.db.models.alerts import AlertGroup, AlertOnHost
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
-from app.services.alerts.incidents import acknowledge_incident, resolve_incident
-from app.services.alerts.triage.orders import silence_many
+from app.services.alerts.incidents import (
+    acknowledge_incident,
+    reopen_incident,
+    resolve_incident,
+)
+from app.services.alerts.triage.orders import (
+    reopen_many,
+    resolve_many,
+    silence_many,
+    unacknowledge_many,
+)
 from app.services.alerts.views import incidents
 from tests.support.alerting import Alerting
 from tests.support.reads import read
@@ -197,6 +206,26 @@ def test_an_order_is_for_all_inside(alerting: Alerting, receiver: Receiver) -> N
     resolve_incident(alerting.container, lead.id, by="ann")
     assert {found.state for found in alerting.incidents()} == {IncidentState.RESOLVED}
     assert inside.id != lead.id
+
+
+def test_a_reopened_machine_leads_again_with_what_ended_inside_of_it(alerting: Alerting) -> None:
+    for job in ("a", "b"):
+        alerting.slow(job, host="node-7")
+    lead, inside = alerting.incidents()
+    acknowledge_incident(alerting.container, inside.id, by="ann")
+    resolve_incident(alerting.container, lead.id, by="ann")
+    reopen_incident(alerting.container, lead.id, by="ann")
+    assert [found.state for found in alerting.incidents()] == ["firing", "acknowledged"]
+    assert [(one.incident_id, one.over_at) for one in _leads(alerting)] == [(lead.id, None)]
+    assert _placed(alerting) == 2
+
+    done = resolve_many(alerting.container, {lead.id}, by="ann", note=None)
+    assert set(done.changed) == {lead.id, inside.id}
+    again = reopen_many(alerting.container, set(done.changed), by="ann", note=None)
+    assert set(again.changed) == {lead.id, inside.id}
+    assert [one.incident_id for one in _leads(alerting)] == [lead.id]
+    unacknowledge_many(alerting.container, {inside.id}, by="ann")
+    assert {found.state for found in alerting.incidents()} == {IncidentState.FIRING}
 
 
 def test_a_job_that_gets_worse_inside_is_told(alerting: Alerting, receiver: Receiver) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -22,7 +23,9 @@ from app.alerts.incidents import (
     end_silence,
     escalate,
     fingerprint_of,
+    reopen,
     silence,
+    unacknowledge,
 )
 from app.alerts.states import IncidentState
 from app.errors import ConflictError
@@ -53,6 +56,8 @@ MOVES: dict[Trigger, Callable[[Incident], Incident]] = {
     Trigger.ACKNOWLEDGE: lambda found: acknowledge(found, "ann"),
     Trigger.SILENCE: lambda found: silence(found, ORDER),
     Trigger.SILENCE_END: end_silence,
+    Trigger.UNACKNOWLEDGE: unacknowledge,
+    Trigger.REOPEN: lambda found: reopen(replace(found, resolved_by="ann"), LATER),
     Trigger.ESCALATE: lambda found: escalate(found, LATER),
 }
 
@@ -65,9 +70,14 @@ EXPECTED = {
         "silence": "silenced",
         "escalate": "firing",
     },
-    "acknowledged": {"clear": "resolved", "silence": "silenced", "escalate": "firing"},
+    "acknowledged": {
+        "clear": "resolved",
+        "silence": "silenced",
+        "escalate": "firing",
+        "unacknowledge": "firing",
+    },
     "silenced": {"clear": "resolved", "silence": "silenced", "silence_end": "firing"},
-    "resolved": {},
+    "resolved": {"reopen": "firing"},
 }
 
 
@@ -85,6 +95,23 @@ def test_every_trigger_in_every_state(state: IncidentState, trigger: Trigger) ->
 
 def test_the_table_has_nothing_that_no_test_expects() -> None:
     assert len(TRANSITIONS) == sum(len(row) for row in EXPECTED.values())
+
+
+def test_a_reopened_incident_stands_as_it_stood_before() -> None:
+    firing = incident(IncidentState.FIRING)
+    pending = incident(IncidentState.PENDING)
+    for before in (firing, pending, acknowledge(firing, "ann"), silence(firing, ORDER)):
+        over = clear(before, START, "drained", by="ann")
+        assert reopen(over, START) == before
+    over = clear(silence(firing, ORDER), START, "drained", by="ann")
+    assert reopen(over, LATER).state is IncidentState.FIRING
+
+
+def test_what_its_rules_ended_is_not_reopened() -> None:
+    over = clear(incident(IncidentState.FIRING), START, "its condition no longer holds")
+    with pytest.raises(ConflictError) as refused:
+        reopen(over, LATER)
+    assert refused.value.stable_code == "incident.ended_by_itself"
 
 
 def test_an_escalation_takes_an_acknowledgement_back_and_is_news() -> None:

@@ -69,6 +69,19 @@ class ResolveManyBody(ManyBody, AckBody):
     order: Literal["resolve"]
 
 
+class UnacknowledgeManyBody(ManyBody):
+    """Take acknowledgements back."""
+
+    order: Literal["unacknowledge"]
+    by: Person | None = Field(default=None, description=BY)
+
+
+class ReopenManyBody(ManyBody, AckBody):
+    """Take back that they are over."""
+
+    order: Literal["reopen"]
+
+
 class AssignManyBody(ManyBody, AssigneeBody):
     """Say whose they are."""
 
@@ -76,6 +89,11 @@ class AssignManyBody(ManyBody, AssigneeBody):
 
 
 OrderBody = Annotated[
-    AcknowledgeManyBody | SilenceManyBody | ResolveManyBody | AssignManyBody,
+    AcknowledgeManyBody
+    | UnacknowledgeManyBody
+    | SilenceManyBody
+    | ResolveManyBody
+    | ReopenManyBody
+    | AssignManyBody,
     Field(discriminator="order"),
 ]

@@ -133,6 +133,23 @@ def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     )
 
 
+def ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+    """Return the incidents that ended inside of these, at the same time as these."""
+    lead = aliased(AlertIncident)
+    return set(
+        tx.session.execute(
+            select(AlertOnHost.incident_id)
+            .join(AlertIncident, AlertIncident.id == AlertOnHost.incident_id)
+            .join(lead, lead.id == AlertOnHost.lead_id)
+            .where(
+                AlertOnHost.lead_id.in_(ids),
+                AlertOnHost.incident_id != AlertOnHost.lead_id,
+                AlertIncident.resolved_at == lead.resolved_at,
+            )
+        ).scalars()
+    )
+
+
 def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
     """Lock the leads of hosts, and return which incidents those are."""
     return set(

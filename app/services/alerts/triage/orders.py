@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.states import IncidentState
 from app.errors import ConflictError
-from app.services.alerts.incidents import acknowledging, carry_out, locked, resolving, silencing
-from app.services.alerts.machines.leads import inside_of, leave
+from app.services.alerts.incidents import (
+    acknowledging,
+    carry_out,
+    locked,
+    refuse_again,
+    reopening,
+    resolving,
+    silencing,
+    unacknowledging,
+)
+from app.services.alerts.machines.leads import ended_with, inside_of, leave, settle
 from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
@@ -23,6 +32,10 @@ if TYPE_CHECKING:
 
 # More than a person selects; a transaction holds the locks of their groups.
 MOST: Final = 500
+# Refusals of one incident, which do not hold up the others.
+LEFT_ALONE: Final = frozenset(
+    {"incident.wrong_state", "incident.ended_by_itself", "incident.open_again"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,34 @@ def acknowledge_many(
     """
     who = container.principal.called(by)
     return _order(container, ids, acknowledging(who), who, note)
+
+
+def unacknowledge_many(
+    container: Container, ids: Collection[uuid.UUID], *, by: str | None
+) -> OrderOutcome:
+    """Take acknowledgements back; incidents without one stay as they are.
+
+    Raises
+    ------
+    NotFoundError
+        If one of them is not there; then all stay as they are.
+    """
+    who = container.principal.called(by)
+    return _order(container, ids, unacknowledging, who, None)
+
+
+def reopen_many(
+    container: Container, ids: Collection[uuid.UUID], *, by: str | None, note: str | None
+) -> OrderOutcome:
+    """Take back that incidents are over; those that ended by themselves stay so.
+
+    Raises
+    ------
+    NotFoundError
+        If one of them is not there; then all stay as they are.
+    """
+    who = container.principal.called(by)
+    return _order(container, ids, reopening, who, note)
 
 
 def silence_many(
@@ -100,13 +141,16 @@ def _order(
 ) -> OrderOutcome:
     changed, left = [], []
     with container.uow() as tx:
-        over = []
-        for group, row in locked(tx, {*ids, *inside_of(tx, ids)}):
+        over, reopened = [], []
+        inside = ended_with(tx, ids) if order is reopening else inside_of(tx, ids)
+        for group, row in locked(tx, {*ids, *inside}):
             incident = incident_of(row)
             try:
                 change = order(incident, tx.now)
+                if order is reopening and change is not None:
+                    refuse_again(tx, row)
             except ConflictError as error:
-                if error.stable_code != "incident.wrong_state":
+                if error.stable_code not in LEFT_ALONE:
                     raise
                 if row.id not in ids:
                     continue
@@ -120,5 +164,8 @@ def _order(
             changed.append(row.id)
             if change.incident.state is IncidentState.RESOLVED:
                 over.append(change.incident)
+            elif order is reopening:
+                reopened.append(change.incident)
         leave(tx, over)
+        settle(tx, reopened)
     return OrderOutcome(changed, left)

@@ -1,22 +1,35 @@
 // Actions on incidents, on their page and on sessions' pages; the list is updated.
 import { acting } from '../acting.js';
-import { onPage } from '../app.js';
+import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
 import { mountList } from './list.js';
 import { mountNotes } from './notes.js';
 import { mountReplays } from './replay.js';
+import { offerUndo } from '../undo.js';
 import { ends, mountUntil } from './until.js';
 import { by, mountNames } from './who.js';
 
 function mountActions(region, signal) {
   const address = `/api/v1/incidents/${region.dataset.incident}`;
   const act = acting(region.querySelector('.said'));
+  const offer = (said, undo) => offerUndo(said, async () => {
+    await undo();
+    await refresh();
+  });
   const orders = {
-    ack: () => ask('POST', `${address}/ack`, { by: by() }),
+    ack: async () => {
+      await ask('POST', `${address}/ack`, { by: by() });
+      offer('Acknowledged', orders.unack);
+    },
+    unack: () => ask('DELETE', `${address}/ack?by=${encodeURIComponent(by())}`),
+    reopen: () => ask('POST', `${address}/reopen`, { by: by() }),
     unsilence: () => ask('DELETE', `${address}/silence?by=${encodeURIComponent(by())}`),
     silence: (form) => ask('POST', `${address}/silence`, { by: by(), reason: form.elements.reason.value.trim(), until: ends(form) }),
-    resolve: (form) => ask('POST', `${address}/resolve`, { by: by(), note: form.elements.note.value.trim() || null }),
+    resolve: async (form) => {
+      await ask('POST', `${address}/resolve`, { by: by(), note: form.elements.note.value.trim() || null });
+      offer('Resolved', orders.reopen);
+    },
   };
   for (const button of region.querySelectorAll('[data-do]')) {
     button.disabled = false;

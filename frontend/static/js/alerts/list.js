@@ -1,10 +1,15 @@
 // The list of incidents: its filters are in the address; actions apply to all selected incidents.
 import { refresh } from '../app.js';
 import { ask } from '../ask.js';
+import { offerUndo } from '../undo.js';
 import { by, ownName } from './who.js';
 import { ends, mountUntil } from './until.js';
 
 const TYPING_MS = 300;
+const ORDERS = '/api/v1/incidents/orders';
+
+// What takes an order back, and what it has done.
+const BACK = { acknowledge: ['unacknowledge', 'acknowledged'], resolve: ['reopen', 'resolved'] };
 
 // Selected incidents, kept when the page is replaced.
 const picked = new Set();
@@ -65,7 +70,14 @@ function mountSelection(main, bar, signal) {
     button.disabled = true;
     said.textContent = '';
     try {
-      const { left } = await ask('POST', '/api/v1/incidents/orders', { by: by(), incidents: [...picked], ...order });
+      const { changed, left } = await ask('POST', ORDERS, { by: by(), incidents: [...picked], ...order });
+      const back = BACK[order.order];
+      if (back && changed.length) {
+        offerUndo(`${changed.length} ${back[1]}`, async () => {
+          await ask('POST', ORDERS, { by: by(), incidents: changed, order: back[0] });
+          await refresh();
+        });
+      }
       picked.clear();
       for (const { id } of left) picked.add(id);
       await refresh();

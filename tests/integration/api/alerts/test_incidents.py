@@ -52,6 +52,36 @@ def test_incidents_are_acknowledged_silenced_and_resolved(
     assert [row["job"] for row in only] == [second["job"]]
 
 
+def test_an_acknowledgement_and_an_end_are_taken_back(
+    served: Installation, alerting: Alerting
+) -> None:
+    alerting.slow("a")
+    [found] = served.client.get(f"{API}/incidents").json()["incidents"]
+    path = f"{API}/incidents/{found['id']}"
+    served.client.post(f"{path}/ack", json=PERSON)
+    unacked = served.client.delete(f"{path}/ack", params=PERSON).json()
+    assert (unacked["state"], unacked["acknowledged_by"]) == ("firing", None)
+    assert served.client.delete(f"{path}/ack", params=PERSON).status_code == 200
+
+    served.client.post(f"{path}/resolve", json=PERSON)
+    reopened = served.client.post(f"{path}/reopen", json=PERSON | {"note": "not yet"}).json()
+    assert (reopened["state"], reopened["resolved_by"]) == ("firing", None)
+    events = [(event["event"], event["note"]) for event in reopened["events"]]
+    assert [name for name, _ in events[-4:]] == [
+        "acknowledged", "unacknowledged", "resolved", "reopened",
+    ]  # fmt: skip
+    assert events[-1][1] == "not yet"
+
+    # The same again is another incident, and the first one stays over.
+    served.client.post(f"{path}/resolve", json=PERSON)
+    alerting.slow("a")
+    refused = served.client.post(f"{path}/reopen", json=PERSON)
+    assert (refused.status_code, refused.json()["code"]) == (409, "incident.open_again")
+    order = {"order": "reopen", "incidents": [found["id"]], **PERSON}
+    done = served.client.post(f"{API}/incidents/orders", json=order).json()
+    assert (done["changed"], [one["id"] for one in done["left"]]) == ([], [found["id"]])
+
+
 def test_a_silence_ends_in_the_future_and_has_a_reason(
     served: Installation, alerting: Alerting
 ) -> None:
