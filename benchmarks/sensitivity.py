@@ -98,7 +98,9 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
     job = JobFacts(
         trace.meta.hosts,
         replayed.layout.ranks.tolist(),
-        {name: float(metrics.relative(time_s)) for name, time_s in metrics.by_optype.items()},
+        by_optype={
+            name: float(metrics.relative(time_s)) for name, time_s in metrics.by_optype.items()
+        },
     )
     said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden)
     first = causes[0] if causes else None

@@ -113,7 +113,12 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         step_time_s=verdict.step_time_s,
         causes=tuple(
             SuspectedCause(
-                one.cause, one.where, one.confidence, one.contribution, one.evidence[:EVIDENCE]
+                one.cause,
+                one.where,
+                one.confidence,
+                one.contribution,
+                one.evidence[:EVIDENCE],
+                one.gpus,
             )
             for one in verdict.causes
         ),

@@ -11,6 +11,7 @@ from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, JobInside, Message
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
+from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.report.verdict import VerdictWorker
 from app.analysis.wording import NBSP, hours, percent, sure
@@ -18,6 +19,8 @@ from app.analysis.wording import NBSP, hours, percent, sure
 # Who gets more is told how many more there are; the page has them all.
 MAX_ALERTS: Final = 10
 
+# A message names this number of GPUs.
+MAX_GPUS: Final = 4
 # Of the workers after the worst, those that slow the job down by so much.
 WORTH_NAMING: Final = 1.01
 
@@ -78,7 +81,12 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
     cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
     if cause is not None and cause.confidence is not None:
         fields.append(("Confidence", sure(cause.confidence)))
-    if facts.worst:
+    if cause is not None and cause.gpus:
+        at = [gpu.words for gpu in cause.gpus[:MAX_GPUS]]
+        more = len(cause.gpus) - len(at)
+        fields.append(("At", "; ".join([*at, f"{more} more"] if more else at)))
+    # Who is slowest says nothing where no worker is at fault.
+    if facts.worst and blames_machine(alert.cause):
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
     if facts.fix is not None:

@@ -93,7 +93,9 @@ class Observation(LooksOnce):
     @cached_property
     def hosts(self) -> Hosts:
         """Return where workers and ranks run."""
-        return Hosts(self.trace.meta.hosts, self.layout.ranks.tolist())
+        meta = self.trace.meta
+        of_worker = meta.sizes.tp * meta.sizes.cp
+        return Hosts(meta.hosts, self.layout.ranks.tolist(), meta.gpus, of_worker)
 
     @cached_property
     def op_types(self) -> frozenset[str]:

@@ -120,6 +120,8 @@ class Hosts:
 
     hosts: Mapping[int, str]  # by global rank, as far as known
     ranks: Sequence[Sequence[int]]  # the traced rank of each worker, [dp][pp]
+    gpus: Mapping[int, str] = field(default_factory=dict)  # by global rank, as far as known
+    gpus_of_worker: int = 1  # its tensor- and context-parallel ranks
 
     def host(self, worker: Worker) -> str | None:
         """Return the host of a worker; None where it is not known."""
@@ -147,9 +149,14 @@ class Hosts:
         return host if count == len(set(workers)) else None
 
     def on(self, rank: int) -> str:
-        """Return " on " and the host of a rank, or nothing."""
-        host = self.hosts.get(rank)
-        return f" on {host}" if host else ""
+        """Return " on " and the host and GPU of a rank, or nothing.
+
+        Names of GPUs that are no numbers are too long for a sentence.
+        """
+        host, gpu = self.hosts.get(rank), self.gpus.get(rank, "")
+        if not host:
+            return ""
+        return f" on {host} GPU {gpu}" if gpu.isdecimal() else f" on {host}"
 
     def named(self, *workers: Worker) -> str:
         """Name a worker and its host where that is known, or several workers.
@@ -166,7 +173,11 @@ class Hosts:
         if len(workers) > 1:
             return text
         ((dp, pp),) = workers
-        return text + self.on(self.ranks[dp][pp])
+        if self.gpus_of_worker == 1:
+            return text + self.on(self.ranks[dp][pp])
+        # Which of its GPUs it is is not known.
+        host = self.host((dp, pp))
+        return f"{text} on {host}" if host else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +185,7 @@ class JobFacts(Hosts):
     """What a sentence about a cause can name of its job."""
 
     # Slowdown if only this operation type kept its recorded durations.
-    by_optype: Mapping[str, float]
+    by_optype: Mapping[str, float] = field(kw_only=True)
 
     @property
     def last_stage(self) -> int:

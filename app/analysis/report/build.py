@@ -133,7 +133,8 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
     ranks = by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
-    job = JobFacts(trace.meta.hosts, ranks, by_optype)
+    meta = trace.meta
+    job = JobFacts(meta.hosts, ranks, meta.gpus, sizes.tp * sizes.cp, by_optype=by_optype)
     said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden is not None)
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.

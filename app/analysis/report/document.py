@@ -176,10 +176,14 @@ class Report:
         """Return the same of each hour of running."""
         return self.sizes.world * self.headline.waste
 
+    def rank_of(self, worker: Worker) -> int:
+        """Return the traced rank of a worker."""
+        dp, pp = worker
+        return self.workers.rank[dp][pp]
+
     def host_of(self, worker: Worker) -> str | None:
         """Return the host of a worker, where it is known."""
-        dp, pp = worker
-        return self.hosts.get(self.workers.rank[dp][pp])
+        return self.hosts.get(self.rank_of(worker))
 
     def ranked_workers(self) -> list[tuple[float, int, int]]:
         """Return (slowdown, dp, pp) of every worker, slowest first, then by place."""

@@ -11,6 +11,7 @@ from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import View, Where
 from app.analysis.diagnosis.verdict import Level
+from app.analysis.report.blamed import BlamedGpu, blamed_gpus
 from app.analysis.report.document import JobSizes, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.report.paper import PaperMeasures, measures_of
@@ -52,6 +53,8 @@ class SuspectedCause:
     confidence: float | None = None
     contribution: float | None = None
     evidence: tuple[str, ...] = ()  # sentences
+    # of the workers at fault, the worst first; at most `PLACES`
+    gpus: tuple[BlamedGpu, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class VerdictCause(SuspectedCause):
     place: Where = Where()  # noqa: RUF009 - frozen
     runner_up: str | None = None
     host: str | None = None
-    """Of its first worker."""
+    """Of the first of `gpus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
 
 
 def _cause(report: Report, cause: NamedCause) -> VerdictCause:
-    workers = cause.where.workers
+    gpus = blamed_gpus(report, cause.where)[:PLACES]
     return VerdictCause(
         cause=cause.cause,
         where=_places(report, cause)[:PLACES],
@@ -182,7 +185,8 @@ def _cause(report: Report, cause: NamedCause) -> VerdictCause:
         views=cause.views,
         place=cause.where,
         runner_up=cause.runner_up,
-        host=report.host_of(workers[0]) if workers else None,
+        gpus=gpus,
+        host=gpus[0].host if gpus else None,
     )
 
 
@@ -195,7 +199,11 @@ def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
     if where.workers:
         if not blames_machine(cause.cause):
             return ()
-        named = (report.host_of((dp, pp)) or f"worker ({dp}, {pp})" for dp, pp in where.workers)
+        gpus = blamed_gpus(report, where)
+        named = (
+            gpu.host or f"worker ({dp}, {pp})"
+            for gpu, (dp, pp) in zip(gpus, where.workers, strict=False)
+        )
         return tuple(dict.fromkeys(named))
     return () if where.stage is None else (f"stage {where.stage}",)
 

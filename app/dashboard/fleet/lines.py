@@ -128,7 +128,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         operations=session.operations,
         discrepancy=percent(session.verdict.discrepancy) if session.verdict else "",
         received_at=session.received_at,
-        host=_host(first) if first else "",
+        host=first.host or "" if first and _names_one(first) else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
     )
 
@@ -187,6 +187,11 @@ def _reason(session: SessionRow) -> str:
     return ""
 
 
+def _names_one(cause: VerdictCause) -> bool:
+    """Return whether a cause names one place, whose host can be linked to."""
+    return len(cause.place.workers) == 1 or bool(cause.place.ranks)
+
+
 def _where(cause: VerdictCause) -> str:
     kind = KINDS.get(cause.cause)
     if kind is not None and kind.everywhere:
@@ -194,16 +199,11 @@ def _where(cause: VerdictCause) -> str:
     where, workers = cause.place, cause.place.workers
     if not workers:
         return "" if where.stage is None else f"stage {where.stage}"
-    if where.ranks:
-        return f"rank {where.ranks[0]}, worker {worker(*workers[0])}"
-    if len(workers) > 1:
+    if len(workers) > 1 and not where.ranks:
         return plural(len(workers), "worker")
-    host = _host(cause)
-    return f"{host}, worker {worker(*workers[0])}" if host else f"worker {worker(*workers[0])}"
-
-
-def _host(cause: VerdictCause) -> str:
-    """Return the host of a cause that names one worker, where it is known."""
-    if len(cause.place.workers) != 1 or cause.place.ranks:
-        return ""
-    return cause.host or ""
+    if not cause.gpus:
+        # Analyzed before GPUs were stored with it.
+        return ", ".join(filter(None, (cause.host, f"worker {worker(*workers[0])}")))
+    at = cause.gpus[0]
+    where_at = filter(None, (at.host or f"worker {worker(*workers[0])}", at.gpu_words))
+    return ", ".join((*where_at, at.rank_words))

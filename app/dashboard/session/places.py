@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TypedDict
 
+from app.analysis.report.blamed import GpuOfWorker
 from app.analysis.report.document import Report
 
 
@@ -34,15 +35,21 @@ def places_of(report: Report) -> Places:
     hosts = [(host, sum(1 for _ in alike)) for host, alike in groupby(map(report.hosts.get, ranks))]
     return Places(
         hosts=hosts,
-        gpus=_gpus([report.gpus.get(rank) for rank in ranks]) if report.gpus else None,
+        gpus=_gpus(_names(report)) if report.gpus else None,
         ranks=ranks if any(host is None for host, _ in hosts) else None,
     )
 
 
-def _gpus(gpus: list[str | None]) -> GpuNames:
-    named = (gpu for gpu in dict.fromkeys(gpus) if gpu is not None)
-    known = {gpu: place for place, gpu in enumerate(named)}
-    return GpuNames(
-        names=[f"GPU {gpu}" if gpu.isdecimal() else gpu for gpu in known],
-        of=[-1 if gpu is None else known[gpu] for gpu in gpus],
-    )
+def _names(report: Report) -> list[str]:
+    """Return what is known of each worker's GPU, stage by stage; "" where that is nothing."""
+    by_rank, gpu_of = report.workers.rank, GpuOfWorker(report)
+    return [
+        gpu_of((dp, stage)).gpu_words
+        for stage in range(len(by_rank[0]))
+        for dp in range(len(by_rank))
+    ]
+
+
+def _gpus(gpus: list[str]) -> GpuNames:
+    known = {gpu: place for place, gpu in enumerate(filter(None, dict.fromkeys(gpus)))}
+    return GpuNames(names=list(known), of=[known.get(gpu, -1) for gpu in gpus])

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.layout.dense import DroppedStep
+from app.analysis.report.blamed import BlamedGpu, GpuOfWorker
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import Report
 from app.analysis.report.measures import Recovery
@@ -119,7 +120,7 @@ class Attribution:
 
 def workers_table(report: Report) -> Workers:
     """Return the table of workers, slowest first."""
-    ranked = report.ranked_workers()
+    ranked, gpu_of = report.ranked_workers(), GpuOfWorker(report)
     intervals = {item.worker: interval(*item.ci95) for item in report.by_worker.worst}
     rest = ranked[SHORT_TABLE:]
     note = ""
@@ -129,7 +130,7 @@ def workers_table(report: Report) -> Workers:
     return Workers(
         title=findings.workers_finding(report),
         rows=tuple(
-            _worker_row(report, dp, pp, intervals.get((dp, pp)))
+            _worker_row(report, gpu_of((dp, pp)), dp, pp, intervals.get((dp, pp)))
             for _, dp, pp in ranked[:LONG_TABLE]
         ),
         hosts=bool(report.hosts),
@@ -139,17 +140,16 @@ def workers_table(report: Report) -> Workers:
     )
 
 
-def _worker_row(report: Report, dp: int, pp: int, between: str | None) -> WorkerRow:
+def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | None) -> WorkerRow:
     by_worker = report.by_worker
-    rank = report.workers.rank[dp][pp]
     slowdown = by_worker.exact[dp][pp]
     forward, backward = by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp]
     return WorkerRow(
         dp=dp,
         pp=pp,
         name=worker(dp, pp),
-        place=report.hosts.get(rank, "") if report.hosts else str(rank),
-        gpu=report.gpus.get(rank, ""),
+        place=at.host or "" if report.hosts else str(at.rank),
+        gpu=at.gpu_words if at.one_of > 1 else at.gpu or "",
         slowdown=slowdown,
         slowdown_text=times(slowdown, 3),
         hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",

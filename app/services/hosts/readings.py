@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
+from app.analysis.report.blamed import blamed_gpus, gpus_of_worker
 
 if TYPE_CHECKING:
     from app.analysis.diagnosis.places import Worker
@@ -77,11 +78,12 @@ def _reading(
 ) -> Reading:
     blame = blamed.get(host, _Blame())
     by_gpu: dict[str, list[Worker]] = {}
-    for worker in cells:
-        gpu = report.gpus.get(_rank(report, worker))
+    # Of a worker with several GPUs nothing is known of the traced one alone.
+    for worker in cells if gpus_of_worker(report) == 1 else ():
+        gpu = report.gpus.get(report.rank_of(worker))
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(worker)
-    # Of a tensor-parallel group another rank than the traced one may be at fault.
+    # Of these a cause may name one.
     for gpu in blame.gpus - set(by_gpu):
         by_gpu[gpu] = []
     return Reading(
@@ -102,11 +104,6 @@ def _reading(
             for gpu, workers in sorted(by_gpu.items(), key=lambda item: (len(item[0]), item[0]))
         ),
     )
-
-
-def _rank(report: Report, worker: Worker) -> int:
-    dp, pp = worker
-    return report.workers.rank[dp][pp]
 
 
 def _cells_by_host(report: Report) -> dict[str, list[Worker]]:
@@ -157,14 +154,12 @@ def _blamed(report: Report) -> dict[str, _Blame]:
 
 def _shares(report: Report, cause: NamedCause) -> dict[tuple[str, str | None], float]:
     """Return the share of each host and GPU in a cause, by what its workers slow the job down."""
-    where = cause.where
-    ranks = where.ranks or tuple(_rank(report, worker) for worker in where.workers)
     excess: dict[tuple[str, str | None], float] = {}
-    for worker, rank in zip(where.workers, ranks, strict=False):
-        host = report.hosts.get(rank)
-        if host is None:
+    gpus = blamed_gpus(report, cause.where)
+    for worker, at in zip(cause.where.workers, gpus, strict=False):
+        if at.host is None:
             continue
-        place = (host, report.gpus.get(rank))
+        place = (at.host, at.gpu if at.one_of == 1 else None)
         own = max(_slowdown(report, [worker]) - 1.0, _LEAST_EXCESS)
         excess[place] = excess.get(place, 0.0) + own
     whole = sum(excess.values())

@@ -10,6 +10,7 @@ import pytest
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import STRAGGLING
+from app.analysis.report.blamed import BlamedGpu
 from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.lines import SessionLine, job_line
@@ -35,7 +36,11 @@ def verdict(slowdown: float, kind: HeadlineKind = HeadlineKind.CAUSES) -> Sessio
     """Return the verdict on a session whose worker (0, 0) is slow."""
     found = verdict_of(slow_worker(), {})
     cause = replace(
-        found.causes[0], contribution=1.0, place=Where(workers=((0, 0),)), host="node-017"
+        found.causes[0],
+        contribution=1.0,
+        place=Where(workers=((0, 0),)),
+        host="node-017",
+        gpus=(BlamedGpu(0, "node-017", "5"),),
     )
     ci95 = (slowdown - 0.004, slowdown + 0.004)
     return replace(
@@ -170,24 +175,26 @@ def test_a_job_shows_its_owner_and_other_labels() -> None:
 def test_a_slow_job_says_why_and_where() -> None:
     row = line(session(1, 2.0))
     assert (row.cause, row.cause_share.replace(NBSP, " ")) == ("Slow worker", "100 %")
-    assert row.where.replace(NBSP, " ") == "node-017, worker (0, 0)"
+    assert row.where.replace(NBSP, " ") == "node-017, GPU 5, rank 0"
     assert (row.state.word, row.kind) == ("Slow", "slow")
 
 
 @pytest.mark.parametrize(
-    ("host", "where"),
+    ("at", "where"),
     [
-        ("node-017", "node-017, worker (0, 0)"),
+        (BlamedGpu(35, "node-4", "3"), "node-4, GPU 3, rank 35"),
         # nothing says where (0, 0) runs: the slowest worker's host is another's
-        (None, "worker (0, 0)"),
+        (BlamedGpu(0, None, None), "worker (0, 0), rank 0"),
+        (BlamedGpu(80, "n10", "0", 8), "n10, one of 8 GPUs, only rank 80 is traced"),
     ],
-    ids=["known", "not known"],
+    ids=["known", "not known", "one of several"],
 )
-def test_a_cause_is_placed_on_the_host_of_its_own_worker(host: str | None, where: str) -> None:
+def test_a_cause_is_placed_on_the_gpu_at_fault(at: BlamedGpu, where: str) -> None:
     told = verdict(2.0)
-    told = replace(told, causes=(replace(told.causes[0], host=host),))
+    told = replace(told, causes=(replace(told.causes[0], host=at.host, gpus=(at,)),))
     row = line(session(1, 2.0, verdict=told))
     assert row.where.replace(NBSP, " ") == where
+    assert row.host == (at.host or "")
 
 
 def test_the_slowdown_is_the_headline_with_s_next_to_it() -> None:
@@ -231,7 +238,7 @@ def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
     assert (row.slowdown, row.cause, row.where) == (
         None,
         "Slow worker",
-        f"node-017, worker (0,{NBSP}0)",
+        "node-017, GPU 5, rank 0",
     )
     assert row.cause_share.replace(NBSP, " ") == "replay differs by 7.8 %"
     assert row.kind == "none"

@@ -36,9 +36,18 @@ def test_the_gpu_at_fault_is_named_where_gpus_are_known() -> None:
     report = reports.slow_worker()
     at_fault = report.workers.rank[1][2]
     gpus = {rank: str(rank % 2) for rank in report.hosts}
-    found = {r.host: r for r in readings_of(reports.changed(report, gpus=gpus))}
+    alone = reports.changed(report, gpus=gpus, sizes__tp=1, sizes__cp=1)
+    found = {r.host: r for r in readings_of(alone)}
     reading = found[report.hosts[at_fault]]
     assert [gpu.gpu for gpu in reading.gpus if gpu.slow] == [gpus[at_fault]]
+
+
+def test_of_a_worker_of_several_gpus_the_traced_one_is_not_blamed() -> None:
+    report = reports.slow_worker()
+    gpus = {rank: str(rank % 2) for rank in report.hosts}
+    found = readings_of(reports.changed(report, gpus=gpus, sizes__tp=8))
+    assert any(reading.cause for reading in found)
+    assert [reading.gpus for reading in found] == [()] * len(found)
 
 
 def test_a_cause_on_most_hosts_of_a_job_belongs_to_no_host() -> None:

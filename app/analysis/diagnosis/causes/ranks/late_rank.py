@@ -26,10 +26,11 @@ def where_of(groups: Sequence[Waiting]) -> Where:
 
 def sign_of(observation: Observation, group: Waiting, kind: str) -> str:
     """Say which rank of a group is last, and what the group waits."""
-    who = observation.hosts.named(group.cell)
+    rank, (dp, pp) = int(group.waits.ranks[group.slowest]), group.cell
+    where = observation.hosts.on(rank)
     return (
-        f"{kind.capitalize()} rank {group.slowest} (global rank "
-        f"{int(group.waits.ranks[group.slowest])}) of {who} is last for "
+        f"{kind.capitalize()} rank {group.slowest} (global rank {rank}{where}) "
+        f"of worker ({dp}, {pp}) is last for "
         f"{percent(group.concentration, 0)} of the waiting; its group waits "
         f"{percent(group.share, 0)} of its computing time"
     )
