@@ -16,20 +16,22 @@ from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState, IncidentState
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.wording import hours
+from app.analysis.wording import NBSP, hours
 from app.dashboard.alerts.parts import (
     STATES,
     Actions,
     actions,
+    gain_text,
     headline,
     labels,
+    lost_each_hour,
     said,
     session_url,
     several,
     until,
 )
-from app.dashboard.ui.format import age, day_or_time, interval, listing, plural, times
-from app.dashboard.ui.parts import StateLabel, since_when
+from app.dashboard.ui.format import age, count, day_or_time, interval, listing, plural, times
+from app.dashboard.ui.parts import Fact, StateLabel, since_when
 from app.services.alerts.incident_reads import COMMENTS_LISTED
 
 if TYPE_CHECKING:
@@ -136,6 +138,8 @@ class ChosenIncident:
     job_url: str
     title: str
     subtitle: str
+    # where, what it costs, what helps
+    facts: Sequence[Fact]
     # ``since 02:35 UTC, session 4, was 1.01×``; empty where the job is not slow
     since: str
     session_url: str
@@ -174,6 +178,7 @@ def chosen_incident(
         job_url=job_url,
         title=f"{row.job}: {headline(incident)}",
         subtitle=_about(row, life.view.now),
+        facts=_facts(row, life),
         since="" if onset is None else since_when(onset, life.view.now),
         session_url=session_url(incident, job_url),
         rules=listing(list(row.rules.values())) or "a deleted rule",
@@ -206,6 +211,25 @@ def chosen_incident(
         remedy=_remedy(incident),
         evidence_url=f"/incidents/{incident.id}/evidence",
     )
+
+
+def _facts(row: IncidentRow, life: IncidentLife) -> list[Fact]:
+    """Return who is at fault, what it costs, and what helps: what the first screen must say."""
+    facts = row.incident.facts
+    if facts is None or row.incident.cause == NO_DATA_CAUSE:
+        return []
+    found = []
+    cause = next((one for one in facts.causes if one.cause == row.incident.cause), None)
+    if cause is not None and cause.gpus:
+        more = len(cause.gpus) - 1
+        found.append(Fact("At", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
+    rate = lost_each_hour(row, life.sessions)
+    if rate is not None:
+        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
+    if facts.fix is not None:
+        note = f"{gain_text(facts.fix.gain)} a step{', at most' if facts.fix.at_most else ''}"
+        found.append(Fact("Best fix", facts.fix.title, note))
+    return found
 
 
 def _remedy(incident: Incident) -> list[str]:

@@ -14,7 +14,17 @@ from app.analysis.wording import hours
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
 from app.dashboard.alerts.filters import PATH, FilterBar, IncidentsQuery, filter_bar
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
-from app.dashboard.alerts.parts import STATES, context, dead, headline, labels, several, since
+from app.dashboard.alerts.parts import (
+    STATES,
+    context,
+    dead,
+    gain_text,
+    headline,
+    labels,
+    lost_each_hour,
+    several,
+    since,
+)
 from app.dashboard.alerts.tables import (
     OVER,
     IncidentLine,
@@ -24,7 +34,7 @@ from app.dashboard.alerts.tables import (
     open_lines,
     over_attributes,
 )
-from app.dashboard.ui.format import MINUS, age, count, heat_color, percent, plural, times
+from app.dashboard.ui.format import age, count, heat_color, percent, plural, times
 from app.dashboard.ui.parts import StateLabel
 from app.dashboard.ui.tables import Drawn, drawn, sorted_by
 from app.services.alerts.incident_reads import INCIDENTS
@@ -150,18 +160,6 @@ def first_of(found: Incidents) -> uuid.UUID | None:
     return rows[0].incident.id if rows else None
 
 
-def _rate(row: IncidentRow, found: Incidents) -> float | None:
-    """Return GPU-hours lost each hour by the job, and by other jobs inside."""
-    facts = row.incident.facts
-    own = []
-    if facts is not None and facts.headline is not None and facts.session in found.sessions:
-        own = [facts.headline.waste * found.sessions[facts.session].world]
-    # A job counts once, however many of its incidents are inside.
-    others = {one.job: one.lost for one in row.inside if one.lost is not None}
-    known = [*own, *(lost for job, lost in others.items() if job != row.job)]
-    return sum(known) if known else None
-
-
 def _title(life: IncidentLife, short: str) -> str:
     row = life.view.row
     word = STATES[row.incident.state].word.lower()
@@ -244,18 +242,11 @@ def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[Sta
     return shown
 
 
-def _gain(gain: float) -> str:
-    text = percent(abs(gain))
-    if text == percent(0.0):
-        return text
-    return f"{MINUS if gain > 0 else '+'}{text}"
-
-
 def _line(
     row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
 ) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
-    slowdown, rate = _slowdown(facts), _rate(row, found)
+    slowdown, rate = _slowdown(facts), lost_each_hour(row, found.sessions)
     fix = facts.fix if facts else None
     standing = _standing(incident, found.now)
     return IncidentLine(
@@ -270,7 +261,7 @@ def _line(
         color="" if slowdown is None else heat_color(slowdown),
         lost="" if rate is None else hours(rate),
         fix=fix.title if fix else "",
-        gain=_gain(fix.gain) if fix else "",
+        gain=gain_text(fix.gain) if fix else "",
         since=since(incident),
         assignee=row.assignee or "not assigned",
         chosen=incident.id == chosen,
@@ -319,8 +310,8 @@ def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLi
         before="" if slow_before is None else times(slow_before),
         after="" if slow_after is None else times(slow_after),
         fix=fix.title if fix else "",
-        predicted=_gain(fix.gain) if fix else "",
-        measured="" if saved is None else _gain(saved),
+        predicted=gain_text(fix.gain) if fix else "",
+        measured="" if saved is None else gain_text(saved),
         lasted=age((ended - since(incident)).total_seconds()),
         resolved_at=ended,
         chosen=incident.id == chosen,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.alerts.message import cause_name, view_url
 from app.alerts.states import IncidentState
-from app.dashboard.ui.format import day_or_time, plural
+from app.dashboard.ui.format import MINUS, day_or_time, percent, plural
 from app.dashboard.ui.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.alerts.incidents import Incident
     from app.alerts.rules import Audience
     from app.services.alerts.channels.reads import ChannelView
-    from app.services.alerts.incident_reads import IncidentRow
+    from app.services.alerts.incident_reads import IncidentRow, Measured
 
 # Open incidents come before every state of a session: their orders are negative.
 STATES: Final = {
@@ -66,6 +66,26 @@ def several(row: IncidentRow) -> str:
     """Return how many jobs the machine of an incident slows; empty where it is one."""
     jobs = {row.job, *(one.job for one in row.inside)}
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
+
+
+def lost_each_hour(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> float | None:
+    """Return GPU-hours lost each hour by the job, and by other jobs inside."""
+    facts = row.incident.facts
+    own = []
+    if facts is not None and facts.headline is not None and facts.session in sessions:
+        own = [facts.headline.waste * sessions[facts.session].world]
+    # A job counts once, however many of its incidents are inside.
+    others = {one.job: one.lost for one in row.inside if one.lost is not None}
+    known = [*own, *(lost for job, lost in others.items() if job != row.job)]
+    return sum(known) if known else None
+
+
+def gain_text(gain: float) -> str:
+    """Return what a fix takes off a step."""
+    text = percent(abs(gain))
+    if text == percent(0.0):
+        return text
+    return f"{MINUS if gain > 0 else '+'}{text}"
 
 
 def session_url(incident: Incident, job_url: str) -> str:

@@ -183,7 +183,7 @@ def test_links_of_a_message_open_the_exact_view(
     assert asked is not None
     expect(page.locator("#mode-step")).to_have_text(f"Step {asked[1]}")
     page = visitor.open(link_of(receiver))
-    expect(page.locator("#chosen h2").first).to_contain_text("dense-34b")
+    expect(page.locator("#chosen h1")).to_contain_text("dense-34b")
 
 
 def test_silenced_with_a_reason_then_resolved_by_a_person(

@@ -119,7 +119,7 @@ def test_links_of_the_list_keep_what_was_asked_for(
     row = next(a for a in section.all("a") if a.text == "speech-c")
     opened = page(client, row.attributes["href"])
     assert jobs(opened) == ["speech-c", "vision-b"]
-    assert "speech-c" in opened.one("section", id="chosen").one("h2").text
+    assert "speech-c" in opened.one("section", id="chosen").one("h1").text
     kept = {
         (i.attributes["name"], i.attributes.get("value"))
         for i in opened.all("input")

@@ -134,8 +134,21 @@ def test_no_name_is_asked_for_where_nothing_can_be_done(
     own = page(client, f"/incidents/{alerting.incident().id}")
     assert len(own.one("section", id="chosen").all("label", "who")) == 1
     client.post(f"/api/v1/incidents/{alerting.incident().id}/resolve", json={}).raise_for_status()
+    # What a user ended can be reopened.
     over = page(client, f"/incidents/{alerting.incident().id}")
-    assert over.one("section", id="chosen").all("label", "who") == []
+    assert len(over.one("section", id="chosen").all("label", "who")) == 1
+
+
+def test_what_ended_by_itself_offers_nothing_to_do(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    alerting.slow()
+    for _ in range(5):
+        alerting.session(1.0)
+    assert alerting.incident().state == "resolved"
+    over = page(client, f"/incidents/{alerting.incident().id}").one("section", id="chosen")
+    assert over.all("label", "who") == []
+    assert [button.text for button in over.all("button") if "data-do" in button.attributes] == []
 
 
 @pytest.mark.parametrize(
