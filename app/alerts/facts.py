@@ -47,6 +47,14 @@ class Facts:
     worst_step: int | None = None  # the training step of the largest slowdown
     fix: VerdictFix | None = None
     headline: Slowdown | None = None  # what people are told
+    gpus: int = 0  # of the job; 0 in incidents from before this was kept
+
+    @property
+    def lost_each_hour(self) -> float | None:
+        """Return the GPU-hours that the job loses in each hour of running; None where unknown."""
+        if self.headline is None or not self.gpus:
+            return None
+        return self.headline.waste * self.gpus
 
     @property
     def without_verdict(self) -> Facts:
@@ -100,6 +108,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         labels=labels,
         layout=verdict.layout,
         discrepancy=verdict.discrepancy,
+        gpus=verdict.sizes.world,
     )
     published = verdict.published
     if published is None:

@@ -109,7 +109,10 @@ def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
             fields.append(("Published S", s))
     else:
         fields = [("Slowdown S", s)]
-    return [*fields, ("GPU-hours lost", f"{hours(shown.gpu_hours_lost)} in this session")]
+    lost = facts.lost_each_hour
+    if lost is None:
+        return [*fields, ("GPU-hours lost", f"{hours(shown.gpu_hours_lost)} in this session")]
+    return [*fields, ("Costs", f"{hours(lost)} GPU-hours each hour")]
 
 
 def _slowdown(value: float, interval: tuple[float, float] | None) -> str:

@@ -48,6 +48,8 @@ class ChannelKind:
     pictures: bool = False  # whether it can show one
     # Sends a note in the same way; None where a note has no place, as with pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
+    # Whether it takes every incident of a digest, as programs do; people get a note of one screen.
+    whole_digests: bool = False
 
 
 JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}

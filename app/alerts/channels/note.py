@@ -33,6 +33,7 @@ class Note:
     """Where the dashboard shows it."""
     receiver: str
     """Name of the channel."""
+    link_text: str = "Open the report"
 
 
 NOTE: Final = TypeAdapter(Note)
@@ -52,6 +53,6 @@ def note_html(note: Note) -> str:
     for section in note.sections:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in section.lines)
         parts.append(f"<h3>{html.escape(section.heading)}</h3>\n<ul>{lines}</ul>")
-    parts.append(f'<p><a href="{html.escape(note.link)}">Open the report</a></p>')
+    parts.append(f'<p><a href="{html.escape(note.link)}">{html.escape(note.link_text)}</a></p>')
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><body>\n{body}\n</body></html>\n'

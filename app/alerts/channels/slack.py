@@ -103,7 +103,7 @@ def note_body(note: Note) -> dict[str, Any]:
         lines = "\n".join(f"• {_escaped(line)}" for line in section.lines)
         text = clip(f"*{_escaped(section.heading)}*\n{lines}", MAX_TEXT)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
-    blocks.append({"type": "actions", "elements": [_button("Open the report", note.link)]})
+    blocks.append({"type": "actions", "elements": [_button(note.link_text, note.link)]})
     return {
         "text": clip(_escaped(note.title), MAX_FALLBACK),
         "blocks": blocks,

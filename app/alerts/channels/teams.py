@@ -145,7 +145,7 @@ def note_body(note: Note) -> bytes:
             "type": "AdaptiveCard",
             "version": "1.4",
             "body": elements,
-            "actions": [{"type": "Action.OpenUrl", "title": "Open the report", "url": note.link}],
+            "actions": [{"type": "Action.OpenUrl", "title": note.link_text, "url": note.link}],
             "msteams": {"width": "Full"},
         }
         kind = "application/vnd.microsoft.card.adaptive"

@@ -118,4 +118,5 @@ WEBHOOK: Final = ChannelKind(
     secrets=frozenset({"url", "signing_secrets"}),
     send=send,
     tell=tell,
+    whole_digests=True,
 )

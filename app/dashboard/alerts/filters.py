@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 PATH: Final = "/incidents"
 
 # What the form does not ask for itself.
-KEPT: Final = ("state", "sort", "range", "from", "to")
+KEPT: Final = ("state", "sort", "range", "from", "to", "message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class IncidentsQuery:
         project: QueryText = "",
         label: QueryText = "",
         assignee: QueryText = "",
+        message: QueryText = "",
         range: QueryText = "",  # noqa: A002 - name of the parameter
         begin: Annotated[str, Query(alias="from")] = "",
         end: Annotated[str, Query(alias="to")] = "",
@@ -91,6 +93,7 @@ class IncidentsQuery:
             project=project,
             label=label,
             assignee=assignee,
+            message=_id_or_nothing(message),
         )
         # No row holds such a character, and the database takes none.
         self.filtered = replace(
@@ -127,6 +130,13 @@ class IncidentsQuery:
     def address(self, path: str = PATH) -> Address:
         """Return the address of the first page of the same list, or of a selected row."""
         return Address(path, self.parameters)
+
+
+def _id_or_nothing(text: str) -> str:
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        return ""
 
 
 def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:

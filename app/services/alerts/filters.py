@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from sqlalchemy import Float, Text, case, cast, func, or_
+from sqlalchemy import Float, Text, Uuid, case, cast, func, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY, JSONPATH
 
 from app.alerts.message import cause_name, known_causes
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertAssignee, AlertIncident
+from app.db.models.alerts import AlertAssignee, AlertDelivery, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.services.alerts.store import HIDDEN, INSIDE, OPEN
 
@@ -84,6 +86,8 @@ class IncidentFilter:
     """``name=value``, or the name of a label that the job has."""
     assignee: str = ""
     """``-``: without an assignee."""
+    message: str = ""
+    """The id of a message that told of it."""
     since: datetime | None = None
     """Of a time: it began in it, or ended where what is over is asked for."""
     until: datetime | None = None
@@ -146,6 +150,12 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         name, has_value, value = filtered.label.partition("=")
         of_job = LABELS[name.strip()].astext
         found.append(of_job == value.strip() if has_value else of_job.is_not(None))
+    if filtered.message:
+        told = func.jsonb_path_query(AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH))
+        of_message = select(cast(told.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(
+            AlertDelivery.id == uuid.UUID(filtered.message)
+        )
+        found.append(AlertIncident.id.in_(of_message))
     if filtered.assignee == UNASSIGNED:
         found.append(AlertAssignee.name.is_(None))
     elif filtered.assignee:

@@ -7,9 +7,11 @@ from datetime import timedelta
 
 from app.alerts.message import MESSAGE
 from app.analysis.report.verdict import SuspectedCause
+from app.dashboard.alerts.filters import IncidentsQuery
 from app.services.alerts.channels.write import update_channel
 from app.services.alerts.rules import save_rule
 from app.services.alerts.store import load_rules
+from app.services.alerts.views import incidents
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read
@@ -138,3 +140,34 @@ def test_a_channel_that_a_rule_gets_is_not_sent_its_past(
         )
     alerting.pass_and_work(10 * MINUTE)
     assert _jobs(receiver) == [{"new"}]
+
+
+def test_people_get_one_screen_and_a_link_to_exactly_these_incidents(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver, kind="slack", config={"url": receiver.url})
+    stage = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.9)
+    _storm(alerting, 63)
+    for _ in range(2):
+        alerting.session(1.8, stage, job="other")
+    alerting.pass_and_work(MINUTE)
+    # Begins later: it is not in the message.
+    alerting.slow("later")
+    [got] = receiver.got
+    header, causes, worst, actions = got.json["blocks"]
+    assert header["text"]["text"].startswith("[CRITICAL] 64 incidents in 64 jobs")
+    lines = causes["text"]["text"].splitlines()
+    assert lines[0] == "*By cause*"
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        "• 63 × Slow worker",
+        "• 1 × Stage imbalance",
+    ]
+    assert "GPU-hours each hour" in lines[1]
+    named = [line.split(":")[0] for line in worst["text"]["text"].splitlines()]
+    assert named == ["*Most expensive*", "• other", *(f"• job-{n}" for n in (62, 61, 60, 59))]
+    [button] = actions["elements"]
+    assert button["text"]["text"] == "Open all 64"
+    query = IncidentsQuery(message=button["url"].rpartition("message=")[2])
+    found = read(alerting.container, incidents, query.filtered)
+    assert (found.total, query.narrowed) == (64, True)
+    assert "later" not in {row.job for row in found.present}

@@ -36,6 +36,7 @@ from sqlalchemy import CursorResult, select, update
 
 from app.alerts.addresses import AddressGuard
 from app.alerts.channels.apprise import APPRISE, is_installed
+from app.alerts.channels.digest import digest_note
 from app.alerts.channels.kind import ChannelKind, Parcel
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import DeliveryError, ReceiverAnswer
@@ -126,6 +127,8 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
     picture = _picture(container, message) if kind.pictures else None
     limit_s = container.settings.alert_attempt_limit_s
     with Outbound(guard(container.settings), limit_s) as outbound:
+        if message.digest and kind.tell is not None and not kind.whole_digests:
+            return kind.tell(config, digest_note(message), outbound)
         return kind.send(config, Parcel(message, picture, outbound))
 
 
