@@ -37,6 +37,7 @@ class JobState:
     history: Sequence[Facts]
     # when its latest sessions came, analyzed or not, the oldest first
     received: Sequence[datetime]
+    finished_at: datetime | None  # when the job said that it ended
     incidents: Sequence[Incident]  # those that are not resolved
     silences: Mapping[str, Silence]  # by fingerprint, those of earlier incidents that may last
     # by rule, when a person last said that an incident of it is

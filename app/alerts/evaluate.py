@@ -42,6 +42,10 @@ SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
+JOB_FINISHED: Final = "the job said that it ended"
+
+# What a job recorded may come up to this time after it said that it ended.
+FINISH_GRACE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     by_id = {rule.id: rule for rule in rules}
     times = []
     for rule in rules:
+        if is_finished(job.finished_at, job.received):
+            break
         if isinstance(rule.condition, NoData) and rule.enabled and job.received:
             limit = silent_for(rule.condition, job.received)
             settled = job.since.get(rule.id)
@@ -232,8 +238,15 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
         board.put(confirm(found, board.now), "fired")
 
 
+def is_finished(finished_at: datetime | None, received: Sequence[datetime]) -> bool:
+    """Return whether a job has ended, and no other start of it has sent since."""
+    return finished_at is not None and (not received or received[-1] <= finished_at + FINISH_GRACE)
+
+
 def _is_silent(board: Board, rule: Rule) -> bool:
     received = board.job.received
+    if is_finished(board.job.finished_at, received):
+        return False
     if not isinstance(rule.condition, NoData) or not received:
         return False
     limit = silent_for(rule.condition, received)
@@ -250,7 +263,9 @@ def _settle(
         return
     if incident.cause == NO_DATA_CAUSE:
         if not any(_is_silent(board, rule) for rule in holders):
-            board.put(clear(incident, board.now, DATA_CAME), "resolved")
+            ended = is_finished(board.job.finished_at, board.job.received)
+            why = JOB_FINISHED if ended else DATA_CAME
+            board.put(clear(incident, board.now, why), "resolved")
         return
     rules_with_readings = [rule for rule in holders if rule.id in reads]
     if not rules_with_readings:

@@ -27,7 +27,6 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.alerts.incidents import Incident
-from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 
 
@@ -77,8 +76,8 @@ class Content:
     resolved: tuple[IncidentItem, ...] = ()
     """What is over since the channel was last told."""
     withheld: tuple[UUID, ...] = ()
-    """What the channel knows of and is told nothing about at present: silenced, or hidden by "no
-    data". Kept, so that its end is told later."""
+    """What the channel knows of and is told nothing about at present: silenced, or another incident
+    speaks for it. Kept, so that its end is told later."""
 
     @property
     def told(self) -> set[UUID]:
@@ -110,31 +109,13 @@ class Audience:
     """What was tried, the oldest first; older than the last delivered one is not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """Which incidents of a group are about a machine of several jobs."""
-
-    inside: frozenset[UUID] = frozenset()  # those that an incident of another job speaks for
-    leads: frozenset[UUID] = frozenset()  # those that speak for others
-
-
-ALONE: Final = Machines()
-
-
-def visible(incidents: Sequence[Incident], machines: Machines = ALONE) -> list[Incident]:
-    """Return the incidents to notify about: not silenced, not hidden by "no data", and not inside.
-
-    What speaks for other jobs as well is not hidden because its own sends nothing.
-    """
-    told = [
+def visible(incidents: Sequence[Incident], inside: frozenset[UUID] = frozenset()) -> list[Incident]:
+    """Return the incidents to notify about: not silenced, and not inside of another one."""
+    return [
         i
         for i in incidents
-        if i.state in (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)
-        and i.id not in machines.inside
+        if i.state in (IncidentState.FIRING, IncidentState.ACKNOWLEDGED) and i.id not in inside
     ]
-    if not any(i.cause == NO_DATA_CAUSE for i in told):
-        return told
-    return [i for i in told if i.cause == NO_DATA_CAUSE or i.id in machines.leads]
 
 
 def next_flush(
@@ -157,7 +138,7 @@ def next_flush(
 
 
 def content_for(
-    incidents: Sequence[Incident], audience: Audience, machines: Machines = ALONE
+    incidents: Sequence[Incident], audience: Audience, inside: frozenset[UUID] = frozenset()
 ) -> Content:
     """Return what a channel has to hear now.
 
@@ -166,8 +147,10 @@ def content_for(
     incidents : sequence of Incident
         Those of the group that this channel is for, and those that it may have heard of, also the
         resolved ones.
+    inside : frozenset of UUID
+        Those that an incident of another job speaks for.
     """
-    shown = {incident.id: incident for incident in visible(incidents, machines)}
+    shown = {incident.id: incident for incident in visible(incidents, inside)}
     believed = _believed(audience)
     return Content(
         present=tuple(_item(incident, audience.manner) for incident in shown.values()),

@@ -55,7 +55,8 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     elif facts is not None:
         fields += _measured(alert, facts)
     if alert.jobs:
-        fields.append(("Also slowed by this machine", _jobs(alert.jobs)))
+        also = "Also silent" if alert.cause == NO_DATA_CAUSE else "Also slowed by this machine"
+        fields.append((also, _jobs(alert.jobs)))
     fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))

@@ -19,11 +19,14 @@ from pydantic import TypeAdapter
 from app.alerts.facts import Facts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
-from app.alerts.machines.inside import Inside
+from app.alerts.machines.inside import Inside, silent_since
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
+
+# From this number of jobs that went silent together, one reason is likelier than many.
+MANY_SILENT: Final = 3
 
 # Causes of alerts that the diagnosis does not have.
 _TITLES: Final[Mapping[str, str]] = {
@@ -62,6 +65,7 @@ class Alert:
     news: bool = True  # whether the channel has not been told this before
     jobs: tuple[JobInside, ...] = ()  # others that blame the same machine, the slowest first
     job: str = ""  # in a digest, else empty: the message's
+    silent_since: datetime | None = None  # of a job that sends nothing
 
     @property
     def incident_link(self) -> str:
@@ -69,8 +73,15 @@ class Alert:
         return "Acknowledge" if self.status is Status.FIRING else "Incident"
 
     @property
+    def of_many(self) -> bool:
+        """Return whether it is about many jobs that went silent together, and about none alone."""
+        return self.cause == NO_DATA_CAUSE and bool(self.jobs)
+
+    @property
     def subject(self) -> str:
         """Return what is wrong and where, without the job."""
+        if self.of_many:
+            return silent_together(1 + len(self.jobs), self.silent_since or self.since)
         place = f": {self.where}" if self.where else ""
         of = f"{self.job}: " if self.job else ""
         return f"{of}{cause_name(self.cause)}{place}"
@@ -161,6 +172,8 @@ class Message:
             return f"{mark}[{state}] {self._counted}; worst {self.main.subject}"
         more = len(self.alerts) - 1
         rest = f" (and {more} more)" if more else ""
+        if self.main.of_many:
+            return f"{mark}[{state}] {self.main.subject}{rest}"
         others = len({one.job for one in self.main.jobs} - {self.job})
         jobs = f" and {others} {'job' if others == 1 else 'jobs'} more" if others else ""
         return f"{mark}[{state}] {self.job}{jobs}: {self.main.subject}{rest}"
@@ -259,7 +272,14 @@ def _alert(
         view_url=view_url(base_url, incident.facts),
         incident_url=f"{base_url}incidents/{incident.id}",
         news=news,
+        silent_since=silent_since(incident) if incident.cause == NO_DATA_CAUSE else None,
     )
+
+
+def silent_together(jobs: int, since: datetime) -> str:
+    """Return what is wrong where several jobs stopped sending at the same time."""
+    text = f"{jobs} jobs silent since {since:%H:%M} UTC"
+    return f"{text}: the network or the collector?" if jobs >= MANY_SILENT else text
 
 
 def cause_name(cause: str) -> str:

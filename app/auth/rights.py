@@ -39,6 +39,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     f"PUT {_ATTEMPT}/chunks/{{producer}}/{{n}}": _INGEST,
     f"POST {_ATTEMPT}/seal": _INGEST,
     "POST /api/v1/jobs/{job}/attempts": _INGEST,
+    "POST /api/v1/jobs/{job}/finish": _INGEST,
     # a training job's own loop
     "POST /api/v1/jobs/{job}/tp/{group}/timings": _INGEST,
     "GET /api/v1/jobs/{job}/tp/{group}/plan": _INGEST,

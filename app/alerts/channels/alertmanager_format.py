@@ -50,8 +50,9 @@ def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
     """Return what is said of an alert."""
     lines = lines_of(alert, message.at)
     details = [f"{name}: {value}" for name, value in lines.fields]
+    named = alert.job or alert.of_many
     found = {
-        "summary": lines.summary if alert.job else f"{message.job}: {lines.summary}",
+        "summary": lines.summary if named else f"{message.job}: {lines.summary}",
         "description": "\n".join((*details, *lines.evidence)),
         "dashboard": alert.view_url,
         "incident": alert.incident_url,

@@ -2,18 +2,25 @@
 
 The first incident that fires with a host at fault leads; those of other jobs that blame the same
 host stand inside of it and send no messages of their own. The lead lasts until every job inside is
-well, also when its own is.
+well, also when its own is. Jobs that went silent at the same time are one incident in the same way:
+the network or the collector is more likely than that many ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
 
 from app.alerts.incidents import Incident
+from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.rules import highest
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import blames_machine
+
+# Last data this close to each other may have ended for one reason.
+TOGETHER: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,24 @@ def host_of(where: str) -> str:
 def machine_of(incident: Incident) -> str:
     """Return the host that is at fault; empty where none is named or the cause is the job's own."""
     return host_of(incident.where) if blames_machine(incident.cause) else ""
+
+
+def silent_since(incident: Incident) -> datetime:
+    """Return when the last data came, of an incident about a job that sends nothing."""
+    return incident.opened_at - timedelta(minutes=incident.value or 0.0)
+
+
+def shared_by(incident: Incident) -> tuple[str, ...]:
+    """Return the names under which incidents of other jobs may be the same thing, its own first.
+
+    Of a cause that blames a machine that is its host. Of silence it is the time of the last data,
+    and the times next to it, in which others may have begun.
+    """
+    if incident.cause == NO_DATA_CAUSE:
+        at = int(silent_since(incident).timestamp() // TOGETHER.total_seconds())
+        return tuple(f"silent since {n}" for n in (at, at - 1, at + 1))
+    host = host_of(incident.where)
+    return (host,) if host else ()
 
 
 def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:

@@ -1,10 +1,10 @@
-"""Announce a start of a job, and learn its number."""
+"""Announce a start of a job, and learn its number; say that the job has ended."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,7 +12,7 @@ from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.api.sessions.chunks import MAX_NUMBER
 from app.auth.here import Here
-from app.services.sessions.attempts import MAX_RUN_CHARACTERS, announce_attempt
+from app.services.sessions.attempts import MAX_RUN_CHARACTERS, announce_attempt, finish_job
 
 
 class RunBody(BaseModel):
@@ -38,8 +38,16 @@ class AttemptBody(BaseModel):
 
 
 def router() -> APIRouter:
-    """Return the route that numbers attempts."""
+    """Return the routes of a job's starts and its end."""
     routes = api_router("ingest")
+
+    @routes.post("/api/v1/jobs/{job}/finish", status_code=204, summary="Say that a job has ended")
+    def post_finish(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+    ) -> Response:
+        """Its silence is no incident; a later start of the job takes that back."""
+        finish_job(container, job)
+        return Response(status_code=204)
 
     @routes.post(
         "/api/v1/jobs/{job}/attempts",

@@ -119,6 +119,14 @@ def rename_job(
     change(job, {"name": name}, server=server)
 
 
+@jobs.command("finish")
+def finish_job(job: JobArgument, *, server: ServerOption = LOCAL_SERVER) -> None:
+    """Say that a job has ended, as in a launcher's epilog: its silence is no incident."""
+    from app.cli.retention.jobs import finish
+
+    finish(job, server=server)
+
+
 @jobs.command("archive")
 def archive_job(job: JobArgument, *, server: ServerOption = LOCAL_SERVER) -> None:
     """Leave a job out of the fleet until it sends again."""

@@ -26,5 +26,12 @@ def delete(job: str, *, server: str) -> None:
     sys.stderr.write(f"{job} is deleted\n")
 
 
+def finish(job: str, *, server: str) -> None:
+    """Say that a job has ended."""
+    with Server(server) as api:
+        api.exchange("POST", f"{_path(job)}/finish", None)
+    sys.stderr.write(f"{job} has ended\n")
+
+
 def _path(job: str) -> str:
     return f"/api/v1/jobs/{quote(job, safe='')}"

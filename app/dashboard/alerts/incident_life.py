@@ -14,7 +14,7 @@ from app.alerts.machines.cordon import cordon_commands
 from app.alerts.machines.inside import machine_of
 from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
-from app.alerts.states import DeliveryState, IncidentState
+from app.alerts.states import DeliveryState
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import NBSP, hours
 from app.dashboard.alerts.parts import (
@@ -22,12 +22,12 @@ from app.dashboard.alerts.parts import (
     Actions,
     actions,
     gain_text,
-    headline,
     labels,
     lost_each_hour,
     said,
     session_url,
     several,
+    title_of,
     until,
 )
 from app.dashboard.ui.format import age, count, day_or_time, interval, listing, plural, times
@@ -52,9 +52,6 @@ DELIVERY_STATES: Final = {
     DeliveryState.FAILED: StateLabel("fail", "Failed", 0),
     DeliveryState.SUPERSEDED: StateLabel("none", "Superseded", 3, quiet=True),
 }
-
-# A job's other incidents are hidden while "no data" is in one of these.
-HIDING: Final = (IncidentState.FIRING, IncidentState.ACKNOWLEDGED)
 
 WORDS: Final = {
     "opened": "Pending",
@@ -176,7 +173,7 @@ def chosen_incident(
         assignee=row.assignee or "",
         job=row.job,
         job_url=job_url,
-        title=f"{row.job}: {headline(incident)}",
+        title=title_of(row),
         subtitle=_about(row, life.view.now),
         facts=_facts(row, life),
         since="" if onset is None else since_when(onset, life.view.now),
@@ -204,9 +201,7 @@ def chosen_incident(
             )
             for one in row.inside
         ],
-        inside_title=f"{several(row)} on {incident.where}: one machine, one incident"
-        if several(row)
-        else "",
+        inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
         remedy=_remedy(incident),
         evidence_url=f"/incidents/{incident.id}/evidence",
@@ -232,6 +227,14 @@ def _facts(row: IncidentRow, life: IncidentLife) -> list[Fact]:
     return found
 
 
+def _inside_title(row: IncidentRow) -> str:
+    if not several(row):
+        return ""
+    if row.incident.cause == NO_DATA_CAUSE:
+        return f"{several(row)} went silent at the same time: one incident"
+    return f"{several(row)} on {row.incident.where}: one machine, one incident"
+
+
 def _remedy(incident: Incident) -> list[str]:
     """Return what is to be done, for people to copy."""
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
@@ -255,12 +258,8 @@ def _about(row: IncidentRow, now: datetime) -> str:
         if facts is None:
             return "It has never sent a session"
         ago = age((now - facts.received_at).total_seconds())
-        hides = "; it hides the job’s other incidents" if incident.state in HIDING else ""
-        return f"No session since session {facts.number}, {ago} ago{hides}"
-    measured = _measured(facts)
-    return (
-        f"{measured}. No messages are sent while the job sends no data" if row.hidden else measured
-    )
+        return f"No session since session {facts.number}, {ago} ago"
+    return _measured(facts)
 
 
 def _measured(facts: Facts | None) -> str:

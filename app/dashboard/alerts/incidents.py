@@ -24,6 +24,7 @@ from app.dashboard.alerts.parts import (
     lost_each_hour,
     several,
     since,
+    title_of,
 )
 from app.dashboard.alerts.tables import (
     OVER,
@@ -160,10 +161,14 @@ def first_of(found: Incidents) -> uuid.UUID | None:
     return rows[0].incident.id if rows else None
 
 
+def _silent_together(row: IncidentRow) -> bool:
+    return row.incident.cause == NO_DATA_CAUSE and bool(row.inside)
+
+
 def _title(life: IncidentLife, short: str) -> str:
     row = life.view.row
     word = STATES[row.incident.state].word.lower()
-    return f"{row.job}: {headline(row.incident)}, {word} ({short})"
+    return f"{title_of(row)}, {word} ({short})"
 
 
 def _heading(found: Incidents, *, narrowed: bool) -> str:
@@ -210,9 +215,7 @@ def _list_note(found: Incidents, query: IncidentsQuery) -> str:
         first = PAGE * (found.number - 1) + 1
         text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
     if any(row.inside for row in found.present):
-        text += "; jobs that blame one machine stand inside its incident"
-    if found.hidden:
-        text += f"; {count(found.hidden)} hidden while their jobs send nothing"
+        text += "; jobs on one slow machine, or silent together, are one incident"
     return text
 
 
@@ -255,7 +258,7 @@ def _line(
         job=row.job,
         severity=incident.severity,
         state=STATES[incident.state],
-        headline=headline(incident),
+        headline=headline(incident) if not _silent_together(row) else title_of(row),
         labels=" · ".join(part for part in (standing, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),

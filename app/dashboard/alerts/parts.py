@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.message import cause_name, view_url
+from app.alerts.machines.inside import silent_since
+from app.alerts.message import cause_name, silent_together, view_url
+from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.dashboard.ui.format import MINUS, day_or_time, percent, plural
 from app.dashboard.ui.parts import StateLabel
@@ -60,6 +62,14 @@ def headline(incident: Incident) -> str:
     """Return what is wrong and where: ``Slow worker: node-017``."""
     place = f": {incident.where}" if incident.where else ""
     return f"{cause_name(incident.cause)}{place}"
+
+
+def title_of(row: IncidentRow) -> str:
+    """Return what is wrong with which job; of jobs that went silent together how many these are."""
+    jobs = len({row.job, *(one.job for one in row.inside)})
+    if row.incident.cause == NO_DATA_CAUSE and jobs > 1:
+        return silent_together(jobs, silent_since(row.incident))
+    return f"{row.job}: {headline(row.incident)}"
 
 
 def several(row: IncidentRow) -> str:

@@ -20,6 +20,7 @@ from app.dashboard.ui.format import (
     rough_percent,
 )
 from app.dashboard.ui.parts import (
+    FINISHED_STATE,
     SILENT_STATE,
     StateLabel,
     job_state,
@@ -30,6 +31,7 @@ from app.services.fleet.rows import FLEET
 
 if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView, Group
+    from app.services.fleet.rows import Standing
 
 # A job is worth naming in the heading when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
@@ -95,7 +97,7 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
         nothing="" if page.rows else _nothing(found, jobs),
         silent=drawn(
             silent_columns(found.now),
-            [replace(job_line(job), state=SILENT_STATE, kind="silent") for job in quiet.rows],
+            [replace(job_line(job), state=_quiet_state(job), kind="silent") for job in quiet.rows],
             csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
             classes="fleet silent",
             pager=pager(
@@ -175,3 +177,7 @@ def _heading(heard: Sequence[Group], about: Range, *, silent: int, archived: boo
     if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
         sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence
+
+
+def _quiet_state(job: Standing) -> StateLabel:
+    return FINISHED_STATE if job.finished else SILENT_STATE

@@ -43,6 +43,7 @@ SLOW_STATE: Final = StateLabel("slow", "Slow", 0)
 QUIET_STATE: Final = StateLabel("ok", "Watching", 4, quiet=True)
 ANALYZED_STATE: Final = StateLabel("done", "Analyzed", 4)
 SILENT_STATE: Final = StateLabel("warn", "Silent", 5)
+FINISHED_STATE: Final = StateLabel("done", "Finished", 6, quiet=True)
 
 
 def job_state(state: SessionState, *, slow: bool) -> StateLabel:

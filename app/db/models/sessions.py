@@ -46,6 +46,8 @@ class Job(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # From then on the fleet leaves it out, until it sends again.
     archived_at: Mapped[datetime | None]
+    # The job said that it ended; sessions of another start take that back.
+    finished_at: Mapped[datetime | None]
 
 
 class Attempt(OfProject, Base):

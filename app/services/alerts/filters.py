@@ -16,7 +16,7 @@ from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertAssignee, AlertDelivery, AlertIncident
 from app.db.models.sessions import Job, Session
-from app.services.alerts.store import HIDDEN, INSIDE, OPEN
+from app.services.alerts.store import INSIDE, OPEN
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -110,7 +110,7 @@ def severity_of(text: str) -> str:
 
 
 def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return that an incident is open, or over where that is asked for; also hidden ones."""
+    """Return that an incident is open, or over where that is asked for."""
     if filtered.over:
         # What is over and was never sent is left out.
         return [~OPEN, AlertIncident.fired_at.is_not(None)]
@@ -118,8 +118,8 @@ def counted(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def listed(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
-    """Return that an incident is in the state that is asked for, and not hidden."""
-    found = [*counted(filtered), ~HIDDEN, ~INSIDE]
+    """Return that an incident is in the state that is asked for, and speaks for itself."""
+    found = [*counted(filtered), ~INSIDE]
     if filtered.state is not None and not filtered.over:
         found.append(AlertIncident.state == filtered.state)
     return found

@@ -39,7 +39,7 @@ from app.services.alerts.filters import (
     matches,
     slowdown_of,
 )
-from app.services.alerts.store import HIDDEN, OPEN
+from app.services.alerts.store import OPEN
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, ScalarSelect, Select
@@ -146,8 +146,6 @@ class IncidentRow:
     incident: Annotated[Incident, Column(AlertIncident.document)]
     # Names of those of its rules that are still there.
     rules: Annotated[Mapping[uuid.UUID, str], Column(func.coalesce(_RULES, _EMPTY_OBJECT))]
-    # Whether no messages are sent about it while its job sends no data.
-    hidden: Annotated[bool, Column(HIDDEN)] = False
     assignee: Annotated[str | None, Column(AlertAssignee.name, sort="assignee")] = None
     # Other incidents on the same machine that it speaks for, the slowest job first.
     inside: Annotated[Sequence[InsideRow], Column(func.coalesce(_INSIDE, _EMPTY_LIST))] = ()
@@ -259,7 +257,7 @@ def list_incidents(  # noqa: PLR0913 - what a list is asked for
     if job is not None:
         query = query.where(Job.name == job)
     if current:
-        query = query.where(OPEN, ~HIDDEN)
+        query = query.where(OPEN)
     return INCIDENTS.rows(tx.session.execute(query).mappings())
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, true
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
 from app.services.alerts.channels.reads import is_dead
-from app.services.alerts.store import HIDDEN, INSIDE
+from app.services.alerts.store import INSIDE
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Navigation:
     """The counts and the name in the navigation."""
 
-    firing: int  # incidents that fire and are not acknowledged; not those that "no data" hides
+    firing: int  # incidents that fire and are not acknowledged
     # Names of the channels that deliver nothing although no user disabled them.
     dead_channels: tuple[str, ...]
     signed_in: str = ""  # name of the person whose page it is; empty without sign-in
@@ -32,7 +32,7 @@ def navigation(tx: Reads) -> Navigation:
     """Return what every page shows, with one statement."""
     firing = (
         select(func.count().label("firing"))
-        .where(AlertIncident.state == IncidentState.FIRING, ~HIDDEN, ~INSIDE)
+        .where(AlertIncident.state == IncidentState.FIRING, ~INSIDE)
         .subquery()
     )
     rows = tx.session.execute(

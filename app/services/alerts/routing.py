@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import func, select
 
 from app.alerts.channels.registry import KINDS
-from app.alerts.grouping import CONTENT, Audience, Machines, Sent
+from app.alerts.grouping import CONTENT, Audience, Sent
 from app.alerts.machines.inside import speaking_for
 from app.alerts.rules import Selector
 from app.alerts.states import DeliveryState, IncidentState
@@ -42,7 +42,8 @@ class GroupNow:
     incidents: Sequence[Incident]
     # By incident, what stands inside of it and is not over.
     inside: Mapping[uuid.UUID, Sequence[Inside]]
-    machines: Machines
+    # Incidents that one of another job speaks for.
+    spoken_for: frozenset[uuid.UUID]
     attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]  # see `routed`
 
     def meant_for(self, channel: AlertChannel) -> list[Incident]:
@@ -80,10 +81,7 @@ def group_now(tx: UnitOfWork, group: AlertGroup) -> GroupNow:
             for found in open_incidents(tx, group.id)
         ],
         inside=present,
-        machines=Machines(
-            inside=standing_inside(tx, group.id),
-            leads=frozenset(lead for lead, ones in present.items() if ones),
-        ),
+        spoken_for=standing_inside(tx, group.id),
         attached={
             (row.id, uuid.UUID(channel)): datetime.fromisoformat(at)
             for row in tx.session.execute(select(AlertRule.id, AlertRule.attached))

@@ -181,6 +181,7 @@ def _replay(
             labels=history[-1].labels,
             history=history,
             received=received[max(0, come - RECEIVED) : come],
+            finished_at=None,
             incidents=[i for i in incidents.values() if i.state is not IncidentState.RESOLVED],
             silences={},
             since={},

@@ -23,7 +23,7 @@ from app.alerts.board import IncidentChange, JobState
 from app.alerts.evaluate import HISTORY_SESSIONS
 from app.alerts.grouping import Timing, next_flush
 from app.alerts.incidents import INCIDENT, Incident, Silence
-from app.alerts.readings import BASELINE_SESSIONS, NO_DATA_CAUSE
+from app.alerts.readings import BASELINE_SESSIONS
 from app.alerts.rules import RULE, Rule
 from app.alerts.states import IncidentState
 from app.db.models.alerts import (
@@ -48,22 +48,8 @@ RECEIVED: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
-# Open, but not sent: its job sends no data, and that is sent instead. `visible` for rows.
-# What speaks for other jobs as well is told all the same.
-_silent: Final = aliased(AlertIncident)
-_inner: Final = aliased(AlertIncident)
 _placed: Final = aliased(AlertOnHost)
 _lead: Final = aliased(AlertOnHost)
-LEADING: Final = (
-    exists()
-    .where(
-        _placed.lead_id == AlertIncident.id,
-        _placed.incident_id != _placed.lead_id,
-        _inner.id == _placed.incident_id,
-        _inner.state != IncidentState.RESOLVED,
-    )
-    .correlate(AlertIncident)
-)
 # Another incident speaks for it, or did to its end.
 INSIDE: Final = (
     exists()
@@ -72,18 +58,6 @@ INSIDE: Final = (
         _placed.incident_id != _placed.lead_id,
         _lead.incident_id == _placed.lead_id,
         _lead.over_at.is_(None) | ~OPEN,
-    )
-    .correlate(AlertIncident)
-)
-HIDDEN: Final = (
-    OPEN
-    & (AlertIncident.document["cause"].astext != NO_DATA_CAUSE)
-    & ~LEADING
-    & exists()
-    .where(
-        _silent.group_id == AlertIncident.group_id,
-        _silent.state.in_((IncidentState.FIRING, IncidentState.ACKNOWLEDGED)),
-        _silent.document["cause"].astext == NO_DATA_CAUSE,
     )
     .correlate(AlertIncident)
 )
@@ -174,7 +148,8 @@ def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
 
 def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
     """Return everything that rules look at."""
-    name = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
+    of_job = select(Job.name, Job.finished_at).where(Job.id == group.job_id)
+    name, finished_at = tx.session.execute(of_job).one()
     latest = (
         sessions_with_facts()
         .where(Session.job_id == group.job_id)
@@ -192,6 +167,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         labels=(received[0][1] or {}) if received else {},
         history=read_facts(tx, latest)[::-1],
         received=[at for at, _ in received][::-1],
+        finished_at=finished_at,
         incidents=open_incidents(tx, group.id),
         silences=_silences(tx, group.id),
         since=_settled(tx, group.id),

@@ -45,7 +45,7 @@ from app.services.alerts.incident_reads import (
     list_incidents,
     order,
 )
-from app.services.alerts.store import HIDDEN, INSIDE, OPEN
+from app.services.alerts.store import INSIDE, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,12 +115,10 @@ class Incidents:
     number: int
     """Of the page: the last one where there are not that many."""
     present: Sequence[IncidentRow]
-    """This page's, in the order that was asked for; not those that "no data" hides."""
+    """This page's, in the order that was asked for."""
     counts: Mapping[IncidentState, int]
-    """How many there are of each open state, whichever was asked for, without the hidden ones;
+    """How many there are of each open state, whichever was asked for;
     where those that are over are asked for, of these."""
-    hidden: int
-    """How many are."""
     lost: Mapping[IncidentState, Lost]
     """What jobs lose with incidents of each state."""
     choices: Choices
@@ -192,7 +190,6 @@ def incidents(
         number=number,
         present=INCIDENTS.rows(rows),
         counts={state: shown for state, shown in counts.items() if shown},
-        hidden=sum(one["hidden"] for one in summary),
         lost={
             IncidentState(one["state"]): Lost(
                 one["jobs"], one["hourly"], one["most"], one["job"] or ""
@@ -271,9 +268,8 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         select(
             AlertIncident.state.label("state"),
             Job.name.label("job"),
-            func.count().filter(~HIDDEN, ~INSIDE).label("shown"),
-            func.count().filter(HIDDEN).label("hidden"),
-            func.max(LOST).filter(~HIDDEN).label("lost"),
+            func.count().filter(~INSIDE).label("shown"),
+            func.max(LOST).label("lost"),
         )
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
         .join(Job, Job.id == AlertGroup.job_id)
@@ -288,7 +284,6 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
         select(
             by_job.c.state,
             func.sum(by_job.c.shown).label("shown"),
-            func.sum(by_job.c.hidden).label("hidden"),
             func.count(by_job.c.lost).label("jobs"),
             func.coalesce(func.sum(by_job.c.lost), 0.0).label("hourly"),
             func.coalesce(func.max(by_job.c.lost), 0.0).label("most"),

@@ -189,6 +189,7 @@ def _page(
             one.labels,
             one.incident,
             one.incident_state,
+            one.finished_at,
             place.label("place"),
         )
         .where(listed)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from app.alerts.evaluate import is_finished
 from app.alerts.states import IncidentState
 from app.db.models.sessions import Session
 from app.lists.columns import Column
@@ -39,6 +41,7 @@ class Standing:
     slowdowns: Sequence[float | None]
     labels: Mapping[str, str]
     incident: Urgent | None
+    finished: bool = False  # the job said that it ended
 
 
 # Ordered by columns of `app.services.fleet.standing.standing`.
@@ -69,6 +72,7 @@ class Found:
     labels: dict[str, str] | None
     incident: UUID | None
     incident_state: IncidentState | None
+    finished_at: datetime | None
 
 
 def standing_of(
@@ -87,6 +91,7 @@ def standing_of(
         slowdowns,
         row.labels or {},
         urgent,
+        is_finished(row.finished_at, [sessions[row.latest].received_at]),
     )
 
 

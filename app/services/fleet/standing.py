@@ -15,7 +15,7 @@ from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
-from app.services.alerts.store import HIDDEN, OPEN
+from app.services.alerts.store import OPEN
 from app.services.fleet.rows import FLEET
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def standing(at: Moment, *, archived: bool) -> CTE:
     columns: list[ColumnElement[Any]] = [
         Job.id.label("job_id"),
         Job.name.label("name"),
+        Job.finished_at.label("finished_at"),
         last.c.id.label("latest"),
         func.coalesce(told.c.id, last.c.id).label("told"),
         last.c.state.label("state"),
@@ -169,7 +170,7 @@ def _urgent(at: Moment) -> Subquery:
         select(AlertGroup.job_id, AlertIncident.id, AlertIncident.state)
         .ext(distinct_on(AlertGroup.job_id))
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .where(OPEN, ~HIDDEN)
+        .where(OPEN)
         .order_by(
             AlertGroup.job_id,
             case(_INCIDENTS, value=AlertIncident.state),

@@ -1,4 +1,4 @@
-"""Number a job's starts: a run and its restarts in, the attempt's number out."""
+"""A job's starts, which are numbered, and its end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
-from app.db.models.sessions import Attempt, Session
+from app.db.models.alerts import AlertGroup
+from app.db.models.sessions import Attempt, Job, Session
 from app.errors import PacelineError
+from app.services.retention.delete import no_job
 from app.services.sessions.receive import check_job_name, make_job
 from app.services.usage.count import count_made
 from app.services.usage.quotas import ATTEMPTS
@@ -84,3 +86,27 @@ def announce_attempt(container: Container, job: str, run_id: str, restart: int) 
         count_made(tx, container.settings, container.project_id, ATTEMPTS)
     log.info("attempt announced", job=job, number=number, run=run_id, restart=restart)
     return AttemptReceipt(number, created=True)
+
+
+def finish_job(container: Container, job: str) -> None:
+    """Note that a job has ended: its silence from now on is meant.
+
+    What its last start has recorded may still come; sessions of another start take it back
+    (`app.alerts.evaluate.FINISH_GRACE`).
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    """
+    with container.uow() as tx:
+        job_id = tx.session.execute(
+            update(Job).where(Job.name == job).values(finished_at=tx.now).returning(Job.id)
+        ).scalar()
+        if job_id is None:
+            raise no_job(job)
+        # An incident about its silence is over.
+        tx.session.execute(
+            update(AlertGroup).where(AlertGroup.job_id == job_id).values(look_at=tx.now)
+        )
+    log.info("job finished", job=job)

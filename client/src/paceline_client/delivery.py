@@ -154,6 +154,11 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
     return number
 
 
+def finish_job(server: str, job: str, timeout_s: float) -> None:
+    """Tell the server that the job has ended, once; raises `DeliveryError` if it does not hear."""
+    _send(f"{job_url(server, job)}/finish", b"", timeout_s, "POST", "application/json")
+
+
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
     """Send the body, repeatedly if necessary; the server stores equal bytes once.
 

@@ -77,6 +77,7 @@ NO_ACT = {
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/seal",
     "POST /api/v1/jobs/{job}/attempts",
+    "POST /api/v1/jobs/{job}/finish",
     "POST /api/v1/jobs/{job}/tp/{group}/timings",
     "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack",
     "POST /api/v1/sessions/{session}/what-if",

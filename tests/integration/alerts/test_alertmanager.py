@@ -122,7 +122,7 @@ def test_a_real_alertmanager_takes_groups_and_resolves_what_we_push(
     active = wait_for(lambda: alertmanager.alerts(active=True), "alerts")
     places = {(alert["labels"]["job"], alert["labels"]["where"]) for alert in active}
     assert places == {("llm", "node-7"), ("llm", "node-9"), ("other", "node-of-other")}
-    assert all("GPU-hours lost" in alert["annotations"]["description"] for alert in active)
+    assert all("GPU-hours each hour" in alert["annotations"]["description"] for alert in active)
     assert all(alert["generatorURL"].startswith("https://paceline.example/") for alert in active)
 
     sizes = {group["labels"]["job"]: len(group["alerts"]) for group in alertmanager.groups()}

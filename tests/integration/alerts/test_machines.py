@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from datetime import timedelta
 
@@ -226,6 +227,40 @@ def test_a_reopened_machine_leads_again_with_what_ended_inside_of_it(alerting: A
     assert [one.incident_id for one in _leads(alerting)] == [lead.id]
     unacknowledge_many(alerting.container, {inside.id}, by="ann")
     assert {found.state for found in alerting.incidents()} == {IncidentState.FIRING}
+
+
+def test_jobs_that_go_silent_together_are_one_incident_and_one_message(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    for number in range(20):
+        for _ in range(4):
+            alerting.session(1.0, job=f"job-{number}")
+    alerting.slow("slow", host="node-7")
+    alerting.pass_and_work(MINUTE)
+    assert [got.json["groupLabels"]["job"] for got in receiver.got] == ["slow"]
+    for number in range(20):
+        alerting.silent(f"job-{number}", timedelta(hours=3))
+    alerting.pass_and_work(MINUTE)
+    fire = [found for found in alerting.incidents() if found.state == "firing"]
+    assert sum(found.cause == "no_data" for found in fire) == 20
+    # What fires is not hidden by it.
+    assert sum(found.cause == "slow_worker" for found in fire) == 1
+    told = receiver.got[1:]
+    assert len(told) == 1
+    title = told[0].json["commonAnnotations"]["summary"]
+    assert re.fullmatch(
+        r"20 jobs silent since \d\d:\d\d UTC: the network or the collector\?", title
+    ), title
+
+    # One comes back; the others are still silent. The last one ends it.
+    for number in range(20):
+        assert {one.over_at for one in _leads(alerting)} == {None}
+        alerting.session(1.0, job=f"job-{number}")
+    alerting.pass_and_work(10 * MINUTE)
+    assert {found.state for found in alerting.incidents() if found.cause == "no_data"} == {
+        "resolved"
+    }
 
 
 def test_a_job_that_gets_worse_inside_is_told(alerting: Alerting, receiver: Receiver) -> None:

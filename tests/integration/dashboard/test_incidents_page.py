@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,9 +63,10 @@ def test_no_data_borrows_nothing_from_the_last_session(
         alerting.session()
     alerting.silent()
     found = page(client, "/incidents")
-    [line] = open_lines(found)
+    [line] = [line for line in open_lines(found) if "No data" in line[3]]
     assert line[1:8] == ["warning", "Firing", "llm No data", "none", "", "", ""]
-    assert found.one("h1").text == "1 incident fires"
+    silent = next(one.id for one in alerting.incidents() if one.cause == "no_data")
+    found = page(client, f"/incidents/{silent}")
     about = found.one("section", id="chosen").text
     assert "No session since session 3, 1 h ago" in about
     assert "Firing: no session since session 3" in about
@@ -75,33 +77,53 @@ def test_no_data_borrows_nothing_from_the_last_session(
     assert silent["facts"]["fix"] is None
 
 
-def test_no_data_hides_the_other_incidents_of_its_job_and_of_no_other(
-    alerting: Alerting, client: httpx.Client
-) -> None:
+def test_no_data_hides_no_other_incident(alerting: Alerting, client: httpx.Client) -> None:
     for _ in range(3):
         alerting.session(1.3, SuspectedCause("slow_worker", ("node-7",), confidence=0.95), STAGE)
     alerting.slow("other")
     before = page(client, "/incidents")
     assert len(open_lines(before)) == 2
     assert nav_count(before) == "2 firing"
-    hidden = next(one.id for one in alerting.incidents() if one.where == "node-7")
     alerting.silent()
     found = page(client, "/incidents")
-    assert [line[3] for line in open_lines(found)] == [
-        "other Slow worker: node-of-other",
+    assert sorted(line[3] for line in open_lines(found)) == [
         "llm No data",
+        "llm Slow worker: node-7",
+        "other Slow worker: node-of-other",
     ]
-    assert "1 hidden while their jobs send nothing" in found.text
-    assert nav_count(found) == "2 firing"
-    assert (
-        "No messages are sent while the job sends no data"
-        in page(client, f"/incidents/{hidden}").one("section", id="chosen").text
-    )
+    assert nav_count(found) == "3 firing"
 
-    [silent] = [one for one in alerting.incidents() if one.cause == "no_data"]
-    until = {"until": "2099-01-01T00:00:00Z", "reason": "ended"}
-    client.post(f"/api/v1/incidents/{silent.id}/silence", json=until).raise_for_status()
-    assert len(open_lines(page(client, "/incidents"))) == 3, "silenced it hides nothing"
+
+def test_jobs_that_went_silent_together_are_one_line_and_one_page(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    for job in ("a", "b", "c"):
+        for _ in range(4):
+            alerting.session(1.0, job=job)
+    for job in ("a", "b", "c"):
+        alerting.silent(job, timedelta(hours=3))
+    found = page(client, "/incidents")
+    assert nav_count(found) == "1 firing"
+    first, *inside = open_lines(found)
+    assert "3 jobs silent since" in first[3]
+    assert len(inside) == 2
+    lead = next(one.id for one in alerting.incidents())
+    own = page(client, f"/incidents/{lead}")
+    assert "the network or the collector?" in own.one("h1").text
+    assert "3 jobs went silent at the same time" in own.text
+
+
+def test_the_silence_of_a_finished_job_is_no_incident(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    for _ in range(4):
+        alerting.session(1.0, job="ended")
+    assert client.post("/api/v1/jobs/nowhere/finish").status_code == 404
+    assert client.post("/api/v1/jobs/ended/finish").status_code == 204
+    alerting.silent("ended", timedelta(days=3))
+    assert nav_count(page(client, "/incidents")) == ""
+    [quiet] = page(client, "/").one("section", id="silent").one("tbody").all("tr")
+    assert "Finished" in quiet.text
 
 
 def test_a_session_names_each_incident_and_has_one_place_to_act(
@@ -118,8 +140,9 @@ def test_a_session_names_each_incident_and_has_one_place_to_act(
     assert line.text.endswith("1 more open")
     alerting.silent()
     found = page(client, f"/sessions/{session}")
-    [only] = found.one("span", aria_label="Incidents of this job").all("a")
-    assert only.text == "No data"
+    line = found.one("span", aria_label="Incidents of this job")
+    assert (len(line.all("a")), line.text.endswith("2 more open")) == (3, True)
+    assert len([b for b in found.all("button") if b.text == "Acknowledge"]) == 1
 
 
 def test_no_name_is_asked_for_where_nothing_can_be_done(

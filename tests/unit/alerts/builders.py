@@ -81,6 +81,7 @@ class Job:
         self.history: list[Facts] = []
         self.incidents: dict[uuid.UUID, Incident] = {}
         self.since: dict[uuid.UUID, datetime] = {}
+        self.finished_at: datetime | None = None
         self._ids = itertools.count(1)
 
     def new_id(self) -> uuid.UUID:
@@ -100,6 +101,7 @@ class Job:
             labels=self.labels,
             history=self.history[-HISTORY_SESSIONS:],
             received=sorted(facts.received_at for facts in self.history),
+            finished_at=self.finished_at,
             incidents=[i for i in self.incidents.values() if i.state is not IncidentState.RESOLVED],
             silences=self.silences(),
             since=self.since,

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.alerts.evaluate import DATA_CAME, HISTORY_SESSIONS, RULE_GONE
+from app.alerts.evaluate import DATA_CAME, FINISH_GRACE, HISTORY_SESSIONS, JOB_FINISHED, RULE_GONE
 from app.alerts.incidents import Silence, acknowledge, clear, silence
 from app.alerts.rules import (
     DEFAULT_RULES,
@@ -258,6 +258,22 @@ def test_a_finished_job_that_was_resolved_is_not_missed_again() -> None:
     job.since[silent_rule().id] = now
     assert job.look(now + 20 * EVERY) == []
     job.come(session(40), session(41), session(42), session(43))
+    assert told(job.look(job.history[-1].received_at + 40 * EVERY)) == ["fired"]
+
+
+def test_the_silence_of_a_job_that_said_that_it_ended_is_no_incident() -> None:
+    job = Job(silent_rule())
+    job.come(*(session(n) for n in range(1, 6)))
+    last = job.history[-1].received_at
+    assert told(job.look(last + 5 * EVERY)) == ["fired"]
+    job.finished_at = last
+    [ended] = job.look(last + 6 * EVERY)
+    assert (ended.event, ended.incident.why_resolved) == ("resolved", JOB_FINISHED)
+    assert job.look(last + 60 * EVERY) == []
+    # What it recorded last came a little later; another start takes the end back.
+    job.finished_at = last - FINISH_GRACE
+    assert job.look(last + 70 * EVERY) == []
+    job.come(*(session(n) for n in range(80, 84)))
     assert told(job.look(job.history[-1].received_at + 40 * EVERY)) == ["fired"]
 
 

@@ -125,19 +125,12 @@ def test_an_acknowledgement_is_news_where_it_is_shown() -> None:
     assert due(acknowledged, audience(sent(firing(1)), manner=Manner(acknowledgements=True)))
 
 
-def test_no_data_hides_the_rest_of_the_job_without_ending_it() -> None:
+def test_no_data_hides_nothing_of_what_fires() -> None:
     silent = incident(2, cause=NO_DATA_CAUSE)
-    assert visible([incident(1), silent]) == [silent]
-    told = audience(sent(firing(1)))
-    content = content_for([incident(1), silent], told)
-    assert [item.incident.int for item in content.present] == [2]
-    assert content.resolved == ()
-    assert [id_.int for id_ in content.withheld] == [1]
-
-
-def test_no_data_that_is_silenced_hides_nothing() -> None:
-    silent = incident(2, IncidentState.SILENCED, NO_DATA_CAUSE)
-    assert visible([incident(1), silent]) == [incident(1)]
+    assert visible([incident(1), silent]) == [incident(1), silent]
+    content = content_for([incident(1), silent], audience(sent(firing(1))))
+    assert [item.incident.int for item in content.present] == [1, 2]
+    assert (content.resolved, content.withheld) == ((), ())
 
 
 def test_what_ends_while_it_is_withheld_is_told_to_be_over() -> None:

@@ -72,7 +72,7 @@ def _content_now(
         return Content()
     now = group_now(tx, group)
     heard = audience(tx, channel, group.id, without=delivery.id)
-    return content_for(with_heard_of(tx, now.meant_for(channel), heard), heard, now.machines)
+    return content_for(with_heard_of(tx, now.meant_for(channel), heard), heard, now.spoken_for)
 
 
 def _fix(
@@ -86,7 +86,7 @@ def _fix(
     here_now = group_now(tx, group)
     heard = audience(tx, channel, group.id, without=delivery.id)
     meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-    content = content_for(meant, heard, here_now.machines)
+    content = content_for(meant, heard, here_now.spoken_for)
     intervals = timing(container.settings)
     if not is_due(content, meant, heard, intervals, tx.now):
         return False

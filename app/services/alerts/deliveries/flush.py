@@ -63,7 +63,7 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
     for channel in channels:
         heard = audience(tx, channel, group.id)
         meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-        content = content_for(meant, heard, here_now.machines)
+        content = content_for(meant, heard, here_now.spoken_for)
         outstanding = outstanding or bool(content.present or content.resolved or content.withheld)
         if not is_due(content, meant, heard, intervals, tx.now):
             continue

@@ -19,7 +19,8 @@ from sqlalchemy import delete, exists, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
-from app.alerts.machines.inside import host_of, machine_of
+from app.alerts.machines.inside import machine_of, shared_by
+from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertIncident, AlertOnHost
 
@@ -46,7 +47,7 @@ def without_held(
     Takes the locks of all leads that the job's incidents may join, leave or end.
     """
     about = [*incidents, *(change.incident for change in changes)]
-    hosts = {host_of(incident.where) for incident in about if incident.told} - {""}
+    hosts = {name for incident in about if incident.told for name in shared_by(incident)}
     if not hosts:
         return list(changes)
     locked = _lock(tx, hosts)
@@ -67,7 +68,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     incidents : iterable of Incident
         All that the job has open, and those that ended in this transaction, as they are stored.
     """
-    about = [incident for incident in incidents if incident.told and host_of(incident.where)]
+    about = [incident for incident in incidents if incident.told and shared_by(incident)]
     if not about:
         return
     about.sort(key=lambda incident: (incident.where, incident.opened_at, incident.id))
@@ -89,13 +90,13 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
         if incident.state is IncidentState.RESOLVED or incident.id in placed:
             continue
         # What is the job's own is no other job's.
-        if machine_of(incident):
+        if machine_of(incident) or incident.cause == NO_DATA_CAUSE:
             _place(tx, incident)
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
     """Stop incidents that are over from leading others, and tell the leads of those inside."""
-    hosts = {host_of(incident.where) for incident in over} - {""}
+    hosts = {name for incident in over for name in shared_by(incident)}
     if not hosts:
         return
     _lock(tx, hosts)
@@ -180,10 +181,12 @@ def _leading_others(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID
 
 def _place(tx: UnitOfWork, incident: Incident) -> None:
     """Let an incident lead its host, or stand inside of the one that does."""
-    host = machine_of(incident)
+    host, *next_to = shared_by(incident)
     # It may have been inside of one that is over.
     tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
     for _ in range(TRIES):
+        if any(_stands_inside(tx, incident, name) for name in next_to):
+            return
         leading = tx.session.execute(
             insert(AlertOnHost)
             .values(incident_id=incident.id, lead_id=incident.id, host=host)
@@ -192,17 +195,22 @@ def _place(tx: UnitOfWork, incident: Incident) -> None:
         ).scalar()
         if leading is not None:
             return
-        # The lead's row stays locked: it cannot end before this incident stands inside.
-        lead = tx.session.execute(
-            update(AlertOnHost)
-            .where(LEADS, AlertOnHost.host == host)
-            .values(stirred_at=tx.now)
-            .returning(AlertOnHost.incident_id)
-            .execution_options(synchronize_session=False)
-        ).scalar()
-        if lead is not None:
-            tx.session.execute(
-                insert(AlertOnHost).values(incident_id=incident.id, lead_id=lead, host=host)
-            )
+        if _stands_inside(tx, incident, host):
             return
     raise RuntimeError(f"no incident speaks for the host of incident {incident.id}")
+
+
+def _stands_inside(tx: UnitOfWork, incident: Incident, host: str) -> bool:
+    """Let an incident stand inside of the lead of a host; return whether there is one."""
+    # The lead's row stays locked: it cannot end before this incident stands inside.
+    lead = tx.session.execute(
+        update(AlertOnHost)
+        .where(LEADS, AlertOnHost.host == host)
+        .values(stirred_at=tx.now)
+        .returning(AlertOnHost.incident_id)
+        .execution_options(synchronize_session=False)
+    ).scalar()
+    if lead is None:
+        return False
+    tx.session.execute(insert(AlertOnHost).values(incident_id=incident.id, lead_id=lead, host=host))
+    return True

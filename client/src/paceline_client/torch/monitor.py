@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from paceline_client.delivery import DeliveryError, finish_job
 from paceline_client.recorder import Outcome
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.relay import Relay
@@ -21,6 +23,8 @@ from paceline_client.torch.targets.kind import Job, Undo
 _log = logging.getLogger("paceline_client")
 
 _EXIT_WAIT_S: Final = 5.0
+# For one short request, also when the time for shares is up.
+_LEAST_WAIT_S: Final = 1.0
 
 
 class Monitor:
@@ -156,7 +160,9 @@ class Monitor:
     def close(self, wait_s: float = _EXIT_WAIT_S) -> None:
         """Send the complete steps of the current session and remove the hooks; also at exit.
 
-        Waits up to `wait_s` for shares that are being sent; the others stay in the spool.
+        Waits up to `wait_s` for shares that are being sent; the others stay in the spool. Rank 0
+        then tells the server that the job has ended, unless an exception ends it: then silence is
+        an incident.
         """
         self._close(wait_s)
 
@@ -176,13 +182,26 @@ class Monitor:
                 for session in self._sessions:
                     session.recorder.leave()
             give_up_at = time.monotonic() + wait_s
-            for session in self._sessions:
-                if session.over.wait(max(0.0, give_up_at - time.monotonic())):
-                    session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
+            self._wait_for_shares(give_up_at)
             if self._relay is not None:
                 self._relay.finish(self._recorded, give_up_at)
+            if self._decides and self._sender is not None and not _failing():
+                self._finish_job(self._sender, give_up_at)
         except Exception as error:  # noqa: BLE001 - a process that ends
             _log.warning("closing: %r", error)
+
+    def _wait_for_shares(self, give_up_at: float) -> None:
+        for session in self._sessions:
+            if session.over.wait(max(0.0, give_up_at - time.monotonic())):
+                session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
+
+    def _finish_job(self, sender: Sender, give_up_at: float) -> None:
+        timeout_s = max(_LEAST_WAIT_S, give_up_at - time.monotonic())
+        try:
+            finish_job(sender.server, sender.job, min(timeout_s, sender.retry.timeout_s))
+        except DeliveryError as error:
+            # An older server, or none: the job is silent then.
+            _log.info("the server was not told that the job has ended: %s", error)
 
     def _next_step(self) -> None:
         tap = self._tap
@@ -283,3 +302,8 @@ def _at_fork(monitor: Monitor) -> None:
             known._forked()
 
     os.register_at_fork(after_in_child=in_child)
+
+
+def _failing() -> bool:
+    """Return whether an exception is under way, or has ended the main thread."""
+    return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None

@@ -38,7 +38,7 @@ def test_two_slow_sessions_that_are_sent_and_analyzed_reach_the_channel_with_the
     for words in (
         "Slowdown: 1.",
         "Published S: 1.",
-        "GPU-hours lost",
+        "GPU-hours each hour",
         "Worst workers: (DP 1, PP 1)",
         "Best fix",
     ):

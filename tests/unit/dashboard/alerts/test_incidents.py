@@ -78,7 +78,6 @@ def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # 
         number=1,
         present=rows,
         counts={state: states.count(state) for state in set(states)},
-        hidden=0,
         lost={},
         choices=Choices((), (), (), ()),
         over=(),
