@@ -149,3 +149,24 @@ def test_what_cannot_be_attached_to_is_told_and_breaks_nothing(
     monitor.step()
     monitor.close()
     assert monitor.outcomes == []
+
+
+def test_the_end_of_the_job_is_told_unless_an_exception_ends_it(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    def told() -> int:
+        return sum(one.path == "/api/v1/jobs/llama/finish" for one in receiver.requests)
+
+    job = Job(receiver.url, tmp_path)
+    job.train(1)
+    job.monitor.close()
+    job.monitor.close()
+    assert told() == 1
+
+    failing = Job(receiver.url, tmp_path)
+    with pytest.raises(RuntimeError):  # noqa: PT012 - as a loop of users does
+        try:
+            raise RuntimeError("out of memory")
+        finally:
+            failing.monitor.close()
+    assert told() == 1
