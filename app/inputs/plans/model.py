@@ -164,8 +164,9 @@ class WrittenModel(Written):
         if not isinstance(value, Mapping):
             return value
         reading, kinds = reading_of(info), cls.model_fields
-        reading.predicts = "transformer" in value
-        if sum(key in value for key in kinds) == 1:
+        reading.predicts = value.get("transformer") is not None
+        # A null stands for nothing, next to another one and alone.
+        if sum(value.get(key) is not None for key in kinds) == 1:
             return value
         message = f"model needs one of {', '.join(kinds)}"
         reading.faults.append(Fault("conflict", message, column="model"))

@@ -40,7 +40,9 @@ class WrittenRequest(Written):
     @field_validator("spec")
     @classmethod
     def _limit(cls, spec: WrittenSpec, info: ValidationInfo) -> WrittenSpec:
-        reading_of(info).faults += _limits(spec.spec(), info.data.get("objective"))
+        reading = reading_of(info)
+        if not reading.faults:
+            reading.faults += _limits(spec.spec(), info.data.get("objective"))
         return spec
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from app.analysis.planning.spec.model import Layer
 from app.errors import InvalidSpecError
+from app.inputs.plans.request import read_request
 from app.inputs.plans.spec import parse_spec
+from tests.support.plans import small_spec
 
 
 def document() -> dict[str, Any]:
@@ -244,3 +246,25 @@ def test_a_table_of_more_layers_than_any_model_has_is_one_fault() -> None:
     changed = document()
     changed["network"]["allreduce_in_node_ms"] = {layer: {2: "x"} for layer in range(1100)}
     assert faults(changed) == [("network.allreduce_in_node_ms", "bad_length")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"layers": None, "profile": None, "transformer": {}},
+        {"layers": None},
+        {"layers": None, "profile": None, "transformer": None},
+    ],
+)
+def test_a_null_is_no_alternative_of_a_model(model: dict[str, object]) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        read_request({"spec": small_spec(model=model)})
+    assert {(fault.column or "").partition(".")[0] for fault in refused.value.faults} == {"model"}
+
+
+def test_a_null_next_to_an_alternative_changes_nothing() -> None:
+    model = {**small_spec()["model"], "profile": None, "transformer": None}
+    assert (
+        read_request({"spec": small_spec(model=model)}).spec
+        == read_request({"spec": small_spec()}).spec
+    )
