@@ -167,14 +167,15 @@ def test_switching_makes_another_version_and_is_written_down(job: TrainingJob) -
     assert job.report(*SLOW, steps=2) is not None
 
 
-@pytest.mark.parametrize(("wanted", "budget"), [(0.1, 0.1), (0.9, 0.25), (None, 0.25)])
+# Leaving out a tenth of one rank in four buys less than 5 %: then nothing is left out.
+@pytest.mark.parametrize(("wanted", "gamma"), [(0.1, 0.0), (0.9, 0.25), (None, 0.25)])
 def test_the_server_only_lowers_the_budget(
-    job: TrainingJob, wanted: float | None, budget: float
+    job: TrainingJob, wanted: float | None, gamma: float
 ) -> None:
     job.switch("apply", max_gamma=wanted)
     plan = job.report(*SLOW, steps=2)
     assert plan is not None
-    assert max(entry["gamma"] for entry in plan["ranks"]) == budget
+    assert max(entry["gamma"] for entry in plan["ranks"]) == gamma
 
 
 def test_a_lower_budget_replaces_the_plan_with_the_next_report(job: TrainingJob) -> None:
