@@ -92,6 +92,7 @@ class Pages:
                 replace(
                     found,
                     signed_in=who.name if who.kind is ActorKind.PERSON else "",
+                    operates=Right.OPERATE in who.rights_in(container.project_id),
                     administers=Right.ADMIN in who.everywhere,
                     base=container.pages_at,
                 ),

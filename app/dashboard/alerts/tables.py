@@ -76,7 +76,8 @@ class OverLine:
 
 
 _PICK_ALL: Final = Markup(
-    '<input type="checkbox" data-pick-all aria-label="Select all on this page" disabled>'
+    '<input class="operates" type="checkbox" data-pick-all '
+    'aria-label="Select all on this page" disabled>'
 )
 
 
@@ -116,7 +117,8 @@ def _chosen(line: IncidentLine | OverLine) -> dict[str, str]:
 
 def _pick(line: IncidentLine) -> Markup:
     return Markup(
-        '<input type="checkbox" data-pick="{}" aria-label="Select {}: {}" disabled>'
+        '<input class="operates" type="checkbox" data-pick="{}" '
+        'aria-label="Select {}: {}" disabled>'
     ).format(line.id, line.job, line.headline)
 
 

@@ -20,7 +20,8 @@ _AGAINST: Final = "Against the job without its causes, else S"
 _LOST: Final = "GPU-hours, by all ranks together"
 _INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
 _PICK_ALL: Final = Markup(
-    '<input type="checkbox" data-pick-all aria-label="Select all on this page" disabled>'
+    '<input class="operates" type="checkbox" data-pick-all '
+    'aria-label="Select all on this page" disabled>'
 )
 _PICK: Final = Markup('<span class="vh">Select</span>')
 
@@ -105,7 +106,7 @@ def job_attributes(line: SessionLine) -> Mapping[str, str]:
 
 def _pick(line: SessionLine) -> Markup:
     return Markup(
-        '<input type="checkbox" data-pick="{0}" aria-label="Select {0}" disabled>'
+        '<input class="operates" type="checkbox" data-pick="{0}" aria-label="Select {0}" disabled>'
     ).format(line.name)
 
 

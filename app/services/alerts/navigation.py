@@ -24,6 +24,7 @@ class Navigation:
     # Names of the channels that deliver nothing although no user disabled them.
     dead_channels: tuple[str, ...]
     signed_in: str = ""  # name of the person whose page it is; empty without sign-in
+    operates: bool = True  # whether they may act in the project
     administers: bool = False  # whether they administer the installation
     base: str = ""  # what stands before the paths of the project's pages
 

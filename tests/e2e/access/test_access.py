@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
+from sqlalchemy import select
 
 from app import bootstrap
 from app.access.principals import Role
+from app.db.models.alerts import AlertIncident
 from app.run.http import HttpServer, address_of
 from app.services.access.people import create_person
 from app.web import create_app
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
+from tests.e2e.recorded import analyzed, job_trace
 from tests.e2e.visiting import listen_again
+from tests.support.project import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,3 +134,40 @@ def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, lo
     page.get_by_role("link", name="All jobs").click()
     expect(page).to_have_url(f"{company}/")
     visitor.expects("404", "403")
+
+
+# What a reader does: look, copy, ask, and try out.
+READS = re.compile(
+    r"Copy|Find|Sign out|theme|Search|Own…|Preview|Ask|Remove|Add a change|Compare|Step|Mean|"
+    r"All \d|Worker|Host|Rank|Forward|Backward|Sw|stage|Show|Reset|Connecting|Live",
+    re.IGNORECASE,
+)
+
+
+def test_a_reader_sees_no_button_that_only_an_operator_may_press(
+    company: str, settings: Settings, visitor: Visitor
+) -> None:
+    container = build(settings)
+    stored = analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, job_trace(), "dense-34b")
+    with container.reading() as tx:
+        incident = tx.session.execute(select(AlertIncident.id).limit(1)).scalar_one()
+    container.close()
+    page = visitor.open(f"{company}/sign-in")
+    page.get_by_label("Name").fill("bob")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    for path in (
+        *("/", "/jobs/dense-34b", f"/sessions/{stored.session}", f"/incidents/{incident}"),
+        *("/incidents", "/rules", "/channels", "/plans", "/hosts"),
+        *("/retention", "/quotas", "/report", "/ingest"),
+    ):
+        page.goto(f"{company}{path}")
+        expect(page.locator("h1")).to_be_visible()
+        named = [
+            (button.get_attribute("aria-label") or button.inner_text()).strip()
+            for button in page.get_by_role("button").all()
+            if button.is_visible()
+        ]
+        assert [name for name in named if name and not READS.search(name)] == [], path
+        assert page.locator("input[data-pick]:visible, [data-destroys]:visible").count() == 0, path
