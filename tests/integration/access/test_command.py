@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,9 +17,9 @@ from app.cli.server import Server, ServerError
 from app.db.models.access import Token
 from app.errors import StartupError
 from app.services.access.administrators import can_be_administered
-from app.services.access.first_token import make_first_token
+from app.services.access.first_token import NAME, make_first_token
 from app.services.access.sign_ins import sign_in
-from app.services.access.tokens import revoke_token
+from app.services.access.tokens import list_tokens, revoke_token
 from tests.support.command import paceline
 
 if TYPE_CHECKING:
@@ -87,6 +89,26 @@ def test_the_first_token_is_made_once_and_only_its_owner_may_read_it(
         make_first_token(new)
     revoke_token(container.everywhere(), "first-administrator")
     make_first_token(new)
+
+
+def test_processes_that_start_at_once_make_one_first_token(
+    container: Container, tmp_path: Path
+) -> None:
+    for number in range(5):
+        file = tmp_path / f"token-{number}"
+        new = _with(container, container.settings.model_copy(update={"admin_token_file": file}))
+        together = threading.Barrier(4)
+
+        def make(new: Container = new, together: threading.Barrier = together) -> None:
+            together.wait()
+            make_first_token(new)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(make) for _ in range(4)]:
+                done.result()
+        with container.everywhere().reading() as tx:
+            assert [one.name for one in list_tokens(tx) if one.valid] == [NAME]
+        revoke_token(container.everywhere(), NAME)
 
 
 @pytest.mark.usefixtures("database")
