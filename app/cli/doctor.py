@@ -18,13 +18,15 @@ from app.bootstrap import Container, object_store
 from app.cli.retention.installation import opened
 from app.db.embedded.server import running_url
 from app.errors import StartupError
-from app.services.installation.status import Part, readiness
+from app.services.installation.status import Part, Readiness
 from app.services.installation.store import NAME, placed, store_part
 from app.settings import Settings
 
 # Below this an embedded database may stop in the middle of the night.
 FREE_BYTES: Final = 2 * 1024**3
 # Without them there is nothing to count.
+# A person waits longer than a probe.
+BUDGET_S: Final = 15.0
 SCHEMA: Final = ("database", "schema")
 
 
@@ -55,7 +57,7 @@ def _parts(settings: Settings) -> Iterator[Part]:
         settings = settings.model_copy(update={"database_url": served})
     # What is wrong with the store alone is no reason to say nothing of the rest.
     with opened(settings.model_copy(update={"blob_url": None}), "doctor") as container:
-        parts = readiness(container)
+        parts = Readiness(container).now(BUDGET_S)
         yield from parts
         migrated = all(part.ready for part in parts if part.name in SCHEMA)
         yield _store(settings, container if migrated else None)

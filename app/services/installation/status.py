@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from sqlalchemy import func, select
@@ -31,6 +34,14 @@ MISSED_HEARTBEATS: Final = 3
 
 # Drivers name hosts, ports and accounts: that is for the log.
 NO_ANSWER: Final = "does not answer; the log says why"
+NO_WRITES: Final = "takes no writes; the log says why"
+# How redis-py calls that: at maxmemory, on a replica, and where its disk is full.
+REFUSES_WRITES: Final = frozenset({"OutOfMemoryError", "ReadOnlyError", "ResponseError"})
+
+# Of an answer about everything; orchestrators' probes wait for one second and more.
+BUDGET_S: Final = 0.8
+WRITTEN_KEY: Final = "paceline-ready"
+WRITTEN_FOR_S: Final = 60
 
 _log = structlog.get_logger(__name__)
 
@@ -90,15 +101,58 @@ def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
     )
 
 
-def readiness(container: Container) -> tuple[Part, ...]:
-    """Return the state of the database, its schema, the broker and the workers.
+class Readiness:
+    """Finds out whether the database, its schema, the broker and the workers do their work.
 
-    Never raises for a part that is down: saying so is its purpose.
+    Each is given a budget: probes of orchestrators give up after a second or more, and a part that
+    hangs must be named by then. While it hangs it is not asked again.
     """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._looks: dict[str, Future[tuple[Part, ...]]] = {}
+
+    def now(self, budget_s: float = BUDGET_S) -> tuple[Part, ...]:
+        """Return the parts; never raises for one that is down: saying so is its purpose."""
+        begun = {"database": self._look("database", _stored), "broker": self._look("broker", _sent)}
+        wait(begun.values(), timeout=budget_s)
+        found: list[Part] = []
+        for name, look in begun.items():
+            if look.done():
+                found += look.result()
+            else:
+                _log.warning("not ready", part=name, error="hangs")
+                found.append(Part(name, ready=False, detail=f"no answer within {budget_s:g} s"))
+        return tuple(found)
+
+    def _look(
+        self, name: str, look: Callable[[Container], tuple[Part, ...]]
+    ) -> Future[tuple[Part, ...]]:
+        under_way = self._looks.get(name)
+        if under_way is None or under_way.done():
+            under_way = self._looks[name] = Future()
+            Thread(target=_finish, args=(under_way, look, self._container), daemon=True).start()
+        return under_way
+
+
+def _finish(
+    answer: Future[tuple[Part, ...]],
+    look: Callable[[Container], tuple[Part, ...]],
+    container: Container,
+) -> None:
+    try:
+        answer.set_result(look(container))
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever asks
+        answer.set_exception(error)
+
+
+def _stored(container: Container) -> tuple[Part, ...]:
     database = _database(container)
-    if not database[0].ready:
-        return (*database, _broker(container))
-    return (*database, _broker(container), _workers(container))
+    return (*database, _workers(container)) if database[0].ready else database
+
+
+def _sent(container: Container) -> tuple[Part, ...]:
+    return (_broker(container),)
 
 
 def _worker_status(worker: WorkerHeartbeat, now: datetime, settings: Settings) -> WorkerStatus:
@@ -125,6 +179,13 @@ def _database(container: Container) -> tuple[Part, ...]:
     except SQLAlchemyError as error:
         _log.warning("not ready", part="database", error=str(error).splitlines()[0])
         return (Part("database", ready=False, detail=NO_ANSWER),)
+    try:
+        with container.engine.connect() as connection:
+            # Only a database that takes writes gives one.
+            connection.execute(select(func.pg_current_xact_id()))
+    except SQLAlchemyError as error:
+        _log.warning("not ready", part="database", error=str(error).splitlines()[0])
+        return (Part("database", ready=False, detail=NO_WRITES),)
     database = Part("database", ready=True, detail="answers")
     if current == expected:
         return database, Part("schema", ready=True, detail=f"revision {current}")
@@ -141,9 +202,14 @@ def _broker(container: Container) -> Part:
     try:
         with make_celery(settings).connection_for_write() as connection:
             connection.connect()
+            if connection.transport.driver_type == "redis":
+                # It answers also where it takes no message: at its maxmemory, or read-only.
+                channel = cast("Any", connection.default_channel)
+                channel.client.set(WRITTEN_KEY, "1", ex=WRITTEN_FOR_S)
     except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
         _log.warning("not ready", part="broker", error=str(error) or type(error).__name__)
-        return Part("broker", ready=False, detail=NO_ANSWER)
+        detail = NO_WRITES if type(error).__name__ in REFUSES_WRITES else NO_ANSWER
+        return Part("broker", ready=False, detail=detail)
     return Part("broker", ready=True, detail="answers")
 
 

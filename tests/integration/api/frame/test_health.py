@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import uuid
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis import Redis
 from sqlalchemy import text
 
 from app.db.migrate import expected_revision
 from app.settings import Settings
 from tests.integration.api.outage import away
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    import httpx
+
     from tests.integration.api.conftest import Install, Installation
     from tests.support.redis import RedisServer
 
@@ -37,6 +42,17 @@ def add_worker(installation: Installation, queue: str, *, seen_s_ago: float = 0)
         )
 
 
+def become_ready(installation: Installation) -> httpx.Response:
+    """Wait until the server is ready: on a busy machine a part may be late."""
+
+    def ready() -> list[httpx.Response]:
+        answer = installation.client.get("/readyz")
+        return [answer] if answer.is_success else []
+
+    [answer] = wait_for(ready, "readiness")
+    return answer
+
+
 def not_ready(installation: Installation) -> dict[str, Any]:
     """Assert that the server is not ready; return the parts that are not."""
     answer = installation.client.get("/readyz")
@@ -49,8 +65,7 @@ def not_ready(installation: Installation) -> dict[str, Any]:
 def test_a_server_with_all_its_parts_is_ready(installation: Installation) -> None:
     add_worker(installation, "analysis")
     add_worker(installation, "io")
-    answer = installation.client.get("/readyz")
-    assert answer.status_code == 200
+    answer = become_ready(installation)
     assert answer.json()["ready"]
     assert answer.json()["parts"].keys() == {"database", "schema", "broker", "workers"}
 
@@ -90,7 +105,7 @@ def test_a_database_that_is_away_is_not_ready_and_comes_back(installation: Insta
     with away(installation.container.engine):
         # Not the driver's words: they name hosts, ports and accounts.
         assert not_ready(installation) == {"database": "does not answer; the log says why"}
-    assert installation.client.get("/readyz").status_code == 200
+    become_ready(installation)
 
 
 def test_a_directory_of_messages_that_is_gone_is_not_ready(installation: Installation) -> None:
@@ -104,11 +119,37 @@ def test_a_redis_that_is_away_is_not_ready_and_comes_back(
 ) -> None:
     with install(broker_url=redis_server.url) as installation:
         add_worker(installation, "analysis")
-        assert installation.client.get("/readyz").status_code == 200
+        become_ready(installation)
         redis_server.stop()
-        assert not_ready(installation) == {"broker": "does not answer; the log says why"}
+        assert not_ready(installation).keys() == {"broker"}
         redis_server.start()
-        assert installation.client.get("/readyz").status_code == 200
+        become_ready(installation)
+
+
+def test_a_redis_that_takes_no_more_is_not_ready(
+    install: Install, redis_server: RedisServer
+) -> None:
+    with install(broker_url=redis_server.url) as installation:
+        add_worker(installation, "analysis")
+        become_ready(installation)
+        redis = Redis.from_url(redis_server.url.replace("redis+socket", "unix"))
+        redis.config_set("maxmemory-policy", "noeviction")
+        redis.config_set("maxmemory", "1")
+        assert redis.ping()
+        assert not_ready(installation) == {"broker": "takes no writes; the log says why"}
+        redis.config_set("maxmemory", "0")
+        become_ready(installation)
+
+
+def test_a_redis_that_hangs_is_named_within_the_budget(install: Install) -> None:
+    # It takes connections and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with install(broker_url=url) as installation:
+            add_worker(installation, "analysis")
+            for _ in range(3):
+                parts = not_ready(installation)
+                assert parts["broker"] == "no answer within 0.8 s"
 
 
 def test_being_alive_needs_nothing(installation: Installation) -> None:
