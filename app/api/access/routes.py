@@ -163,7 +163,12 @@ def _projects(routes: APIRouter) -> None:
     def post_project(here: Here, body: NewProjectBody) -> ProjectView:
         return create_project(here.everywhere(), body.name)
 
-    @routes.delete("/projects/{name}", status_code=ACCEPTED, summary="Delete a project")
+    @routes.delete(
+        "/projects/{name}",
+        status_code=ACCEPTED,
+        summary="Delete a project",
+        response_class=Response,
+    )
     def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
         """Close it at once; its contents are deleted within minutes to hours."""
         delete_project(here.everywhere(), name)

@@ -25,7 +25,6 @@ from app.services.tensor.report import Received, receive_timings
 from app.services.tensor.versions import OfferedPlan
 
 LONGEST_WAIT_S: Final = 30.0
-DEFAULT_WAIT_S: Final = 20.0
 
 GroupName = Annotated[str, Path(pattern=f"^{GROUP_NAME}$")]
 Attempt = Annotated[int, Query(ge=0, le=MOST_ATTEMPT)]
@@ -69,9 +68,9 @@ def router(waiting: Waiting) -> APIRouter:
         group: GroupName,
         attempt: Attempt,
         after: Annotated[int, Query(ge=0, le=MOST_ATTEMPT)] = 0,
-        wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = DEFAULT_WAIT_S,
+        wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0,
     ) -> OfferedPlan | Response:
-        """Wait until there is a version after `after`."""
+        """Wait up to `wait_s` for a version after `after`; without it, answer at once."""
 
         def read() -> OfferedPlan | None:
             with container.reading() as tx:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.causes.registry import blames_machine, title_of
+from app.analysis.report.verdict import blamed_gpus
 from app.analysis.wording import hours
 from app.dashboard.compare.histogram import Histogram, histogram
 from app.dashboard.compare.words import chance, change_s
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 
 # Fields that are listed.
 FIELDS: Final = 40
+
+
+# Hosts that are named of a cause that moved.
+MOVED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +128,21 @@ class ComparePage:
 def compare_page(found: Comparison) -> ComparePage:
     """Return the page of a comparison."""
     a, b, steps = found.a, found.b, found.step_times
-    fix = _fix(a.report)
+    fix = _fix(found)
+    # What was predicted is held against what was measured only where it was done.
+    done = fix is not None and (fix.title in found.applied or found.incident is not None)
     moved = moved_workers(found)
     place = compare_url(a.row.id, b.row.id)
     return ComparePage(
         now=found.now,
         title=f"{a.row.job}: {_name(a, b)} against {_name(b, a)}",
-        heading=_heading(found, fix),
+        heading=_heading(found, fix if done else None),
         resolved=_resolved(found, fix),
         why="" if steps else _missing(found),
         job=a.row.job,
         sizes=sizes(b.row.dp, b.row.pp, b.row.tp, b.row.cp, b.row.vpp)
         + f" · {plural(b.row.world, 'GPU')}",
-        facts=_facts(found, fix),
+        facts=_facts(found, fix, done=done),
         a=_side(a, "Before"),
         b=_side(b, "After"),
         options=_options(found),
@@ -143,7 +150,7 @@ def compare_page(found: Comparison) -> ComparePage:
         query=place.partition("?")[2],
         data=slowdowns(found) if steps and found.same_shape else None,
         map_title=map_title(found, moved),
-        histogram=_histogram(a, b, fix),
+        histogram=_histogram(a, b, fix if done else None),
         histogram_title=_histogram_title(steps),
         histogram_note="Steps by recorded time; gray before, blue after",
         causes=[_cause(one) for one in found.causes],
@@ -168,11 +175,15 @@ def _signed(share: float) -> str:
     return percent(share) if share < 0 else f"+{percent(share)}"
 
 
-def _fix(report: Report | None) -> Recommendation | None:
-    """Return the fix of which the most was promised; a bound is no promise."""
-    if report is None:
+def _fix(found: Comparison) -> Recommendation | None:
+    """Return the fix of which the most was promised, of the applied ones where there are any.
+
+    A bound is no promise.
+    """
+    if found.a.report is None:
         return None
-    promised = [one for one in report.recommendations if not one.at_most]
+    promised = [one for one in found.a.report.recommendations if not one.at_most]
+    promised = [one for one in promised if one.title in found.applied] or promised
     return max(promised, key=lambda one: one.predicted_gain, default=None)
 
 
@@ -210,7 +221,7 @@ def _missing(found: Comparison) -> str:
     )
 
 
-def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
+def _facts(found: Comparison, fix: Recommendation | None, *, done: bool) -> list[Fact]:
     steps, a, b = found.step_times, found.a.report, found.b.report
     if steps is None or a is None or b is None:
         return []
@@ -239,18 +250,42 @@ def _facts(found: Comparison, fix: Recommendation | None) -> list[Fact]:
             "Of the means; bootstrap interval over the steps of both",
         ),
         Fact("Chance finding", *chance(steps)),
-        Fact(
+        _moved(a, b)
+        or Fact(
             "Gone, come",
             f"{listing(gone) or 'none'}, {listing(came).lower() or 'none'}",
             "causes over 1\N{NO-BREAK SPACE}% of a step",
         ),
-        _predicted(steps, fix),
+        _predicted(steps, fix, done=done),
     ]
 
 
-def _predicted(steps: Difference, fix: Recommendation | None) -> Fact:
+def _moved(a: Report, b: Report) -> Fact | None:
+    """Return which cause is on other machines now; None where each stayed, came or went."""
+    before, after = _hosts_by_cause(a), _hosts_by_cause(b)
+    for cause, hosts in before.items():
+        now = after.get(cause, ())
+        if hosts and now and not set(hosts) & set(now):
+            where = f"{listing(list(hosts[:MOVED]))} → {listing(list(now[:MOVED]))}"
+            return Fact("Moved", title_of(cause), where, "The same cause on other hosts")
+    return None
+
+
+def _hosts_by_cause(report: Report) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for cause in report.causes:
+        if blames_machine(cause.cause):
+            hosts = (gpu.host for gpu in blamed_gpus(report, cause.where))
+            found[cause.cause] = tuple(dict.fromkeys(host for host in hosts if host))
+    return found
+
+
+def _predicted(steps: Difference, fix: Recommendation | None, *, done: bool) -> Fact:
     if fix is None:
         return Fact("Predicted", "nothing", "the session before had no fix with a certain gain")
+    if not done:
+        gain = _signed(-fix.predicted_gain)
+        return Fact("Best fix then", gain, f"{fix.title}; not marked as applied")
     return Fact(
         "Predicted",
         _signed(-fix.predicted_gain),

@@ -29,6 +29,9 @@ def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
     hint = f"Probability of such a difference of ranks by chance; {of}s are assumed independent"
     if steps.p is None:
         return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
+    if steps.least_p >= LARGE:
+        least = f"of that many {of}s the test gives no less than p = {steps.least_p:.3f}"
+        return "Cannot say", f"{note}: {least}", hint
     said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
     by_chance = "Likely" if steps.p >= LARGE else "No" if steps.real else "Perhaps"
     return f"{by_chance}, {said}", note, hint

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TypedDict
 
-from app.analysis.report.blamed import GpuOfWorker
 from app.analysis.report.document import Report
+from app.analysis.report.verdict import GpuOfWorker
 
 
 class GpuNames(TypedDict):

@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.layout.dense import DroppedStep
-from app.analysis.report.blamed import BlamedGpu, GpuOfWorker
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import Report
 from app.analysis.report.measures import Recovery
+from app.analysis.report.verdict import BlamedGpu, GpuOfWorker
 from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours
 from app.dashboard.session import findings

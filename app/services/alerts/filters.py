@@ -87,7 +87,7 @@ class IncidentFilter:
     assignee: str = ""
     """``-``: without an assignee."""
     message: str = ""
-    """The id of a message that told of it."""
+    """The id of a message that names it."""
     since: datetime | None = None
     """Of a time: it began in it, or ended where what is over is asked for."""
     until: datetime | None = None

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import aliased
 
 from app.db.documents import open_report
+from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import OF_SESSION, Job, Session, StoredReport, StoredVerdict
 from app.db.reports import read_document
 from app.db.states import SessionState
@@ -67,6 +68,7 @@ class Comparison:
     metadata: MetadataChanges
     choices: Sequence[Choice]  # of the job of `a`, the newest first
     incident: Incident | None = None  # over, and compared before and after
+    applied: frozenset[str] = frozenset()  # titles of the fixes of `a` that were applied
 
     @property
     def same_shape(self) -> bool:
@@ -108,6 +110,9 @@ def compare_sessions(
         metadata=metadata_changes(before.meta, after.meta),
         choices=_choices(tx, before.row.job),
         incident=incident,
+        applied=frozenset(
+            tx.session.execute(select(AppliedFix.title).where(AppliedFix.session_id == a)).scalars()
+        ),
     )
 
 

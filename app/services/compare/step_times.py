@@ -46,6 +46,11 @@ class Difference:
     steps: tuple[int, int]
 
     @property
+    def least_p(self) -> float:
+        """Return the smallest p that the test can give for this number of steps."""
+        return 2.0 / math.comb(sum(self.steps), self.steps[0])
+
+    @property
     def real(self) -> bool:
         """Return whether the interval leaves out that there is no difference."""
         return self.ci95_s is not None and not self.ci95_s[0] <= 0.0 <= self.ci95_s[1]

@@ -12,7 +12,7 @@ from app.db.models.sessions import Job, JobNote
 from app.db.states import NoteKind
 from app.errors import ConflictError, NotFoundError
 from app.services.access.audit import Action, record
-from app.services.retention.delete import no_job
+from app.services.sessions.receive import no_job
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads

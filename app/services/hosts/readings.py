@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
-from app.analysis.report.blamed import blamed_gpus, gpus_of_worker
+from app.analysis.report.verdict import blamed_gpus, gpus_of_worker
 
 if TYPE_CHECKING:
     from app.analysis.diagnosis.places import Worker

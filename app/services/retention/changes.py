@@ -11,9 +11,8 @@ from app.db.models.alerts import AlertGroup
 from app.db.models.sessions import Job, Session
 from app.errors import ConflictError, Fault
 from app.services.access.audit import Action, record
-from app.services.retention.delete import no_job
 from app.services.sessions.read import no_session
-from app.services.sessions.receive import check_job_name
+from app.services.sessions.receive import check_job_name, no_job
 
 if TYPE_CHECKING:
     import uuid

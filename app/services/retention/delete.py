@@ -15,10 +15,10 @@ from sqlalchemy import delete, insert, select, update
 from app.db.models.access import Project
 from app.db.models.base import Base
 from app.db.models.sessions import Job, Session
-from app.errors import NotFoundError
 from app.services.access.audit import Action, record
 from app.services.access.moves import drop_deliveries, take_along
 from app.services.sessions.read import no_session
+from app.services.sessions.receive import no_job
 from app.services.usage.count import recount
 
 if TYPE_CHECKING:
@@ -99,11 +99,6 @@ def _drop_what_is_of_its_job(tx: UnitOfWork, session_id: uuid.UUID) -> None:
         if set(mapper.columns.keys()) >= _OF_BOTH:
             of_session = mapper.class_.session_id == session_id
             tx.session.execute(delete(mapper.class_).where(of_session))
-
-
-def no_job(job: str) -> NotFoundError:
-    """Return what is raised where there is no such job."""
-    return NotFoundError(f"There is no job {job}.")
 
 
 def _deleted_project(tx: UnitOfWork) -> int:

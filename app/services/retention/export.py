@@ -23,8 +23,8 @@ from app.db.models.sessions import Job, Session, StoredReport
 from app.errors import NotFoundError
 from app.services.access.audit import Action, record
 from app.services.access.projects import project_name
-from app.services.retention.delete import no_job
 from app.services.sessions.read import SessionRow, get_session
+from app.services.sessions.receive import no_job
 from app.services.sessions.replays.timelines import stored_trace, whole_session
 from app.services.sessions.reports import report_json
 

@@ -11,8 +11,7 @@ from sqlalchemy import func, select, update
 from app.db.models.alerts import AlertGroup
 from app.db.models.sessions import Attempt, Job, Session
 from app.errors import PacelineError
-from app.services.retention.delete import no_job
-from app.services.sessions.receive import check_job_name, make_job
+from app.services.sessions.receive import check_job_name, make_job, no_job
 from app.services.usage.count import count_made
 from app.services.usage.quotas import ATTEMPTS
 

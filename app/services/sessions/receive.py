@@ -21,7 +21,7 @@ from app.db.blobs import write_blob
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
-from app.errors import BusyError, InvalidTraceError, PacelineError
+from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
 from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import BYTES, JOBS, OPERATIONS, SESSIONS
 
@@ -128,6 +128,11 @@ def is_plain_name(name: str, max_characters: int) -> bool:
         and "/" not in name
         and name not in (".", "..")
     )
+
+
+def no_job(job: str) -> NotFoundError:
+    """Return what is raised where there is no such job."""
+    return NotFoundError(f"There is no job {job}.")
 
 
 def make_job(container: Container, tx: UnitOfWork, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import uuid
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,14 @@ def page(client: httpx.Client, path: str) -> Element:
 def test_a_fix_that_helped_is_held_against_what_was_predicted(
     container: Container, client: httpx.Client
 ) -> None:
-    a, b = analyzed(container, trace(1.8)), analyzed(container, trace())
+    a = analyzed(container, trace(1.8))
+    fix = max(
+        client.get(f"/api/v1/sessions/{a}/report").json()["recommendations"],
+        key=lambda one: one["predicted_gain"],
+    )
+    order = {"action": fix["action"], "title": fix["title"]}
+    client.post(f"/api/v1/sessions/{a}/fixes", json=order).raise_for_status()
+    b = analyzed(container, trace())
     found = page(client, f"/compare?a={a}&b={b}")
     heading = found.one("h1").text
     assert heading.startswith("Steps are ")
@@ -61,6 +69,29 @@ def test_a_fix_that_helped_is_held_against_what_was_predicted(
     assert "Worker (1, 1) changed most" in found.text
     turned = page(client, f"/compare?a={b}&b={a}").one("h1").text
     assert "slower than in session 2" in turned
+
+
+def test_a_prediction_is_held_against_nothing_where_no_fix_was_applied(
+    container: Container, client: httpx.Client
+) -> None:
+    a, b = analyzed(container, trace(1.8)), analyzed(container, trace(1.8))
+    found = page(client, f"/compare?a={a}&b={b}")
+    assert "predicted" not in found.one("h1").text
+    assert "not marked as applied" in found.text
+    assert "measured" not in found.text
+
+
+def test_a_straggler_that_moved_is_said_to_have_moved(
+    container: Container, client: httpx.Client
+) -> None:
+    first = trace(1.8)
+    hosts = {rank: f"other-{rank}" for rank in first.meta.hosts}
+    elsewhere = replace(first, meta=replace(first.meta, hosts=hosts))
+    a, b = analyzed(container, first), analyzed(container, elsewhere)
+    found = page(client, f"/compare?a={a}&b={b}")
+    rank = next(rank for rank, host in hosts.items() if f"→ {host}" in found.text)
+    assert f"{first.meta.hosts[rank]} → {hosts[rank]}" in found.text
+    assert "none disappeared" not in found.text.lower()
 
 
 def test_a_resolved_incident_leads_to_the_sessions_before_and_after_it(

@@ -10,8 +10,7 @@ import pytest
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.report.blamed import BlamedGpu
-from app.analysis.report.verdict import SessionVerdict, Slowdown, verdict_of
+from app.analysis.report.verdict import BlamedGpu, SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.job import job_heading
 from app.dashboard.fleet.lines import SessionLine, job_line
 from app.dashboard.fleet.query import FleetQuery

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.analysis.diagnosis.places import Where
-from app.analysis.report.blamed import BlamedGpu, GpuOfWorker, blamed_gpus
 from app.analysis.report.document import Report
-from app.analysis.report.verdict import verdict_of
+from app.analysis.report.verdict import BlamedGpu, GpuOfWorker, blamed_gpus, verdict_of
 from tests.support import reports
 
 
