@@ -56,7 +56,7 @@ export function showFaults(form, faults) {
     const field = fields.get(path);
     const { example } = field?.dataset ?? {};
     // Readers understand an example better than a pattern.
-    const words = fault.code === NO_MATCH && example ? `Must look like ${example}` : fault.message.replace(/^Value error, /, '');
+    const words = fault.code === NO_MATCH && example ? `Must look like ${example}` : fault.message;
     if (field) {
       field.querySelector('.fault').textContent = words;
       (control(field) ?? field).setAttribute('aria-invalid', 'true');

@@ -226,9 +226,7 @@ def test_faults_stand_next_to_their_fields(place: Place, visitor: Visitor) -> No
     page.get_by_label("Condition").select_option("cause")
     page.get_by_label("From, %", exact=True).fill("120")
     press(page, "Preview")
-    expect(page.locator("#rule-condition-at_least-fault")).to_have_text(
-        "Input should be less than or equal to 100 %"
-    )
+    expect(page.locator("#rule-condition-at_least-fault")).to_have_text("Must be at most 100 %")
     page.get_by_label("Condition").select_option("no_data")
     press(page, "Preview")
     expect(page.locator("#rule-condition-minutes-fault")).to_have_text(

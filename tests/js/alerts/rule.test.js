@@ -44,7 +44,7 @@ test('faults of the API have a place in the form', () => {
 });
 
 test('faults are said in the form’s words and units', () => {
-  const message = 'Value error, clears_below must be below at_least, 0.07';
+  const message = 'clears_below must be below at_least, 0.07';
   assert.equal(said('waste', { message }, 'condition.clears_below'), '“Ends below” must be below “From”, 7 %');
   assert.equal(said('headline', { message }, 'condition.clears_below'), '“Ends below” must be below “From”, 0.07');
   assert.equal(said('waste', { code: 'float_type', message: 'x' }, 'condition.at_least'), 'Enter a number.');

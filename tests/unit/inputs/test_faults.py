@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from pydantic import ValidationError
+import re
+import uuid
+from typing import Annotated, Literal
 
+import pytest
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from app.alerts.states import DeliveryState
 from app.inputs.faults import MOST_FAULTS, faults_of, field_faults, path_of
 from app.inputs.values import MOST_KEYS, Name, Positive, Whole, Written
 
@@ -31,21 +36,17 @@ def found(document: object, inner: str = "") -> list[tuple[str, str | None, str]
 def test_each_fault_has_its_code_its_path_and_a_sentence() -> None:
     wrong = {"rows": [{"size": 0}, {"name": 7, "foo": 1}], "table": {"x": 1}}
     assert found(wrong) == [
-        ("out_of_range", "rows[0].size", "rows[0].size should be greater than 0"),
+        ("out_of_range", "rows[0].size", "rows[0].size must be greater than 0"),
         ("bad_type", "rows[1].size", "rows[1].size is missing"),
         ("unknown_key", "rows[1].foo", "rows[1].foo is not known here"),
-        (
-            "bad_type",
-            "table.x",
-            "table.x should be a valid integer, unable to parse string as an integer",
-        ),
+        ("bad_type", "table.x", "table.x must be a whole number"),
     ]
 
 
 def test_what_is_no_document_has_no_path() -> None:
     ((code, path, message),) = found([1])
     assert (code, path) == ("bad_type", "")
-    assert message.startswith("the document should be")
+    assert message.startswith("the document must be")
 
 
 def test_parts_of_a_document_inside_another_have_paths_of_their_own() -> None:
@@ -60,11 +61,11 @@ def test_a_flood_of_faults_is_cut() -> None:
 def test_a_mapping_of_thousands_is_one_fault() -> None:
     large = {str(key): 1 for key in range(MOST_KEYS + 1)}
     assert found({"rows": [large]}) == [
-        ("bad_type", "rows[0]", f"rows[0] should have at most {MOST_KEYS} keys")
+        ("bad_type", "rows[0]", f"rows[0] must have at most {MOST_KEYS} keys")
     ]
 
 
-def test_faults_of_fields_have_pydantics_types_and_messages_but_no_values() -> None:
+def test_faults_of_fields_have_our_words_and_no_values() -> None:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate({"rows": [{"size": "SECRET"}]})
     faults = field_faults(caught.value.errors(), "config")
@@ -99,3 +100,46 @@ def test_names_that_yaml_reads_as_numbers_are_names() -> None:
     assert Inner.model_validate({"size": 1, "name": 4090}).name == "4090"
     for value in (True, "", "x" * 101, "a\x00", 1.5):
         assert found({"rows": [{"size": 1, "name": value}]})[0][:2] == ("bad_type", "rows[0].name")
+
+
+def test_no_word_of_the_library_reaches_a_user() -> None:
+    class Everything(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=False)
+
+        text: Annotated[str, Field(min_length=1)] = "a"
+        long: Annotated[str, Field(max_length=2)] = "a"
+        formed: Annotated[str, Field(pattern="^a$")] = "a"
+        number: Annotated[int, Field(ge=1, le=9)] = 1
+        real: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+        flag: bool = True
+        state: DeliveryState = DeliveryState.WAITING
+        kind: Literal["a", "b"] = "a"
+        several: Annotated[list[int], Field(min_length=1, max_length=2)] = [1]
+        named: dict[str, int] = {}
+        at: AwareDatetime | None = None
+        id: uuid.UUID | None = None
+        inner: Inner | None = None
+
+    wrong: dict[str, list[object]] = {
+        "text": ["", 7, None],
+        "long": ["abc"],
+        "formed": ["b"],
+        "number": [0, 10, "x", 1.5, None, "9" * 5000],
+        "real": [0, 1, "x", None, float("nan")],
+        "flag": ["maybe", None],
+        "state": ["gone", 7],
+        "kind": ["c"],
+        "several": [[], [1, 2, 3], "x"],
+        "named": [[], 7],
+        "at": ["yesterday", "2026-11-25T10:00:00", []],
+        "id": ["7", 7],
+        "inner": [[], {"size": 1, "more": 2}],
+        "unknown": [1],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValidationError) as caught:
+                Everything.model_validate({name: value})
+            for fault in field_faults(caught.value.errors()):
+                said = fault.message
+                assert not re.search(r"Input|String|should|valid (integer|number)", said), said

@@ -53,7 +53,7 @@ export function placeOf(kind, column) {
 /** The message of a fault, with the names of the form. */
 export function said(kind, fault, place) {
   if (SAYS[fault.code]) return SAYS[fault.code];
-  const plain = fault.message.replace(/^Value error, /, '').replace('clears_below', '“Ends below”').replace(/\b(at_least|confidence)\b/, '“From”');
+  const plain = fault.message.replace('clears_below', '“Ends below”').replace(/\b(at_least|confidence)\b/, '“From”');
   const message = plain[0].toUpperCase() + plain.slice(1);
   // Per cent for shares.
   return SHARES.has(kind) && SCALED.includes(place) ? message.replace(/[\d.]+$/, (bound) => `${exact(100 * Number(bound))} %`) : message;
