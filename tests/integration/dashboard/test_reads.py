@@ -54,7 +54,7 @@ STATEMENTS: Final = {
     "/sessions/{analyzed}": 14,
     "/sessions/{arriving}": 11,
     "/sessions/{no_verdict}": 13,
-    "/compare?a={analyzed}&b={no_verdict}": 6,
+    "/compare?a={analyzed}&b={no_verdict}": 7,
     "/report": 12,
     "/ingest": 8,
     "/hosts": 9,
