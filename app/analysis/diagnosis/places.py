@@ -114,6 +114,10 @@ class RegionView:
 View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView
 
 
+# A serial number of a GPU is too long for a sentence.
+SHORT_NAME: Final = 8
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hosts:
     """Where workers and ranks run, as sentences name it."""
@@ -149,14 +153,12 @@ class Hosts:
         return host if count == len(set(workers)) else None
 
     def on(self, rank: int) -> str:
-        """Return " on " and the host and GPU of a rank, or nothing.
-
-        Names of GPUs that are no numbers are too long for a sentence.
-        """
+        """Return " on " and the host and GPU of a rank, or nothing; no long name of a GPU."""
         host, gpu = self.hosts.get(rank), self.gpus.get(rank, "")
         if not host:
             return ""
-        return f" on {host} GPU {gpu}" if gpu.isdecimal() else f" on {host}"
+        name = f"GPU {gpu}" if gpu.isdecimal() else gpu
+        return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
 
     def named(self, *workers: Worker) -> str:
         """Name a worker and its host where that is known, or several workers.

@@ -205,5 +205,7 @@ def _where(cause: VerdictCause) -> str:
         # Analyzed before GPUs were stored with it.
         return ", ".join(filter(None, (cause.host, f"worker {worker(*workers[0])}")))
     at = cause.gpus[0]
-    where_at = filter(None, (at.host or f"worker {worker(*workers[0])}", at.gpu_words))
-    return ", ".join((*where_at, at.rank_words))
+    host = at.host or f"worker {worker(*workers[0])}"
+    if at.one_of > 1:
+        return f"{host}, 1 of {at.one_of} GPUs"
+    return ", ".join(filter(None, (host, at.gpu_words or f"rank {at.rank}")))

@@ -51,6 +51,7 @@ class WorkerRow:
     name: str
     place: str
     gpu: str
+    gpu_hint: str
     slowdown: float
     slowdown_text: str
     hint: str
@@ -149,7 +150,8 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
         pp=pp,
         name=worker(dp, pp),
         place=at.host or "" if report.hosts else str(at.rank),
-        gpu=at.gpu_words if at.one_of > 1 else at.gpu or "",
+        gpu=f"1 of {at.one_of}" if at.one_of > 1 else at.gpu or "",
+        gpu_hint=at.words,
         slowdown=slowdown,
         slowdown_text=times(slowdown, 3),
         hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",

@@ -56,7 +56,7 @@ def test_a_slow_worker_is_named_with_host_and_factor() -> None:
     assert report.causes[0].cause == "slow_worker"
     assert report.m_w.workers == ((1, 0),)
     rank = report.workers.rank[1][0]
-    host = truth.trace.meta.hosts[rank]
+    host = f"{truth.trace.meta.hosts[rank]} {truth.trace.meta.gpus[rank]}"
     assert report.verdict.level == "slow"
     assert (
         f"without its cause: worker (1, 0) on {host} computes 2.0× slower"

@@ -174,17 +174,17 @@ def test_a_job_shows_its_owner_and_other_labels() -> None:
 def test_a_slow_job_says_why_and_where() -> None:
     row = line(session(1, 2.0))
     assert (row.cause, row.cause_share.replace(NBSP, " ")) == ("Slow worker", "100 %")
-    assert row.where.replace(NBSP, " ") == "node-017, GPU 5, rank 0"
+    assert row.where.replace(NBSP, " ") == "node-017, GPU 5"
     assert (row.state.word, row.kind) == ("Slow", "slow")
 
 
 @pytest.mark.parametrize(
     ("at", "where"),
     [
-        (BlamedGpu(35, "node-4", "3"), "node-4, GPU 3, rank 35"),
+        (BlamedGpu(35, "node-4", "3"), "node-4, GPU 3"),
         # nothing says where (0, 0) runs: the slowest worker's host is another's
         (BlamedGpu(0, None, None), "worker (0, 0), rank 0"),
-        (BlamedGpu(80, "n10", "0", 8), "n10, one of 8 GPUs, only rank 80 is traced"),
+        (BlamedGpu(80, "n10", "0", 8), "n10, 1 of 8 GPUs"),
     ],
     ids=["known", "not known", "one of several"],
 )
@@ -237,7 +237,7 @@ def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
     assert (row.slowdown, row.cause, row.where) == (
         None,
         "Slow worker",
-        "node-017, GPU 5, rank 0",
+        "node-017, GPU 5",
     )
     assert row.cause_share.replace(NBSP, " ") == "replay differs by 7.8 %"
     assert row.kind == "none"

@@ -80,7 +80,8 @@ def test_evidence_says_how_slow_where_and_since_when() -> None:
     diagnosis = diagnosed(synthetic)
 
     step = sorted(set(synthetic.trace.step.tolist()))[6]
-    host = synthetic.trace.meta.hosts[synthetic.job.traced_rank(2, 1)]
+    rank, meta = synthetic.job.traced_rank(2, 1), synthetic.trace.meta
+    host = f"{meta.hosts[rank]} {meta.gpus[rank]}"
     text = evidence(diagnosis)
     assert text.startswith(f"Worker (2, 1) on {host}: forward 1.6")
     assert "backward 1.3" in text
