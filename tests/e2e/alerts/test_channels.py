@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said_next_to_the_field(
     place.alerting.channel(receiver, "taken")
     page = visitor.open(f"{place.url}/channels/new")
     act(page, "Add")
-    expect(page.locator("#name-fault")).to_contain_text("at least 1 character")
+    expect(page.locator("#name-fault")).to_contain_text("Must not be empty")
     visitor.expects("422")
     field(page, "name").fill("taken")
     field(page, "config.url").fill("ops.example")
@@ -221,7 +221,7 @@ def test_what_is_wrong_is_said_next_to_the_field(
     expect(page.locator("#email-config-recipients-fault")).to_contain_text(
         "Must look like on-call@"
     )
-    expect(page.locator("#email-config-port-fault")).to_contain_text("less than or equal to 65535")
+    expect(page.locator("#email-config-port-fault")).to_contain_text("at most 65535")
     visitor.expects("422")
     assert len(read(place.alerting.container, list_channels)) == 1
 

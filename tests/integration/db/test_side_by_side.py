@@ -6,7 +6,9 @@ Its code is taken from the history of this repository.
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -224,7 +226,11 @@ def test_both_versions_serve_while_the_schema_changes(
         for server in (old, new)
         for stored in (by_old, by_new)
     ]
-    first, *others = [{name: one[name] for name in TOLD} for one in told]
+    # But for the GPU, which sentences of the version before do not name.
+    first, *others = [
+        json.loads(re.sub(r" GPU \d+", "", json.dumps({name: one[name] for name in TOLD})))
+        for one in told
+    ]
     assert first["headline"]["slowdown"] > 1
     assert others == [first] * 3
     for server in (old, new):
