@@ -6,12 +6,15 @@ import ipaddress
 import os
 import uuid
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.access.roles import GroupRole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MIB = 1024 * 1024
 
@@ -186,6 +189,18 @@ class Settings(BaseSettings):
         return {
             f"PACELINE_{name.upper()}": _as_text(value) for name, value in self if value is not None
         }
+
+    def environment_of_child(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a child process that reads these settings and no others.
+
+        Parameters
+        ----------
+        environment : mapping of str to str
+            The present one, whose settings may differ from these.
+        """
+        ours = {f"PACELINE_{name.upper()}" for name in type(self).model_fields}
+        rest = {name: value for name, value in environment.items() if name.upper() not in ours}
+        return rest | self.environment()
 
 
 def _as_text(value: object) -> str:

@@ -192,7 +192,7 @@ def _announce(url: str, after_start: Callable[[str], None] | None) -> None:
 def _workers(settings: Settings, running: contextlib.ExitStack) -> list[SupervisedChild]:
     """Return one worker a queue, not yet started; they are stopped together."""
     scratch.sweep()
-    environment = os.environ | settings.environment()
+    environment = settings.environment_of_child(os.environ)
     workers = [
         SupervisedChild(
             f"worker {queue}",

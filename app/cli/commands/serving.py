@@ -30,9 +30,12 @@ def serve(
 ) -> None:
     """Serve the API and the dashboard; with the embedded database unless one is configured."""
     with loading():
+        from app.cli.demo.place import refuse_demo
         from app.run.supervisor import serve as run
 
-    run(_settings(host, port, data_dir))
+    settings = _settings(host, port, data_dir)
+    refuse_demo(settings)
+    run(settings)
 
 
 @app.command()
@@ -40,26 +43,16 @@ def demo(
     *,
     host: HostOption = None,
     port: PortOption = None,
-    data_dir: DataDirOption = None,
-    server: Annotated[
-        str | None, typer.Option(help="Send to this server, instead of starting one")
+    data_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Where the demo's own database lives")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's data first")] = False,
 ) -> None:
-    """Serve, and send synthetic sessions with different stragglers to look at."""
+    """Serve two weeks of a synthetic fleet to look at, from a database of the demo's own."""
     with loading():
-        from app.cli.synthetic.demo import send_demo_sessions
+        from app.cli.demo.run import run_demo
 
-    if server is not None:
-        send_demo_sessions(server)
-        return
-    with loading():
-        from app.run.supervisor import serve as run
-
-    settings = _settings(host, port, data_dir)
-    if "log_level" not in settings.model_fields_set:
-        # A person reads along, and looks for the address.
-        settings = settings.model_copy(update={"log_level": "warning"})
-    run(settings, after_start=send_demo_sessions)
+    run_demo(_settings(host, port, None), data_dir, fresh=fresh)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from app.errors import InstanceRunningError, StartupError
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.db.embedded.programs import Programs
+
+_INSTANCE: Final = "instance.lock"
+_SERVER: Final = "server.lock"
+# Files of these names stay: another process may wait for them.
+LOCKS: Final = (_INSTANCE, _SERVER)
 
 # How long a server gets for a fast and for an immediate shutdown.
 FAST_STOP_LIMIT_S = 30.0
@@ -37,7 +42,7 @@ def take_instance_lock(data_dir: Path) -> int:
     StartupError
         The directory cannot be used.
     """
-    lock = _open_lock(data_dir, "instance.lock")
+    lock = _open_lock(data_dir, _INSTANCE)
     if not _try_lock(lock):
         os.close(lock)
         raise InstanceRunningError(
@@ -55,7 +60,7 @@ def take_server_lock(data_dir: Path, cluster: Path, programs: Programs) -> int:
     StartupError
         They do not go, or the directory cannot be used.
     """
-    lock = _open_lock(data_dir, "server.lock")
+    lock = _open_lock(data_dir, _SERVER)
     if _wait_for_lock(lock, _ORPHAN_LIMIT_S):
         return lock
     for mode, limit_s in (("fast", FAST_STOP_LIMIT_S), ("immediate", IMMEDIATE_STOP_LIMIT_S)):
@@ -67,6 +72,22 @@ def take_server_lock(data_dir: Path, cluster: Path, programs: Programs) -> int:
     raise StartupError(
         f"A database server that an earlier run left over in {data_dir} does not stop."
     )
+
+
+def wait_for_server(data_dir: Path) -> None:
+    """Wait until no server of an earlier run lives.
+
+    Raises
+    ------
+    StartupError
+        One does.
+    """
+    lock = _open_lock(data_dir, _SERVER)
+    try:
+        if not _wait_for_lock(lock, _ORPHAN_LIMIT_S):
+            raise StartupError(f"A database server of an earlier run still runs on {data_dir}.")
+    finally:
+        os.close(lock)
 
 
 def _open_lock(data_dir: Path, name: str) -> int:

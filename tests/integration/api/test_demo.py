@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.cli.commands import serving
-from app.cli.synthetic import demo
+from app.cli.demo import sessions as demo
 from app.errors import StartupError
 
 if TYPE_CHECKING:
@@ -38,13 +37,6 @@ def test_a_session_of_each_job_is_taken_once_however_often_it_is_sent(
         assert "Plan in force" in groups
         plans = installation.client.get("/jobs/dense-52b/tensor/0-2/plans.csv").text.splitlines()
         assert len(plans) == len({line.split(",")[0] for line in plans}) > 3
-
-
-def test_a_server_that_runs_gets_them_without_another_one() -> None:
-    with pytest.raises(
-        StartupError, match=r"could not be sent: The server at http://127\.0\.0\.1:9"
-    ):
-        serving.demo(server="http://127.0.0.1:9")
 
 
 def test_a_server_that_is_gone_is_said() -> None:

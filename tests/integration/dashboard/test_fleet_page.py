@@ -255,6 +255,7 @@ def test_a_page_of_the_fleet_is_small_however_many_jobs_there_are(
     assert elements(answer.text) < 3000
 
 
-def test_an_empty_fleet_has_synthetic_jobs_sent_to_this_server(client: httpx.Client) -> None:
-    address = str(client.base_url).rstrip("/")
-    assert f"paceline demo --server {address}" in fleet_of(client).text
+def test_an_empty_fleet_names_a_demo_that_has_data_of_its_own(client: httpx.Client) -> None:
+    words = fleet_of(client).text
+    assert "paceline demo" in words
+    assert "--server http" not in words.partition("No job yet?")[2]
