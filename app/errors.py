@@ -7,6 +7,7 @@ its meaning. Nothing here knows of HTTP; `app/api/frame/problems.py` maps codes 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -53,6 +54,23 @@ class PacelineError(Exception):
         self.message = message
         self.stable_code = code or self.code
         self.faults = faults
+
+
+def lines_of(error: PacelineError) -> Iterator[str]:
+    """Yield an error as a program writes it: a line of its own, then one a fault."""
+    yield f"paceline: {error.message} [{error.stable_code}]\n"
+    for fault in error.faults:
+        place = [
+            f"{name} {value}"
+            for name, value in (
+                ("line", fault.line),
+                ("row", fault.row),
+                ("column", fault.column),
+            )
+            if value is not None
+        ]
+        where = f" ({', '.join(place)})" if place else ""
+        yield f"  {fault.message}{where} [{fault.code}]\n"
 
 
 class InvalidTraceError(PacelineError):
@@ -255,3 +273,9 @@ class StartupError(PacelineError):
     """A part of Paceline did not start."""
 
     code = "startup.failed"
+
+
+class InvalidSettingsError(StartupError):
+    """Settings that are unknown, cannot be read or contradict each other; `faults` says which."""
+
+    code = "settings.invalid"

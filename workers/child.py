@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Final
 
+from app.errors import PacelineError, lines_of
+
 # Each library has its own pool of threads, one per core, and reads these when it is loaded. They do
 # not make an analysis faster, and two workers on one machine would compete for its cores.
 SINGLE_THREADED: Final = (
@@ -49,7 +51,11 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    status = main()
+    try:
+        status = main()
+    except PacelineError as error:
+        sys.stderr.writelines(lines_of(error))
+        status = 1
     logging.shutdown()
     # All leases are returned and connections closed. At exit, the libraries would wait for idle
     # processes and threads, longer than the supervisor does.

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from app.broker.celery import QUEUES
 from app.db.engine import make_engine
 from app.db.models.installation import WorkerHeartbeat
-from app.errors import StartupError
+from app.errors import PacelineError, StartupError, lines_of
 from app.services.installation.status import MISSED_HEARTBEATS
 from app.settings import Settings
 
@@ -57,4 +57,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    except PacelineError as error:
+        sys.stderr.writelines(lines_of(error))
+        status = 1
+    sys.exit(status)

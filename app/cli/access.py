@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -34,14 +33,13 @@ from app.services.access.people import (
 from app.services.access.projects import create_project, project_id_of
 from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
 from app.settings import Settings
+from app.settings.environment import given_password
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator, Sequence
 
     from app.services.container import Container
-
-PASSWORD_VARIABLE = "PACELINE_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class PasswordError(PacelineError):
@@ -207,7 +205,7 @@ def _person(name: str) -> Iterator[tuple[Container, uuid.UUID]]:
 
 
 def _password() -> str:
-    given = os.environ.get(PASSWORD_VARIABLE)
+    given = given_password()
     if given is not None:
         return given
     if not sys.stdin.isatty():

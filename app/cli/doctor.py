@@ -13,6 +13,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from app.bootstrap import Container, object_store
 from app.cli.retention.installation import opened
@@ -21,6 +22,7 @@ from app.errors import StartupError
 from app.services.installation.status import Part, Readiness
 from app.services.installation.store import NAME, placed, store_part
 from app.settings import Settings
+from app.settings.showing import shown
 
 # Below this an embedded database may stop in the middle of the night.
 FREE_BYTES: Final = 2 * 1024**3
@@ -39,7 +41,21 @@ def examine(settings: Settings) -> bool:
     for part in parts:
         table.add_row(part.name, "ok" if part.ready else "wrong", part.detail)
     Console().print(table)
+    _print_settings(settings)
     return all(part.ready for part in parts)
+
+
+def _print_settings(settings: Settings) -> None:
+    """Print every setting and where it comes from; secrets are not shown."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("Setting", "Value", "From"):
+        table.add_column(column)
+    for setting in shown(settings):
+        # What people write is no markup.
+        table.add_row(setting.variable, Text(setting.value), Text(setting.origin))
+    console = Console()
+    console.print()
+    console.print(table)
 
 
 def _parts(settings: Settings) -> Iterator[Part]:

@@ -11,7 +11,7 @@ import os
 import sys
 
 from app.cli.plain import plain_analysis
-from app.errors import PacelineError
+from app.errors import PacelineError, lines_of
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -59,19 +59,7 @@ def main() -> None:
 
 
 def _say(error: PacelineError) -> None:
-    sys.stderr.write(f"paceline: {error.message} [{error.stable_code}]\n")
-    for fault in error.faults:
-        place = [
-            f"{name} {value}"
-            for name, value in (
-                ("line", fault.line),
-                ("row", fault.row),
-                ("column", fault.column),
-            )
-            if value is not None
-        ]
-        where = f" ({', '.join(place)})" if place else ""
-        sys.stderr.write(f"  {fault.message}{where} [{fault.code}]\n")
+    sys.stderr.writelines(lines_of(error))
 
 
 def _unavailable(error: Exception) -> PacelineError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import httpx
 
 from app.db.states import SessionState
 from app.errors import Fault, PacelineError
+from app.settings.environment import Caller
 
 # An attempt of a channel is answered within a minute. A trace is answered once everything is
 # stored, and decoding the largest one takes minutes.
@@ -261,15 +261,12 @@ def _retry_after_s(answer: httpx.Response) -> float:
 
 
 def _credentials() -> dict[str, str]:
-    """Return the headers that say who asks.
-
-    From the environment alone: what stands in a command, every process of the machine can read.
-    """
-    found = {}
-    if token := os.environ.get("PACELINE_TOKEN"):
-        found["Authorization"] = f"Bearer {token}"
-    if project := os.environ.get("PACELINE_PROJECT"):
-        found["Paceline-Project"] = project
+    """Return the headers that say who asks."""
+    caller, found = Caller.of_environment(), {}
+    if caller.token is not None:
+        found["Authorization"] = f"Bearer {caller.token}"
+    if caller.project is not None:
+        found["Paceline-Project"] = caller.project
     return found
 
 

@@ -121,6 +121,7 @@ class Cycles:
                 data_dir=self._directory / "data",
                 port=_free_port(),
                 lease_s=6.0,
+                alert_attempt_limit_s=3.0,
                 lease_renew_s=1.0,
                 sweep_interval_s=1.0,
                 republish_after_s=2.0,

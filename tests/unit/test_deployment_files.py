@@ -200,6 +200,7 @@ def test_the_settings_of_the_services_are_known_and_valid(
         with monkeypatch.context() as patch:
             for key, value in ours.items():
                 patch.setenv(key, re.sub(r"\$\{\w+(?::[-?]([^}]*))?\}", r"\1", value))
+            patch.setenv("PACELINE_SECRET_KEYS", "0" * 43 + "=")
             settings = Settings()
         assert settings.data_dir == Path("/var/lib/paceline")
         assert settings.broker_url is not None

@@ -29,8 +29,8 @@ def make_backup(target: Path) -> None:
             f"{outside.blobs} blobs of {outside.bytes:,} bytes are in the object store and not in "
             "it: keep the bucket as well.\n"
         )
-    file = settings.secret_key_file or settings.data_dir / "secret.key"
-    sys.stderr.write(KEYS.format(where="PACELINE_SECRET_KEYS" if settings.secret_keys else file))
+    where = "PACELINE_SECRET_KEYS" if settings.secret_keys else settings.key_file
+    sys.stderr.write(KEYS.format(where=where))
 
 
 def restore_backup(source: Path) -> None:

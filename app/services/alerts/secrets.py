@@ -118,7 +118,7 @@ def _box(settings: Settings, *, create: bool) -> MultiFernet:
 
 
 def _from_file(settings: Settings, *, create: bool) -> list[str]:
-    path = settings.secret_key_file or settings.data_dir / "secret.key"
+    path = settings.key_file
     try:
         # Only the default file is made: an operator who names a path fills it.
         if create and settings.secret_key_file is None and not path.exists():

@@ -54,6 +54,7 @@ def _settings(database_url: str, tmp_path: Path, broker_url: str | None) -> Sett
         broker_url=broker_url,
         data_dir=tmp_path / "data",
         lease_s=4.0,
+        alert_attempt_limit_s=3.0,
         lease_renew_s=0.5,
         republish_after_s=1.0,
         heartbeat_interval_s=0.2,

@@ -166,6 +166,7 @@ def hasty(database_url: str, tmp_path: Path, proxy: Proxy) -> Iterator[Container
             Settings(database_url=database_url, data_dir=tmp_path / "data"),
             proxy.url,
             lease_s=4.0,
+            alert_attempt_limit_s=3.0,
             lease_renew_s=0.5,
             republish_after_s=1.0,
             heartbeat_interval_s=0.2,

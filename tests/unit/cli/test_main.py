@@ -25,6 +25,36 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
     return write_scenario("slow-worker", tmp_path_factory.mktemp("trace"), seed=3)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve"],
+        ["worker"],
+        ["migrate"],
+        ["doctor"],
+        ["user", "list"],
+        ["backup", "file"],
+        ["blobs", "check"],
+        ["retention", "run"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_settings_are_named_a_line_each(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_PORT", "abc")
+    monkeypatch.setenv("PACELINE_LEASE", "5")
+
+    done = paceline(*command)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "paceline: The settings cannot be used. [settings.invalid]",
+        "  PACELINE_LEASE is not a setting: did you mean PACELINE_LEASE_S? [settings.invalid]",
+        "  PACELINE_PORT must be a whole number; it is 'abc' [settings.invalid]",
+    ]
+
+
 @pytest.mark.slow
 def test_the_report_is_all_of_standard_output(files: SyntheticFiles) -> None:
     done = paceline_process("analyze", files.trace, "--meta", files.meta, "--json")
