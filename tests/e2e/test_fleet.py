@@ -7,7 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
+from sqlalchemy import update
 
+from app.db.models.sessions import Session
 from tests.e2e.destroying import destroy
 from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.support.sessions import small_trace
@@ -40,6 +42,7 @@ def test_the_fleet_filters_and_its_address_remembers(
     page.get_by_role("searchbox").fill("sparse")
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("sparse-8b")
+    expect(page.locator("h1")).to_contain_text("1\N{NO-BREAK SPACE}matching job")
     page.get_by_role("link", name="Slowdown").click()
     expect(page).to_have_url(f"{site}/?q=sparse&sort=-slowdown")
     expect(page.get_by_role("searchbox")).to_have_value("sparse")
@@ -57,6 +60,34 @@ def test_the_fleet_filters_and_its_address_remembers(
     expect(rows).to_have_count(1)
     page.get_by_role("searchbox").fill("nothing like it")
     expect(page.locator("#nothing")).to_be_visible()
+
+
+def test_labels_are_printed_on_demand_and_a_click_on_one_filters(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    for name, team in (("dense-34b", "moe"), ("sparse-8b", "vision")):
+        stored = analyzed(container, small_trace(), name)
+        with container.uow() as tx:
+            tx.session.execute(
+                update(Session).where(Session.id == stored.session).values(labels={"team": team})
+            )
+    page = visitor.open(f"{site}/")
+    rows, chips = page.locator("table.jobs tbody tr"), page.locator("table.jobs .chip")
+    expect(rows).to_have_count(2)
+    expect(chips).to_have_count(0)
+    page.get_by_role("link", name="Labels", exact=True).click()
+    expect(chips).to_have_count(2)
+    page.get_by_role("link", name="team=vision").click()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("sparse-8b")
+    expect(page.locator("h1")).to_contain_text("1\N{NO-BREAK SPACE}matching job")
+    page.get_by_role("searchbox").fill("dense")
+    expect(page).to_have_url(re.compile("labels=1"))
+    expect(rows).to_have_count(0)
+    page.get_by_role("link", name="Clear").click()
+    expect(rows).to_have_count(2)
+    page.get_by_role("link", name="Hide labels").click()
+    expect(chips).to_have_count(0)
 
 
 def test_jobs_of_the_fleet_are_archived_renamed_and_deleted(

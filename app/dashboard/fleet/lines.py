@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from app.dashboard.ui.format import (
     percent,
     plural,
     rough_percent,
+    short_sizes,
     sizes,
     times,
     worker,
@@ -59,6 +61,7 @@ class SessionLine:
     where: str
     gpus: int
     sizes: str
+    short_sizes: str  # without the names of what is always there
     steps: int
     operations: int
     discrepancy: str
@@ -70,9 +73,9 @@ class SessionLine:
     spark: Sparkline | None = None
     incident: StateLabel | None = None
     incident_url: str = ""
-    # of the job: its owner, and the others
+    # of the job
     owner: str = ""
-    labels: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def standing(self) -> StateLabel:
@@ -124,6 +127,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         where=_where(first) if first else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
+        short_sizes=short_sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
         steps=session.steps,
         operations=session.operations,
         discrepancy=percent(session.verdict.discrepancy) if session.verdict else "",
@@ -161,14 +165,13 @@ def _against(measured: Slowdown | None) -> str:
 def job_line(job: Standing) -> SessionLine:
     """Return the line of a job."""
     row = session_row(job.name, job.latest, shown=job.told)
-    labels = job.labels
     return replace(
         row,
         incident=None if job.incident is None else STATES[job.incident.state],
         incident_url="" if job.incident is None else f"/incidents/{job.incident.id}",
         spark=sparkline(job.slowdowns) if job.slowdowns else None,
-        owner=labels.get("owner", ""),
-        labels=" ".join(f"{name}={value}" for name, value in labels.items() if name != "owner"),
+        owner=job.labels.get("owner", ""),
+        labels=dict(sorted(job.labels.items())),
     )
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView
 
 PATH: Final = "/"
+# What the form does not ask for itself.
+KEPT: Final = ("show", "sort", "labels", "range", "from", "to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class FilterBar:
     shows: Sequence[Choice]
     owners: Sequence[Choice]
     label: str
+    labels: Choice  # whether the list prints the labels of jobs
     kept: Sequence[tuple[str, str]]
     cleared_url: str
 
@@ -46,6 +49,7 @@ class FleetQuery:
         sort: QueryText = "",
         page: QueryText = "",
         silent: QueryText = "",
+        labels: QueryText = "",
     ) -> None:
         # No row holds such a character, and the database takes none.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
@@ -56,6 +60,7 @@ class FleetQuery:
             label=label[:MAX_CHARACTERS].strip(),
         )
         self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
+        self.labels = labels == "1"
         self.number, self.silent_number = page_number(page), page_number(silent)
 
     @property
@@ -72,6 +77,7 @@ class FleetQuery:
             "owner": filtered.owner,
             "label": filtered.label,
             "sort": self.sort,
+            "labels": "1" if self.labels else "",
             **about.parameters(default=DAY),
         }
         return Address(PATH, parameters)
@@ -85,9 +91,9 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     filtered, address = query.filtered, query.address(about)
     heard = [group for group in found.groups if group.heard]
     counts = {
-        Show.ALL: sum(group.jobs for group in heard),
-        Show.SLOW: sum(group.jobs for group in heard if group.slow),
-        Show.NONE: sum(group.jobs for group in heard if not group.verdict),
+        Show.ALL: sum(group.found for group in heard),
+        Show.SLOW: sum(group.found for group in heard if group.slow),
+        Show.NONE: sum(group.found for group in heard if not group.verdict),
     }
     words = {Show.ALL: "All", Show.SLOW: "Slow", Show.NONE: "No verdict", Show.ARCHIVED: "Archive"}
     shows = [
@@ -102,13 +108,19 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     ]
     # Also what is chosen and nothing has any more.
     owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
-    kept = {name: address.parameters[name] for name in ("show", "sort", "range", "from", "to")}
+    kept = {name: address.parameters[name] for name in KEPT}
     narrowed = bool(filtered.words or filtered.owner or filtered.label)
     return FilterBar(
         words=filtered.words,
         shows=shows,
         owners=[Choice(owner, owner, owner == filtered.owner) for owner in owners],
         label=filtered.label,
+        labels=Choice(
+            "1",
+            "Hide labels" if query.labels else "Labels",
+            query.labels,
+            address.but(labels=None if query.labels else 1),
+        ),
         kept=[(name, value) for name, value in kept.items() if value],
         cleared_url=address.but(q=None, owner=None, label=None) if narrowed else "",
     )

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from app.dashboard.fleet.lines import SessionLine
+    from app.dashboard.fleet.query import FleetQuery
+    from app.dashboard.ui.address import Address
 
 _AGAINST: Final = "Against the job without its causes, else S"
 _LOST: Final = "GPU-hours, by all ranks together"
 _INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
+_SIZES: Final = "DP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}PP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}TP"
 _PICK_ALL: Final = Markup(
     '<input class="operates" type="checkbox" data-pick-all '
     'aria-label="Select all on this page" disabled>'
@@ -49,29 +52,47 @@ def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
     )
 
 
-def job_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
-    """Return the columns of jobs with data in the chosen time."""
+def job_columns(
+    now: datetime, query: FleetQuery, address: Address
+) -> tuple[Shown[SessionLine], ...]:
+    """Return the columns of jobs with data in the chosen time.
+
+    Parameters
+    ----------
+    address : Address
+        That of the list: labels lead to it with only the jobs that have them.
+    """
+
+    def job(line: SessionLine) -> Markup:
+        return _job(line, _labels(line, query, address))
+
     return (
         Shown(_PICK_ALL, _pick, classes="pick"),
         Shown("State", _state, "rank"),
-        Shown("Job", _job, "name", of_cells="grow"),
+        Shown("Job", job, "name", of_cells="grow"),
+        Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num", _LOST),
         Shown("Slowdown", _job_slowdown, "slowdown", "num", _AGAINST),
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w2", of_cells="nowrap muted"),
         Shown("Sessions", lambda line: html.spark(line.spark), classes="opt w3"),
-        Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num opt", _LOST),
         Shown("Cause", _cause, "cause", "opt", of_cells="nowrap"),
-        Shown("Where", _where, classes="opt w2", of_cells="muted"),
+        Shown("Where", _where, classes="opt w2", of_cells="muted place-of"),
         Shown(
             "Owner",
-            lambda line: line.owner,
+            lambda line: _owner(line, query, address),
             "owner",
             "opt w3",
-            "The label of that name; the others are below it",
+            "The label of that name",
             of_cells="muted",
         ),
         Shown("GPUs", lambda line: count(line.gpus), "gpus", "num opt"),
-        Shown("Parallelism", lambda line: line.sizes, classes="opt w2", of_cells="muted"),
-        Shown("Data", lambda line: html.ago(line.received_at, now), "received_at", "num"),
+        Shown(
+            _SIZES,
+            lambda line: line.short_sizes,
+            classes="opt w2",
+            of_cells="muted nowrap",
+            title=lambda line: line.sizes,
+        ),
+        Shown("Data", lambda line: html.ago(line.received_at, now), "received_at", "num opt"),
     )
 
 
@@ -116,9 +137,41 @@ def _state(line: SessionLine) -> Markup:
     return html.link(line.incident_url, html.state(line.incident), plain=True)
 
 
-def _job(line: SessionLine) -> Markup:
-    labels = html.element("span", line.labels, class_="note opt") if line.labels else ""
-    return html.link(line.url, line.name) + labels + html.narrow(line.cause, line.where)
+def _job(line: SessionLine, labels: Markup) -> Markup:
+    written = " ".join(f"{name}={value}" for name, value in line.labels.items())
+    return (
+        html.link(line.url, line.name, title=written) + html.narrow(line.cause, line.where) + labels
+    )
+
+
+def _labels(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
+    """Return the labels of a job where the list prints them; each leads to those that have it."""
+    if not query.labels or not line.labels:
+        return html.NOTHING
+    written = [f"{name}={value}" for name, value in line.labels.items()]
+    chips = (
+        html.element(
+            "a",
+            text,
+            class_="chip",
+            href=address.but(label=None if text == query.filtered.label else text),
+            aria_current="true" if text == query.filtered.label else "",
+        )
+        for text in written
+    )
+    return html.element("span", html.join(chips), class_="chips")
+
+
+def _owner(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
+    if not line.owner:
+        return html.NOTHING
+    chosen = line.owner == query.filtered.owner
+    return html.link(
+        address.but(owner=None if chosen else line.owner),
+        line.owner,
+        plain=True,
+        title="All owners" if chosen else f"Only jobs of {line.owner}",
+    )
 
 
 def _slowdown(line: SessionLine) -> Markup:

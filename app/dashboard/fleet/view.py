@@ -28,6 +28,7 @@ from app.dashboard.ui.parts import (
 from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
 from app.dashboard.ui.tables import Drawn, drawn, pager, sorted_by
 from app.services.fleet.rows import FLEET
+from app.services.fleet.standing import Show
 
 if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView, Group
@@ -66,22 +67,23 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
     """Return the fleet page."""
     groups = found.groups
     heard = [group for group in groups if group.heard]
-    silent = sum(group.jobs for group in groups if not group.heard)
+    silent = found.silent.total
     words: Counter[StateLabel] = Counter()
     for group in heard:
-        words[_standing_label(group)] += group.jobs
+        words[_standing_label(group)] += group.matching
     states = [
         (state, f"{count(number)} {state.word.lower()}")
         for state, number in sorted(words.items(), key=lambda item: item[0].order)
+        if number
     ]
     if silent:
         states.append((SILENT_STATE, f"{count(silent)} silent"))
     address, page, quiet = query.address(about), found.page, found.silent
-    shown, jobs = job_columns(found.now), sum(group.jobs for group in heard)
+    shown, jobs = job_columns(found.now, query, address), sum(group.jobs for group in heard)
     return FleetPage(
         now=found.now,
         title=f"Fleet: {_short(heard, silent)}",
-        heading=_heading(heard, about, silent=silent, archived=query.archived),
+        heading=_heading(found, about),
         states=tuple(states),
         bar=filter_bar(query, about, found),
         jobs=drawn(
@@ -108,7 +110,7 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
             ),
             attributes=job_attributes,
         ),
-        silent_title=_silent_title(found, silent, about),
+        silent_title=_silent_title(found, about),
         silent_open=silent <= SILENT_OPEN or query.filtered.narrowed or quiet.number > 1,
         range=range_choices(about),
         archived=query.archived,
@@ -126,10 +128,12 @@ def _standing_label(group: Group) -> StateLabel:
 
 
 def _short(heard: Sequence[Group], silent: int) -> str:
-    if heard:
-        slow = sum(group.jobs for group in heard if group.slow)
-        return f"{count(slow)} of {plural(sum(group.jobs for group in heard), 'job')} slow"
-    return plural(silent, "silent job") if silent else "no job yet"
+    if matching := sum(group.matching for group in heard):
+        slow = sum(group.matching for group in heard if group.slow)
+        return f"{count(slow)} of {plural(matching, 'job')} slow"
+    if silent:
+        return plural(silent, "silent job")
+    return "no job matches" if heard else "no job yet"
 
 
 def _list_title(found: FleetView, jobs: int) -> str:
@@ -148,7 +152,8 @@ def _nothing(found: FleetView, jobs: int) -> str:
     return "No job with data in this time matches." if jobs else ""
 
 
-def _silent_title(found: FleetView, silent: int, about: Range) -> str:
+def _silent_title(found: FleetView, about: Range) -> str:
+    silent = sum(group.jobs for group in found.groups if not group.heard)
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
     title = f"{who}: no session in {about.words}"
     matching = found.silent.total
@@ -157,26 +162,37 @@ def _silent_title(found: FleetView, silent: int, about: Range) -> str:
     return title
 
 
-def _heading(heard: Sequence[Group], about: Range, *, silent: int, archived: bool) -> str:
+def _heading(found: FleetView, about: Range) -> str:
+    """Return what the jobs cost that are asked for; of none it says why."""
+    heard = [group for group in found.groups if group.heard]
     if not heard:
-        if archived:
-            return "No job of the archive has sent a session in this time" if silent else EMPTY
-        if silent or about.end is not None:
-            return f"No job has sent a session in {about.words}"
-        return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
-    jobs = sum(group.jobs for group in heard)
+        return _unheard(found, about)
+    jobs = sum(group.matching for group in heard)
+    matching = "matching " if found.filters.asked else ""
+    if not jobs:
+        return f"No job with data in {about.words} matches"
     told = sum(group.told for group in heard)
     if not told:
-        return f"{plural(jobs, 'job')}, no verdict yet"
+        return f"{plural(jobs, f'{matching}job')}, no verdict yet"
     lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
+    of_jobs = f" in {plural(jobs, 'matching job')}" if matching else ""
     sentence = (
-        f"Stragglers cost {hours(lost)} GPU-hours each hour, "
+        f"Stragglers cost {hours(lost)} GPU-hours each hour{of_jobs}, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
     )
     first = max((group for group in heard if group.told), key=lambda group: group.most)
     if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
         sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence
+
+
+def _unheard(found: FleetView, about: Range) -> str:
+    silent = any(group.jobs for group in found.groups)
+    if found.filters.show is Show.ARCHIVED:
+        return "No job of the archive has sent a session in this time" if silent else EMPTY
+    if silent or about.end is not None:
+        return f"No job has sent a session in {about.words}"
+    return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
 
 
 def _quiet_state(job: Standing) -> StateLabel:

@@ -147,6 +147,13 @@ def sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
     return f"{text}, {vpp} chunks a stage" if vpp > 1 else text
 
 
+def short_sizes(dp: int, pp: int, tp: int, cp: int = 1, vpp: int = 1) -> str:
+    """Return a parallelism under a heading that names DP, PP and TP: ``4 × 4 × 8, CP 2``."""
+    parts = [f"{NBSP}{TIMES}{NBSP}".join(map(str, (dp, pp, tp)))]
+    parts += [f"{name}{NBSP}{size}" for name, size in (("CP", cp), ("VPP", vpp)) if size > 1]
+    return ", ".join(parts)
+
+
 def heat_color(slowdown: float) -> str:
     """Return the CSS color of a slowdown on the fixed scale, in either theme.
 

@@ -20,7 +20,15 @@ from app.lists.listing import PageRequest
 from app.lists.pages import Page, last_page
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
 from app.services.fleet.silent import silent_order
-from app.services.fleet.standing import FleetFilter, Moment, Show, matches, order, standing
+from app.services.fleet.standing import (
+    FleetFilter,
+    Moment,
+    Show,
+    matches,
+    order,
+    shown,
+    standing,
+)
 from app.services.sessions.fleet import FLEET_SESSIONS
 
 if TYPE_CHECKING:
@@ -44,9 +52,9 @@ class Group:
     verdict: bool  # whether a slowdown is known
     incident: IncidentState | None  # of the most pressing one
     heard: bool  # whether there is a session in the time; the others are silent
-    # jobs, matching: all, and those that are asked for
-    jobs: int
-    matching: int
+    jobs: int  # all
+    found: int  # like what is asked for, whatever they are to show: slow ones, or others
+    matching: int  # that are asked for; the others of the numbers below are theirs
     told: int  # with a verdict of the time; the sums below are theirs
     gpus: int
     lost: float  # GPU-hours each hour
@@ -60,7 +68,7 @@ class FleetView:
 
     now: datetime
     filters: FleetFilter
-    # Of all jobs, whatever was asked for; but for those of the archive, which are their own.
+    # Of all jobs, but for those of the archive, which are their own.
     groups: Sequence[Group]
     owners: Sequence[str]  # that jobs have
     # Those with data in the time, and those without.
@@ -90,10 +98,11 @@ def fleet_view(
     """
     jobs = standing(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
-    matching = matches(one, filters)
+    found_by = matches(one, filters)
+    matching = and_(found_by, shown(one, filters.show))
     found = tx.session.execute(
         select(
-            _groups(jobs, matching),
+            _groups(jobs, found_by, matching),
             _owners(jobs),
             _page(jobs, and_(one.heard, matching), order(one, page.sort), page.page, page.size),
             _page(jobs, and_(~one.heard, matching), silent_order(one), silent_page, SILENT_PAGE),
@@ -129,10 +138,12 @@ def fleet_view(
     )
 
 
-def _groups(jobs: CTE, matching: ColumnElement[bool]) -> ScalarSelect[Any]:
+def _groups(
+    jobs: CTE, found: ColumnElement[bool], matching: ColumnElement[bool]
+) -> ScalarSelect[Any]:
     one = jobs.c
     key = (one.state, one.slow, one.slowdown.is_not(None), one.incident_state, one.heard)
-    counted = one.heard & one.told_lost.is_not(None)
+    counted = one.heard & one.told_lost.is_not(None) & matching
     first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
     groups = (
         select(
@@ -142,6 +153,7 @@ def _groups(jobs: CTE, matching: ColumnElement[bool]) -> ScalarSelect[Any]:
             one.incident_state.label("incident"),
             one.heard,
             func.count().label("jobs"),
+            func.count().filter(found).label("found"),
             func.count().filter(matching).label("matching"),
             func.count().filter(counted).label("told"),
             func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),

@@ -47,7 +47,7 @@ class Standing:
 # Ordered by columns of `app.services.fleet.standing.standing`.
 FLEET: Final = Listing(
     Standing,
-    default_sort="state",
+    default_sort="-lost",
     others={
         "rank": Column(sort="state"),
         "name": Column(sort="job"),

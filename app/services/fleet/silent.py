@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import and_, or_, select
 
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
-from app.services.fleet.standing import FleetFilter, Moment, Show, matches, standing
+from app.services.fleet.standing import FleetFilter, Moment, Show, matches, shown, standing
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -39,7 +39,7 @@ def silent_after(
         At most `limit`; fewer are all that there are.
     """
     one = standing(at, archived=filters.show is Show.ARCHIVED).c
-    listed = [~one.heard, matches(one, filters)]
+    listed = [~one.heard, matches(one, filters), shown(one, filters.show)]
     if after is not None:
         listed.append(
             or_(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,6 +62,11 @@ class FleetFilter:
     def narrowed(self) -> bool:
         """Return whether it asks for anything."""
         return self != FleetFilter()
+
+    @property
+    def asked(self) -> bool:
+        """Return whether it asks for anything but the archive."""
+        return replace(self, show=Show.ALL) != FleetFilter() or self.show in (Show.SLOW, Show.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +186,16 @@ def _urgent(at: Moment) -> Subquery:
     return (query if at.incidents else query.where(false())).subquery("urgent")
 
 
+def shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return whether a job is one of those that a list holds."""
+    if show is Show.SLOW:
+        return and_(true(), one.slow)
+    return and_(true(), one.slowdown.is_(None)) if show is Show.NONE else true()
+
+
 def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
-    """Return whether a job is like what is asked for."""
+    """Return whether a job is like what is asked for, whatever a list of them holds."""
     found: list[ColumnElement[bool]] = []
-    if filters.show is Show.SLOW:
-        found.append(one.slow)
-    elif filters.show is Show.NONE:
-        found.append(one.slowdown.is_(None))
     if filters.owner:
         found.append(one.labels["owner"].astext == filters.owner)
     if filters.label:
@@ -202,11 +210,13 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
 
 
 def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
-    """Return the order that is asked for; without one what needs attention comes first."""
+    """Return the order that is asked for; without one what costs most each hour comes first.
+
+    Among equals, what needs attention does.
+    """
+    sort = FLEET.sort(sort)
     rest = [one.rank.asc(), one.slowdown.desc().nulls_last(), one.name.asc()]
-    name = FLEET.sorts.get(sort.removeprefix("-"))
-    if name is None:
-        return rest
+    name = FLEET.sorts[sort.removeprefix("-")]
     column = one.labels["owner"].astext if name == "owner" else one[name]
     # The age of the data falls as its moment rises.
     falls = sort.startswith("-") != (name == "received_at")

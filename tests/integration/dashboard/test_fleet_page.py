@@ -115,6 +115,7 @@ def test_jobs_are_sorted_by_what_they_lose_each_hour(
     job(container, "large", world=4000)
     page = fleet_of(client)
     at = page.columns("jobs").index("Lost each hour")
+    assert names(page, "jobs") == ["large", "small"], "what costs most comes first"
     assert names(fleet_of(client, "?sort=-lost"), "jobs") == ["large", "small"]
     assert names(fleet_of(client, "?sort=lost"), "jobs") == ["small", "large"]
     large = page.rows("jobs")[names(page, "jobs").index("large")]
@@ -214,20 +215,26 @@ def test_a_fleet_is_searched_where_it_is_kept(container: Container, client: http
         for name, own in labels.items():
             of_job = select(Job.id).where(Job.name == name).scalar_subquery()
             tx.session.execute(update(Session).where(Session.job_id == of_job).values(labels=own))
-    for query, expected in (
-        ("?q=copy+055", ["copy-055"]),
-        ("?q=VISION", ["copy-007"]),
-        ("?owner=bob", ["copy-055"]),
-        ("?label=team", ["copy-007"]),
-        ("?label=team%3Dvision&sort=job", ["copy-007"]),
-        ("?label=team%3Dspeech", []),
-        ("?q=%25", []),
-        ("?show=none", []),
-        ("?q=first&show=slow", ["first"]),
+    for query, expected, heading in (
+        ("?q=copy+055", ["copy-055"], "in 1 matching job, 35 % of 55 GPUs"),
+        ("?q=VISION", ["copy-007"], "of 7 GPUs"),
+        ("?owner=bob", ["copy-055"], "of 55 GPUs"),
+        ("?label=team", ["copy-007"], "of 7 GPUs"),
+        ("?label=team%3Dvision&sort=job", ["copy-007"], "of 7 GPUs"),
+        ("?label=team%3Dspeech", [], "No job with data in the last 24 h matches"),
+        ("?q=%25", [], "matches"),
+        ("?show=none", [], "matches"),
+        ("?q=first&show=slow", ["first"], "of 4 GPUs"),
     ):
         page = fleet_of(client, query)
         assert names(page, "jobs") == expected, query
-        assert "of 1,834 GPUs" in page.one("h1").text.replace("\N{NO-BREAK SPACE}", " "), query
+        assert heading in page.one("h1").text.replace("\N{NO-BREAK SPACE}", " "), query
+    line = fleet_of(client, "?q=VISION").one("p", "line").text
+    assert line == "1 slow", "states are counted of the jobs that match"
+    shows = fleet_of(client, "?q=copy-05&show=none").one("span", aria_label="Show").all("a")
+    assert [one.text for one in shows] == ["All 10", "Slow 10", "No verdict 0", "Archive"]
+    chips = fleet_of(client, "?labels=1&label=owner").all("a", "chip")
+    assert [one.text for one in chips] == ["owner=bob", "owner=ann", "team=vision"]
     owners = [
         option.text for option in fleet_of(client).one("select", aria_label="Owner").all("option")
     ]

@@ -4,7 +4,7 @@ import { ask } from '../ask.js';
 import { destroy } from '../destroying.js';
 
 const TYPING_MS = 300;
-const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'range', 'from', 'to'];
+const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'labels', 'range', 'from', 'to'];
 
 // Selected jobs, kept when the page is replaced.
 const picked = new Set();

@@ -95,6 +95,7 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
         "incident": None,
         "heard": True,
         "jobs": 1,
+        "found": 1,
         "matching": 1,
         "told": int(slowdown is not None),
         "gpus": 0 if slowdown is None else 64,
@@ -146,18 +147,51 @@ def test_the_heading_counts_what_all_jobs_cost_whichever_are_on_the_page() -> No
 
 
 def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
-    many = [group("ill", 2.0, jobs=240, matching=120)]
-    page = page_of(many, number=2, q=" slow  worker", owner="ann", sort="-lost", show="slow")
+    many = [group("ill", 2.0, jobs=240, found=160, matching=120)]
+    page = page_of(
+        many, number=2, q=" slow  worker", owner="ann", sort="-gpus", show="slow", labels="1"
+    )
     kept = "q=slow+worker&show=slow&owner=ann"
-    assert page.jobs.previous_url == f"/?{kept}&sort=-lost"
-    assert page.jobs.next_url == f"/?{kept}&sort=-lost&page=3"
+    assert page.jobs.previous_url == f"/?{kept}&sort=-gpus&labels=1"
+    assert page.jobs.next_url == f"/?{kept}&sort=-gpus&labels=1&page=3"
     orders = {heading.label: (heading.order, heading.url) for heading in page.jobs.headings}
-    assert orders["Lost each hour"] == ("descending", f"/?{kept}&sort=lost")
-    assert orders["GPUs"] == ("", f"/?{kept}&sort=-gpus")
-    assert orders["State"] == ("", f"/?{kept}")
-    assert page.bar.kept == [("show", "slow"), ("sort", "-lost")]
-    assert page.bar.cleared_url == "/?show=slow&sort=-lost"
-    assert page.bar.shows[0].url == "/?q=slow+worker&owner=ann&sort=-lost"
+    assert orders["Lost each hour"] == ("", f"/?{kept}&labels=1")
+    assert orders["GPUs"] == ("descending", f"/?{kept}&sort=gpus&labels=1")
+    assert orders["State"] == ("", f"/?{kept}&sort=state&labels=1")
+    assert page.bar.kept == [("show", "slow"), ("sort", "-gpus"), ("labels", "1")]
+    assert page.bar.cleared_url == "/?show=slow&sort=-gpus&labels=1"
+    assert page.bar.shows[0].url == "/?q=slow+worker&owner=ann&sort=-gpus&labels=1"
+    assert page.bar.shows[0].label == "All 160"
+    assert page.bar.labels.url == f"/?{kept}&sort=-gpus"
+    assert page.heading.replace(NBSP, " ").startswith(
+        "Stragglers cost 32.0 GPU-hours each hour in 120 matching jobs, 50 % of 64 GPUs"
+    )
+
+
+def test_what_costs_most_each_hour_comes_first_unless_another_order_is_asked_for() -> None:
+    orders = {heading.label: heading for heading in page_of().jobs.headings}
+    assert orders["Lost each hour"].order == "descending"
+    assert orders["Lost each hour"].url == "/?sort=lost"
+
+
+def test_labels_are_printed_where_they_are_asked_for_and_lead_to_their_jobs() -> None:
+    labels = {"owner": "ann", "team": "vision"}
+    told = session(1, 2.0)
+    jobs = [Standing("ill", told, told, (), labels, None)]
+    name = {one.label: at for at, one in enumerate(page_of().jobs.headings)}["Job"]
+    [plain] = page_of([group("ill", 2.0)], jobs).jobs.lines
+    assert 'title="owner=ann team=vision"' in str(plain.cells[name].content)
+    assert "chip" not in str(plain.cells[name].content)
+    [printed] = page_of([group("ill", 2.0)], jobs, labels="1", label="team=vision").jobs.lines
+    cell = str(printed.cells[name].content)
+    assert 'href="/?label=owner%3Dann&amp;labels=1">owner=ann</a>' in cell
+    assert 'aria-current="true">team=vision</a>' in cell
+
+
+def test_a_filter_that_no_job_matches_says_so() -> None:
+    page = page_of([group("ill", 2.0, found=0, matching=0, told=0, lost=0.0)], q="nothing like it")
+    assert page.heading.replace(NBSP, " ") == "No job with data in the last 24 h matches"
+    assert page.title == "Fleet: no job matches"
 
 
 def test_what_an_address_asks_for_in_vain_is_not_there() -> None:
@@ -168,7 +202,9 @@ def test_what_an_address_asks_for_in_vain_is_not_there() -> None:
 
 def test_a_job_shows_its_owner_and_other_labels() -> None:
     row = line(session(1, 2.0), labels={"owner": "ann", "team": "vision", "importance": "high"})
-    assert (row.owner, row.labels) == ("ann", "team=vision importance=high")
+    assert row.owner == "ann"
+    assert row.labels == {"owner": "ann", "team": "vision", "importance": "high"}
+    assert row.short_sizes == "4 × 4 × 4".replace(" ", NBSP)
 
 
 def test_a_slow_job_says_why_and_where() -> None:
