@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
@@ -17,20 +18,23 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.api.frame.routers import api_router
 from app.services.access.projects import list_projects
+from app.services.installation.open_work import open_work
 from app.services.installation.status import installation_status
+from app.services.tasks.durations import analysis_durations
 from app.services.usage.quotas import QUOTAS, uses
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from app.services.container import Container
+    from app.services.installation.open_work import OpenWork
     from app.services.usage.quotas import Use
     from app.settings import Settings
 
@@ -102,6 +106,16 @@ class Exposition:
             "Bytes reserved by bodies that are arriving or being stored.",
             registry=self.registry,
         )
+        self.ingest_cut = Counter(
+            "paceline_ingest_cut",
+            "Bodies whose sender went away before their end.",
+            registry=self.registry,
+        )
+        self.spool_free = Gauge(
+            "paceline_spool_free_bytes",
+            "Free bytes of the disk where bodies are spooled.",
+            registry=self.registry,
+        )
         self.event_streams = Gauge(
             "paceline_event_streams", "Open streams of events.", registry=self.registry
         )
@@ -155,6 +169,8 @@ class _DatabaseCollector(Collector):
         try:
             with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
+                work = open_work(tx, self._container.kinds)
+                durations = analysis_durations(tx)
                 found = uses(tx)
                 used = {project.name: found[project.id] for project in list_projects(tx)}
         except SQLAlchemyError as error:
@@ -185,7 +201,44 @@ class _DatabaseCollector(Collector):
         for worker in status.workers:
             workers.add_metric((str(worker.id), worker.host, worker.queues), worker.seen_age_s)
         yield workers
+        yield from _open_work(work)
+        yield HistogramMetricFamily(
+            "paceline_analysis_duration_seconds",
+            "From the start of an analysis to its stored report, over all workers.",
+            buckets=[
+                ("+Inf" if limit == math.inf else str(limit), n) for limit, n in durations.at_most
+            ],
+            sum_value=durations.total_s,
+        )
         yield from _quotas(used, self._container.settings)
+
+
+def _open_work(work: OpenWork) -> Iterator[Metric]:
+    tasks = GaugeMetricFamily(
+        "paceline_open_tasks",
+        "Tasks that wait (queued) or run, by kind and queue.",
+        labels=("kind", "queue", "state"),
+    )
+    for labels, count in work.tasks.items():
+        tasks.add_metric(labels, count)
+    yield tasks
+    deliveries = GaugeMetricFamily(
+        "paceline_deliveries", "Deliveries of alerts that wait or are sent.", labels=("state",)
+    )
+    for delivery_state, count in work.deliveries.items():
+        deliveries.add_metric((delivery_state,), count)
+    yield deliveries
+    failed = GaugeMetricFamily(
+        "paceline_failed_deliveries", "Deliveries of the last 24 hours that were given up."
+    )
+    failed.add_metric((), work.failed_deliveries)
+    yield failed
+    incidents = GaugeMetricFamily(
+        "paceline_incidents", "Incidents that are not resolved.", labels=("state",)
+    )
+    for incident_state, count in work.incidents.items():
+        incidents.add_metric((incident_state,), count)
+    yield incidents
 
 
 def _quotas(by_project: Mapping[str, Use], settings: Settings) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ of a limiter of its own stores it, so that many senders leave pages their thread
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ import structlog
 from anyio import CapacityLimiter
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.formats.head import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS
@@ -146,6 +148,7 @@ class Ingest:
         self._max_meta_bytes = Limits().max_header_bytes
         metrics.ingest_spooled.set_function(lambda: self._budget.used)
         metrics.ingest_waiting.set_function(self._waiting)
+        metrics.spool_free.set_function(lambda: shutil.disk_usage(self._directory).free)
 
     async def receive(
         self,
@@ -175,6 +178,9 @@ class Ingest:
                 check()
                 body = await self._spool(request, query, spool)
                 return await anyio.to_thread.run_sync(store, body, limiter=self._store_limiter)
+        except ClientDisconnect:
+            self.metrics.ingest_cut.inc()
+            raise
         except PacelineError as error:
             self.metrics.ingest_refusals.labels(error.stable_code).inc()
             self.metrics.ingest_refused_bytes.inc(spool.size)

@@ -1,11 +1,11 @@
-"""Table of the worker processes of this installation."""
+"""Tables of this installation as a whole: its worker processes, and how long they take."""
 
 from __future__ import annotations
 
 import uuid
 from datetime import datetime
 
-from sqlalchemy import Uuid, text
+from sqlalchemy import BigInteger, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.models.base import Base
@@ -22,3 +22,14 @@ class WorkerHeartbeat(Base):
     queues: Mapped[str]
     started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     seen_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AnalysisDuration(Base):
+    """Analyses of a range of durations; running sums, which no retention lowers."""
+
+    __tablename__ = "analysis_duration"
+
+    # the longest duration of the range
+    limit_s: Mapped[float] = mapped_column(primary_key=True, autoincrement=False)
+    analyses: Mapped[int] = mapped_column(BigInteger)
+    total_s: Mapped[float]

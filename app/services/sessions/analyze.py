@@ -6,6 +6,7 @@ notification) is one transaction at the end. Run twice, it gives one result.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,7 @@ from app.services.fixes.measure import measure_fixes
 from app.services.hosts.ledger import write_readings
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
+from app.services.tasks.durations import count_duration
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def analyze_session(container: Container, claim: Claim) -> None:
     NotFoundError
         If the session was deleted meanwhile.
     """
+    begun_s = time.monotonic()
     try:
         merge_session(container, claim.subject_id)
         loaded = _load(container, claim.subject_id)
@@ -69,7 +72,7 @@ def analyze_session(container: Container, claim: Claim) -> None:
     except UnanalyzableError as error:
         _discard(container, claim, error)
     else:
-        _store(container, claim, analysis, loaded)
+        _store(container, claim, analysis, loaded, begun_s)
 
 
 def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
@@ -102,7 +105,9 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
         evaluate_session(container, tx, claim.subject_id)
 
 
-def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded) -> None:
+def _store(
+    container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded, begun_s: float
+) -> None:
     report = replace(
         analysis.report,
         job=loaded.job,
@@ -126,3 +131,4 @@ def _store(container: Container, claim: Claim, analysis: Analysis, loaded: _Load
         write_readings(tx, claim.subject_id, report)
         measure_fixes(tx, claim.subject_id, report)
         evaluate_session(container, tx, claim.subject_id)
+        count_duration(tx, time.monotonic() - begun_s)

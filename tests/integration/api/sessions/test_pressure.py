@@ -67,11 +67,13 @@ def test_a_sender_that_falls_silent_is_let_go(install: Install) -> None:
 
 
 def test_a_sender_that_is_gone_leaves_nothing(installation: Installation) -> None:
+    assert installation.metric("paceline_ingest_cut_total") == 0
     with half_a_body(installation):
         pass
     wait_for(lambda: installation.metric(SPOOLED) == 0, "end of the spooled body")
     assert installation.rows() == NOTHING
     assert spooled_files(installation) == []
+    assert installation.metric("paceline_ingest_cut_total") == 1
     # What is not read is still counted, and nothing went wrong.
     assert (
         installation.metric(
