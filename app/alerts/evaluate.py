@@ -122,15 +122,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     now : datetime
     """
     by_id = {rule.id: rule for rule in rules}
-    times = []
-    for rule in rules:
-        if is_finished(job.finished_at, job.received):
-            break
-        if isinstance(rule.condition, NoData) and rule.enabled and job.received:
-            limit = silent_for(rule.condition, job.received)
-            settled = job.since.get(rule.id)
-            if limit is not None and (settled is None or settled < job.received[-1]):
-                times.append(job.received[-1] + limit)
+    times = [] if is_finished(job.finished_at, job.received) else _silences(job, rules)
     for incident in job.incidents:
         if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
@@ -150,6 +142,18 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
             ]
     coming = [at for at in times if at > now]
     return min(coming, default=None)
+
+
+def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
+    """Return when rules call the job silent, if nothing comes until then."""
+    times = []
+    for rule in rules:
+        if isinstance(rule.condition, NoData) and rule.enabled and job.received:
+            limit = silent_for(rule.condition, job.received)
+            settled = job.since.get(rule.id)
+            if limit is not None and (settled is None or settled < job.received[-1]):
+                times.append(job.received[-1] + limit)
+    return times
 
 
 def _read(rule: Rule, job: JobState) -> _Read:
@@ -183,7 +187,7 @@ def _apply(board: Board, read: _Read) -> None:
                 board.put(confirm(joined, board.now), "fired")
                 joined = board.get(found.fingerprint)
             if joined is not None:
-                _escalate_by_value(board, read.rule, joined, reading.value)
+                _escalate_by_value(board, read.rule, joined, reading.value, facts.lost_each_hour)
 
 
 def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
@@ -207,16 +211,15 @@ def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
     return incident.where in blamed.where if blamed.where else not incident.where
 
 
-def _escalate_by_value(board: Board, rule: Rule, incident: Incident, value: float | None) -> None:
+def _escalate_by_value(
+    board: Board, rule: Rule, incident: Incident, value: float | None, lost: float | None
+) -> None:
+    """Escalate an incident by its rule's number, or by the GPU-hours lost each hour."""
     plan = rule.escalation
-    if (
-        plan is not None
-        and plan.at_least is not None
-        and value is not None
-        and value >= plan.at_least
-        and incident.escalated_at is None
-        and can(incident.state, Trigger.ESCALATE)
-    ):
+    if plan is None or incident.escalated_at or not can(incident.state, Trigger.ESCALATE):
+        return
+    limits = ((value, plan.at_least), (lost, plan.gpu_hours_per_hour))
+    if any(found is not None and most is not None and found >= most for found, most in limits):
         board.put(escalate(incident, board.now), "escalated")
 
 

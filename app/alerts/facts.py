@@ -10,6 +10,7 @@ from uuid import UUID
 
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import (
+    KnownLoss,
     SessionVerdict,
     Slowdown,
     SuspectedCause,
@@ -25,7 +26,8 @@ EVIDENCE: Final = 2
 class Facts:
     """A session as rules see it.
 
-    Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so.
+    Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so, and
+    causes, what they cost and the best fix where a replay gives them.
     """
 
     session: UUID
@@ -48,13 +50,19 @@ class Facts:
     fix: VerdictFix | None = None
     headline: Slowdown | None = None  # what people are told
     gpus: int = 0  # of the job; 0 in incidents from before this was kept
+    withheld: KnownLoss | None = None  # what the causes cost where there is no verdict
+
+    @property
+    def known(self) -> Slowdown | KnownLoss | None:
+        """Return what is known to be lost, and how slow the job is by that."""
+        return self.headline or self.withheld
 
     @property
     def lost_each_hour(self) -> float | None:
         """Return the GPU-hours that the job loses in each hour of running; None where unknown."""
-        if self.headline is None or not self.gpus:
+        if self.known is None or not self.gpus:
             return None
-        return self.headline.waste * self.gpus
+        return self.known.waste * self.gpus
 
     @property
     def without_verdict(self) -> Facts:
@@ -110,16 +118,10 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         discrepancy=verdict.discrepancy,
         gpus=verdict.sizes.world,
     )
-    published = verdict.published
-    if published is None:
+    if verdict.known is None:
         return facts
-    return replace(
+    facts = replace(
         facts,
-        slowdown=published.slowdown,
-        slowdown_ci95=published.ci95,
-        waste=published.waste,
-        gpu_hours_lost=published.gpu_hours_lost,
-        step_time_s=verdict.step_time_s,
         causes=tuple(
             SuspectedCause(
                 one.cause,
@@ -131,8 +133,20 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
             )
             for one in verdict.causes
         ),
+        fix=verdict.fix,
+        withheld=verdict.withheld,
+    )
+    published = verdict.published
+    if published is None:
+        return facts
+    return replace(
+        facts,
+        slowdown=published.slowdown,
+        slowdown_ci95=published.ci95,
+        waste=published.waste,
+        gpu_hours_lost=published.gpu_hours_lost,
+        step_time_s=verdict.step_time_s,
         worst=verdict.worst,
         worst_step=verdict.worst_step,
-        fix=verdict.fix,
         headline=verdict.headline,
     )

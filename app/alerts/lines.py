@@ -67,6 +67,8 @@ def _summary(alert: Alert) -> str:
     facts = alert.facts
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
     shown = None if facts is None else facts.headline
+    if facts is not None and facts.withheld is not None and slow:
+        return f"{alert.subject}. It takes {percent(facts.withheld.waste, 0)} of each step."
     if shown is None or not slow:
         return alert.subject
     against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
@@ -100,6 +102,8 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
     """Return how slow the job is and what that costs; S too, where it says something else."""
     shown, published = facts.headline, facts.slowdown
+    if facts.withheld is not None and facts.lost_each_hour is not None:
+        return [("Costs", f"{hours(facts.lost_each_hour)} GPU-hours each hour, at least")]
     if shown is None or published is None:
         return []
     s = _slowdown(published, facts.slowdown_ci95)

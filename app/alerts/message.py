@@ -180,7 +180,7 @@ class Message:
 
 
 def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
-    shown = alert.facts.headline if alert.facts else None
+    shown = alert.facts.known if alert.facts else None
     return (
         alert.status is Status.RESOLVED,
         alert.severity != "critical",

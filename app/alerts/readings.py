@@ -103,6 +103,8 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
     value: float | None
     match condition.kind:
         case "headline":
+            if facts.withheld is not None:
+                return _at_least(condition, facts.withheld.slowdown, facts.leading_cause)
             value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
@@ -110,6 +112,9 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
             value = facts.waste
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
+        case "discrepancy" if facts.withheld is not None:
+            # What the recording has and the replay of durations has not is what the causes cost.
+            return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
             return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
         case "regression":
@@ -129,8 +134,13 @@ def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -
     return Reading(Level.CLEAR, value)
 
 
+def _at_least(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
+    """Read a number that may be larger: a small one does not say that the condition is over."""
+    return _graded(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
+
+
 def _cause(condition: CauseFound, facts: Facts) -> Reading:
-    if facts.slowdown is None:
+    if facts.known is None:
         return _UNKNOWN
     meant = [
         cause
@@ -146,7 +156,7 @@ def _cause(condition: CauseFound, facts: Facts) -> Reading:
     likely = tuple(c for c in meant if (c.confidence or 0.0) >= condition.clears_below)
     if likely:
         return Reading(Level.BETWEEN, value, likely)
-    return Reading(Level.CLEAR, value)
+    return Reading(Level.CLEAR, value) if facts.headline is not None else _UNKNOWN
 
 
 def _regressions(

@@ -147,6 +147,8 @@ class Escalation:
 
     at_least: Positive | None = None
     """From this value of the rule's own number on."""
+    gpu_hours_per_hour: Positive | None = None
+    """From this number of GPU-hours on that the job loses in each hour."""
     after_minutes: Positive | None = None
     """Minutes without an acknowledgement."""
     channels: tuple[UUID, ...] = ()
@@ -198,7 +200,8 @@ DEFAULT_RULES: Final = (
         name="Slow job",
         condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05),
         selector=Selector(importance=("normal", "high")),
-        escalation=Escalation(at_least=1.5),
+        # A small share of a large job costs more than half of a small one.
+        escalation=Escalation(at_least=1.5, gpu_hours_per_hour=100.0),
     ),
     Rule(
         id=UUID("5a0c1ea1-0000-4000-8000-000000000002"),

@@ -52,18 +52,15 @@ def made_verdict(slowdown: float | None = 1.0, **changes: Any) -> SessionVerdict
 
 
 def verdict_with(facts: Facts) -> SessionVerdict:
-    """Return a verdict that these facts are of."""
+    """Return a verdict that these facts are of; without a headline of their own that is S."""
+    published = None
+    if facts.slowdown is not None:
+        lost = facts.gpu_hours_lost or 0.0
+        published = Slowdown(facts.slowdown, facts.slowdown_ci95, lost, HeadlineKind.PUBLISHED)
     return made_verdict(
         facts.slowdown,
-        headline=facts.headline,
-        published=None
-        if facts.slowdown is None
-        else Slowdown(
-            facts.slowdown,
-            facts.slowdown_ci95,
-            facts.gpu_hours_lost or 0.0,
-            HeadlineKind.PUBLISHED,
-        ),
+        headline=facts.headline or published,
+        published=published,
         discrepancy=facts.discrepancy or 0.0,
         step_time_s=facts.step_time_s,
         causes=tuple(

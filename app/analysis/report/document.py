@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal
 
-from app.analysis.diagnosis.headline import Headline
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.diagnosis.places import Worker
 from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.json_text import OMITTED
@@ -175,6 +176,34 @@ class Report:
     def lost_gpu_hours_per_hour(self) -> float:
         """Return the same of each hour of running."""
         return self.sizes.world * self.headline.waste
+
+    @property
+    def known_waste(self) -> float | None:
+        """Return the share of a step that is known to be lost.
+
+        That of the headline; where the replay supports no verdict, what the named causes take.
+        None where no cause is named either.
+        """
+        if self._headline_holds:
+            return self.headline.waste
+        return sum(map(self.waste_of, self.causes)) or None
+
+    def waste_of(self, cause: NamedCause) -> float:
+        """Return the share of a step that a cause takes; 0 of the unknown without a verdict."""
+        if self._headline_holds:
+            return self.headline.waste * max(0.0, cause.contribution or 0.0)
+        if cause.cause == UNKNOWN:
+            return 0.0
+        recorded = self.step_times.recorded
+        return (cause.cost_s or 0.0) * len(recorded) / sum(recorded)
+
+    @property
+    def _headline_holds(self) -> bool:
+        """Return whether it is known what the headline is counted against.
+
+        Late launches with a cause are part of the replay without the causes, and not of S.
+        """
+        return self.fidelity.verdict or self.headline.kind is HeadlineKind.CAUSES
 
     def rank_of(self, worker: Worker) -> int:
         """Return the traced rank of a worker."""

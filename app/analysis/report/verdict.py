@@ -11,7 +11,7 @@ from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import View, Where, Worker
 from app.analysis.diagnosis.verdict import Level
-from app.analysis.report.document import JobSizes, Report
+from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.report.paper import PaperMeasures, measures_of
 
@@ -38,6 +38,21 @@ class Slowdown:
     def waste(self) -> float:
         """Return the share of a step that is lost."""
         return 1 - 1 / self.slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLoss:
+    """What the named causes cost where the replay supports no verdict: at least that is lost."""
+
+    waste: float
+    """The share of a recorded step."""
+    gpu_hours_lost: float
+    """In the analyzed steps, by all ranks together."""
+
+    @property
+    def slowdown(self) -> float:
+        """Return the recorded step time ÷ the same without the causes."""
+        return 1 / (1 - self.waste)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +165,11 @@ class SessionVerdict:
     step_time_s: float | None
     """The median recorded step, seconds; None without a verdict."""
     measured_s: float | None
-    """How long the analyzed steps took, seconds; None without a verdict."""
+    """How long the analyzed steps took, seconds; None where no loss is known."""
     causes: tuple[VerdictCause, ...]
     """The leading one first."""
     lost_by_cause: Mapping[str, float]
-    """GPU-hours that each cause costs in each hour of running; they may overlap. Empty without a
-    verdict."""
+    """GPU-hours that each cause costs in each hour of running; they may overlap."""
     worst: tuple[VerdictWorker, ...]
     """The slowest first."""
     worst_rank: int
@@ -166,6 +180,13 @@ class SessionVerdict:
     """The operation type that costs most."""
     fix: VerdictFix | None
     measures: PaperMeasures
+    withheld: KnownLoss | None = None
+    """None with a verdict, and where no cause is named without one."""
+
+    @property
+    def known(self) -> Slowdown | KnownLoss | None:
+        """Return what is known to be lost, with or without a verdict."""
+        return self.headline or self.withheld
 
     @property
     def layout(self) -> str:
@@ -182,7 +203,8 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     metadata : mapping
         Of the session, as it was sent.
     """
-    known = report.fidelity.verdict
+    known, waste = report.fidelity.verdict, report.known_waste
+    measured_s = sum(report.step_times.recorded)
     _, dp, pp = report.worst_worker()
     shown = report.headline
     slowdowns = report.step_slowdown
@@ -200,9 +222,9 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         if known
         else None,
         step_time_s=statistics.median(report.step_times.recorded) if known else None,
-        measured_s=sum(report.step_times.recorded) if known else None,
+        measured_s=None if waste is None else measured_s,
         causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
-        lost_by_cause=_lost_by_cause(report) if known else {},
+        lost_by_cause={} if waste is None else _lost_by_cause(report),
         worst=tuple(
             VerdictWorker(dp, pp, report.host_of((dp, pp)), value)
             for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
@@ -212,6 +234,9 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         top_optype=max(report.by_optype, key=report.by_optype.__getitem__),
         fix=_fix(report),
         measures=measures_of(report, metadata),
+        withheld=None
+        if known or waste is None
+        else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
     )
 
 
@@ -253,7 +278,7 @@ def _places(report: Report, cause: NamedCause) -> tuple[str, ...]:
 def _lost_by_cause(report: Report) -> dict[str, float]:
     lost: dict[str, float] = {}
     for cause in report.causes:
-        cost = report.lost_gpu_hours_per_hour * max(0.0, cause.contribution or 0.0)
+        cost = report.sizes.world * report.waste_of(cause)
         lost[cause.cause] = lost.get(cause.cause, 0.0) + cost
     return lost
 

@@ -66,8 +66,9 @@ class SizesBody(BaseModel):
 class HeadlineBody(BaseModel, extra="allow"):
     """What people are shown first: the sentence of the verdict, the slowdown, its causes.
 
-    `slowdown` and what it costs are null without a verdict. `kind` is `causes` where they are
-    counted against the job without its causes, and `published` where `slowdown` is S.
+    `kind` is `causes` where they are counted against the job without its causes, and `published`
+    where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
+    cost; null where none is named.
     """
 
     sentence: str
@@ -288,14 +289,15 @@ def _session(row: SessionRow) -> dict[str, Any]:
 
 def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
     shown, worst, measures = row.headline, verdict.worst[0], verdict.measures
+    known = row.known
     return HeadlineBody.model_validate(
         {
             "sentence": verdict.sentence,
             "level": verdict.level,
             "slowdown": shown and shown.slowdown,
             "ci95": shown and shown.ci95,
-            "gpu_hours_lost": shown and shown.gpu_hours_lost,
-            "gpu_hours_lost_per_hour": shown and row.world * shown.waste,
+            "gpu_hours_lost": known and known.gpu_hours_lost,
+            "gpu_hours_lost_per_hour": known and row.world * known.waste,
             "kind": shown and shown.kind,
             "worst": {
                 "dp": worst.dp,

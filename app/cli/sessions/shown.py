@@ -44,6 +44,9 @@ def show(report: Report, console: Console) -> None:
     )
     if not fidelity.verdict:
         console.print(fidelity.reason, highlight=False)
+        if report.known_waste is not None:
+            console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
+        _show_fixes(report, console)
         return
     for line in _slowdowns(report):
         console.print(line, highlight=False, soft_wrap=True)
@@ -53,6 +56,18 @@ def show(report: Report, console: Console) -> None:
     _show_heatmap(report, console)
     console.print()
     console.print(_worst_workers(report))
+    _show_fixes(report, console)
+
+
+def _known(report: Report, waste: float) -> str:
+    """Return what the named causes cost where S is withheld."""
+    return (
+        f"The named causes take {percent(waste, 0)} of each step, "
+        f"{hours(report.sizes.world * waste)} GPU-hours each hour; at least that is lost"
+    )
+
+
+def _show_fixes(report: Report, console: Console) -> None:
     for fix in report.recommendations:
         console.print(
             f"{fix.title}: {fix.predicted_step_time:.2f} s a step, "

@@ -48,12 +48,12 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
 def incident_cells(row: IncidentRow, worlds: Mapping[uuid.UUID, int]) -> Sequence[object]:
     """Return the cells of an incident; what its job loses takes the ranks of its session."""
     incident, facts = row.incident, row.incident.facts
-    shown, fix = (facts.headline, facts.fix) if facts else (None, None)
+    shown, known, fix = (facts.headline, facts.known, facts.fix) if facts else (None, None, None)
     world = worlds.get(facts.session) if facts else None
     return (
         *(incident.id, incident.severity, incident.state, row.job, incident.cause),
         *(incident.where, shown and shown.slowdown),
-        None if shown is None or world is None else shown.waste * world,
+        None if known is None or world is None else known.waste * world,
         *(fix and fix.title, fix and fix.gain),
         *(incident.opened_at, incident.fired_at, incident.resolved_at, row.assignee),
         *(facts.labels if facts else None, len({one.job for one in row.inside})),

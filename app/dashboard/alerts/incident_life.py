@@ -16,7 +16,7 @@ from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.wording import NBSP, hours
+from app.analysis.wording import NBSP, hours, percent
 from app.dashboard.alerts.parts import (
     STATES,
     Actions,
@@ -264,6 +264,13 @@ def _about(row: IncidentRow, now: datetime) -> str:
 
 def _measured(facts: Facts | None) -> str:
     shown = None if facts is None else facts.headline
+    if facts is not None and facts.withheld is not None:
+        lost = hours(facts.withheld.gpu_hours_lost)
+        share = percent(facts.withheld.waste, 0)
+        return (
+            f"Its causes take {share} of each step, {lost} GPU-hours lost in session "
+            f"{facts.number}; S is withheld"
+        )
     if facts is None or shown is None:
         return "No session with a verdict belongs to it"
     published = shown.kind is HeadlineKind.PUBLISHED

@@ -82,8 +82,8 @@ def lost_each_hour(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> 
     """Return GPU-hours lost each hour by the job, and by other jobs inside."""
     facts = row.incident.facts
     own = []
-    if facts is not None and facts.headline is not None and facts.session in sessions:
-        own = [facts.headline.waste * sessions[facts.session].world]
+    if facts is not None and facts.known is not None and facts.session in sessions:
+        own = [facts.known.waste * sessions[facts.session].world]
     # A job counts once, however many of its incidents are inside.
     others = {one.job: one.lost for one in row.inside if one.lost is not None}
     known = [*own, *(lost for job, lost in others.items() if job != row.job)]

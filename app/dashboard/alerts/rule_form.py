@@ -63,6 +63,7 @@ class RuleForm:
     audience: Field
     channels: Field
     escalates_at: Field
+    escalates_from: Field
     escalates_after: Field
     escalates_to: Field
 
@@ -130,6 +131,12 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         audience=_select("audience", "Channels for", rule.audience, AUDIENCES.items()),
         channels=_checks("channels", "Or exactly these", rule.channels, listed),
         escalates_at=_number("escalation.at_least", "Critical from", plan.at_least, scale, "never"),
+        escalates_from=_number(
+            "escalation.gpu_hours_per_hour",
+            "Or from GPU-hours lost each hour",
+            plan.gpu_hours_per_hour,
+            example="never",
+        ),
         escalates_after=_number(
             "escalation.after_minutes",
             "Or unacknowledged for, min",

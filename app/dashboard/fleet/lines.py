@@ -103,8 +103,9 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     )
     first = verdict.causes[0] if slow and verdict and verdict.causes else None
     if measured is None:
-        first = _withheld(session)
-    lost = numbers.world * measured.waste if measured else None
+        first = _withheld(numbers)
+    known = numbers.known
+    lost = None if known is None else numbers.world * known.waste
     published = verdict.published if measured and verdict else None
     state = job_state(session.state, slow=slow)
     return SessionLine(

@@ -31,6 +31,19 @@ def verdict_facts(report: Report) -> list[Fact]:
     ]
 
 
+def known_fact(report: Report) -> Fact | None:
+    """Return what the named causes cost where S is withheld; None where none is named."""
+    waste = report.known_waste
+    if waste is None:
+        return None
+    return Fact(
+        "Known loss",
+        percent(waste),
+        f"of each step; {hours(report.sizes.world * waste)} GPU-hours each hour",
+        hint="What the named causes take of each step, by replay; at least that is lost",
+    )
+
+
 def published_remark(report: Report) -> str:
     """Return the note on the headline and S; empty where they agree."""
     shown = report.headline

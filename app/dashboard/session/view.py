@@ -14,6 +14,7 @@ from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.unmapped import said
 from app.dashboard.alerts.parts import Actions
 from app.dashboard.session.facts import (
+    known_fact,
     launch_fact,
     published_remark,
     quality_fact,
@@ -245,9 +246,10 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
             seconds(sum(simulated) / len(simulated)),
             "without launch delays",
         ),
-        quality_fact(report),
-        launch_fact(report),
     ]
+    known = known_fact(report)
+    facts += [known] if known else []
+    facts += [quality_fact(report), launch_fact(report)]
     facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
     return Body(
         state=STATES[SessionState.NO_VERDICT],

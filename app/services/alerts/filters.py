@@ -43,9 +43,15 @@ def slowdown_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column
     return case((document["cause"].astext != NO_DATA_CAUSE, cast(measured, Float)))
 
 
+def waste_of(document: Any) -> ColumnElement[Any]:  # noqa: ANN401 - a column of documents
+    """Return the share of a step that an incident's job is known to lose."""
+    by_causes = document["facts"]["withheld"]["waste"].astext
+    return func.coalesce(1 - 1 / func.nullif(slowdown_of(document), 0.0), cast(by_causes, Float))
+
+
 SLOWDOWN: Final = slowdown_of(_DOCUMENT)
 # GPU-hours that the job loses each hour.
-LOST: Final = (1 - 1 / func.nullif(SLOWDOWN, 0.0)) * Session.world
+LOST: Final = waste_of(_DOCUMENT) * Session.world
 
 BY_SEVERITY: Final = case({"critical": 0, "warning": 1, "info": 2}, value=_SEVERITY, else_=3)
 # Incidents that need a person come first.

@@ -38,6 +38,7 @@ from app.services.alerts.filters import (
     IncidentFilter,
     matches,
     slowdown_of,
+    waste_of,
 )
 from app.services.alerts.store import OPEN
 
@@ -89,7 +90,7 @@ _inside_rows: Final = (
         _member.document["cause"].astext.label("cause"),
         _member.state.label("state"),
         _slowdown.label("slowdown"),
-        ((1 - 1 / func.nullif(_slowdown, 0.0)) * _session.world).label("lost"),
+        (waste_of(_member.document) * _session.world).label("lost"),
     )
     .join(_placed, _placed.incident_id == _member.id)
     .join(_group, _group.id == _member.group_id)

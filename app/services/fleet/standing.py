@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.models.sessions import Job, Session, StoredVerdict
+from app.db.models.sessions import WASTE, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import OPEN
 from app.services.fleet.rows import FLEET
@@ -92,6 +92,8 @@ def standing(at: Moment, *, archived: bool) -> CTE:
     is_slow = func.coalesce(
         or_(told.c.level == "slow", slowdown >= at.slow) & slowdown.is_not(None), false()
     )
+    # Without a verdict a cause is only named where its cost is known.
+    blames = or_(is_slow, slowdown.is_(None) & told.c.waste.is_not(None))
     in_state = last.c.state == SessionState.ANALYZED
     # A pending incident hides neither a missing verdict nor a failure.
     counts = or_(urgent.c.state != IncidentState.PENDING, in_state)
@@ -115,11 +117,11 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
         slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
-        (last.c.world * (1 - 1 / slowdown)).label("lost"),
-        case((of_time & slowdown.is_not(None), told.c.world)).label("told_gpus"),
-        case((of_time, told.c.world * (1 - 1 / slowdown))).label("told_lost"),
-        case((is_slow, told.c.cause)).label("cause"),
-        case((is_slow, told.c.host)).label("host"),
+        (last.c.world * told.c.waste).label("lost"),
+        case((of_time & told.c.waste.is_not(None), told.c.world)).label("told_gpus"),
+        case((of_time, told.c.world * told.c.waste)).label("told_lost"),
+        case((blames, told.c.cause)).label("cause"),
+        case((blames, told.c.host)).label("host"),
         last.c.labels.label("labels"),
         case((counts, urgent.c.id)).label("incident"),
         case((counts, urgent.c.state)).label("incident_state"),
@@ -151,6 +153,7 @@ def _latest(at: Moment, *, through: bool) -> LateralFromClause:
             case((session.state == SessionState.ANALYZED, StoredVerdict.slowdown)).label(
                 "slowdown"
             ),
+            case((session.state.in_(SessionState.REPORTED), WASTE)).label("waste"),
             StoredVerdict.level,
             StoredVerdict.cause,
             StoredVerdict.host,
@@ -205,7 +208,7 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
     for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
-        found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes) & one.slow))
+        found.append(or_(text.icontains(word, autoescape=True), one.cause.in_(causes)))
     return and_(true(), *found)
 
 

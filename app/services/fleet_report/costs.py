@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Double, Float, Integer, Text, cast, column, func, literal, select, true
 
-from app.db.models.sessions import Job, StoredVerdict
+from app.db.models.sessions import WASTE, Job, StoredVerdict
 from app.services.hosts.costs import Span, priced, standing
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def _sessions(tx: Reads, span: Span) -> CTE:
             verdict.document["lost_by_cause"].label("causes"),
             hours.label("hours"),
             (session.world * hours).label("used"),
-            (session.world * (1 - 1 / verdict.slowdown) * hours).label("lost"),
+            (session.world * WASTE * hours).label("lost"),
         )
         .join(verdict, verdict.session_id == session.id)
-        .where(verdict.slowdown.is_not(None), *span.holds(session.received_at))
+        .where(WASTE.is_not(None), *span.holds(session.received_at))
         .cte("costs")
     )
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from app.analysis.replay.metrics import STRAGGLING
 from app.db.models.alerts import AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import OF_SESSION, Job, Session, StoredVerdict
+from app.db.models.sessions import OF_SESSION, WASTE, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.fleet_report.costs import (
     CauseCost,
@@ -218,7 +218,7 @@ def _jobs(tx: Reads, span: Span) -> tuple[JobFigures, ...]:
 
 
 def _coverage(tx: Reads, span: Span) -> Coverage:
-    counted = StoredVerdict.slowdown.is_not(None)
+    counted = WASTE.is_not(None)
     rows = tx.session.execute(
         select(Session.state, counted, func.count())
         .outerjoin(*OF_SESSION)

@@ -19,7 +19,7 @@ from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.lasting import lasting_changes
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import OF_SESSION, Attempt, Job, Session, StoredVerdict
+from app.db.models.sessions import OF_SESSION, WASTE, Attempt, Job, Session, StoredVerdict
 from app.db.states import NoteKind, SessionState
 from app.services.history.notes import MOST_LISTED, notes_of
 
@@ -157,7 +157,8 @@ def _points(
             Session.world,
             Session.meta["global_batch_size"].as_string(),
             Session.meta["seq_length"].as_string(),
-            case((verdict.slowdown.is_not(None), verdict.cause)),
+            case((Session.state.in_(SessionState.REPORTED), WASTE)),
+            case((WASTE.is_not(None), verdict.cause)),
             func.concat_ws(" ", *(sizes[name].astext for name in ("dp", "pp", "tp", "cp", "vpp"))),
         )
         .join(Job, Job.id == Session.job_id)
@@ -173,7 +174,7 @@ def _points(
     found, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
-        (step_s, world, batch, length, cause, layout) = row[8:]
+        (step_s, world, batch, length, waste, cause, layout) = row[8:]
         tokens = _number(batch) * _number(length)
         found.append(
             TimePoint(
@@ -186,7 +187,7 @@ def _points(
                 high=high,
                 published=published,
                 step_time_s=step_s,
-                gpu_hours_lost_per_hour=None if slowdown is None else world * (1 - 1 / slowdown),
+                gpu_hours_lost_per_hour=None if waste is None else world * waste,
                 tokens_per_s=tokens / step_s if tokens and step_s else None,
                 cause=None if cause == UNKNOWN else cause,
             )

@@ -60,17 +60,24 @@ class _Blame:
 
 
 def readings_of(report: Report) -> tuple[Reading, ...]:
-    """Return what a report says of each host, by name; nothing without a verdict or host names.
+    """Return what a report says of each host, by name; nothing without names of hosts.
+
+    Without a verdict only of hosts that a cause blames: nothing is said of the others.
 
     Slow is a host whose workers a cause names that blames machines. A large slowdown of its own is
     not enough: a heavy stage has one wherever it runs.
     """
-    if not report.fidelity.verdict:
+    if report.known_waste is None:
         return ()
+    verdict = report.fidelity.verdict
     ranks = Counter(report.hosts.values())
     cells = _cells_by_host(report)
     blamed = _blamed(report)
-    return tuple(_reading(report, host, ranks[host], cells[host], blamed) for host in sorted(cells))
+    return tuple(
+        _reading(report, host, ranks[host], cells[host], blamed)
+        for host in sorted(cells)
+        if verdict or host in blamed
+    )
 
 
 def _reading(
@@ -142,7 +149,7 @@ def _blamed(report: Report) -> dict[str, _Blame]:
         named = {host for host, _ in shares}
         if not named or (len(hosts) > 1 and len(named) > MOST_AT_FAULT * len(hosts)):
             continue
-        cost = report.lost_gpu_hours_per_hour * (cause.contribution or 0.0)
+        cost = report.sizes.world * report.waste_of(cause)
         for (host, gpu), share in shares.items():
             blame = found.setdefault(host, _Blame())
             blame.lost_each_hour += cost * share

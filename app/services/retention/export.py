@@ -158,9 +158,9 @@ def _json(document: object) -> bytes:
 def _listed(row: SessionRow) -> dict[str, object]:
     """Return a session as its file has it: how slow it is, and S."""
     listed = {name: getattr(row, name) for name in SessionRow.__slots__ if name != "verdict"}
-    verdict, published, headline = row.verdict, None, None
+    verdict, published, headline, known = row.verdict, None, None, None
     if verdict is not None:
-        published, headline = verdict.published, verdict.headline
+        published, headline, known = verdict.published, verdict.headline, verdict.known
     low, high = (published and published.ci95) or (None, None)
     headline_low, headline_high = (headline and headline.ci95) or (None, None)
     return listed | {
@@ -173,6 +173,6 @@ def _listed(row: SessionRow) -> dict[str, object]:
         "headline_slowdown": headline and headline.slowdown,
         "headline_low": headline_low,
         "headline_high": headline_high,
-        "headline_gpu_hours_lost": headline and headline.gpu_hours_lost,
+        "headline_gpu_hours_lost": known and known.gpu_hours_lost,
         "headline_kind": headline and headline.kind,
     }

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 
 from app.analysis.report.verdict import SessionVerdict
 from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session, StoredReport, StoredVerdict
+from app.db.models.sessions import (
+    OF_SESSION,
+    SLOWDOWN,
+    WASTE,
+    Job,
+    Session,
+    StoredReport,
+    StoredVerdict,
+)
 from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SealedBy, SessionState, TaskState
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import ColumnElement
 
-    from app.analysis.report.verdict import Slowdown
+    from app.analysis.report.verdict import KnownLoss, Slowdown
     from app.db.unit_of_work import Reads
     from app.settings import Settings
 
@@ -69,6 +77,13 @@ class SessionRow:
             return None
         return self.verdict.headline
 
+    @property
+    def known(self) -> Slowdown | KnownLoss | None:
+        """Return what is known to be lost, without a verdict too."""
+        if self.state not in SessionState.REPORTED or self.verdict is None:
+            return None
+        return self.verdict.known
+
 
 SESSIONS: Final = Listing(
     SessionRow,
@@ -78,7 +93,9 @@ SESSIONS: Final = Listing(
     model=Session,
     others={
         "slowdown": Column(by=SLOWDOWN, sort="-slowdown"),
-        "lost": Column(by=Session.world * (1 - 1 / SLOWDOWN), sort="-lost"),
+        "lost": Column(
+            by=Session.world * case((Session.state.in_(SessionState.REPORTED), WASTE)), sort="-lost"
+        ),
         "discrepancy": Column(by=StoredVerdict.discrepancy, sort="-discrepancy"),
     },
 )

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.analysis.report.verdict import KnownLoss
+from app.db.models.sessions import StoredVerdict
 from app.db.states import SessionState
 from app.services.fleet_report.read import FleetReport, fleet_report
+from benchmarks.support.verdicts import made_verdict
 from tests.integration.fleet_report.build import DAY, HOUR, session
 from tests.support.reads import read
 
@@ -72,6 +75,21 @@ def test_what_does_not_count_is_counted(container: Container) -> None:
     assert (found.received, found.counted) == (3, 1)
     assert found.without == {SessionState.NO_VERDICT: 1, SessionState.FAILED: 1}
     assert (found.jobs, found.counted_jobs, found.silent) == (2, 1, 1)
+
+
+def test_what_causes_cost_without_a_verdict_counts(container: Container) -> None:
+    session(container, 1.25, ago=HOUR, gpus=100)
+    key = session(container, None, ago=HOUR, state="no_verdict", job="late", gpus=300)
+    lost = {"data_loading": 60.0}
+    with container.uow() as tx:
+        made = made_verdict(None, withheld=KnownLoss(0.2, 5.0), lost_by_cause=lost, measured_s=60.0)
+        tx.session.add(StoredVerdict(session_id=key, document=made))
+    found = week(container)
+    assert found.costs.sessions == found.coverage.counted == 2
+    assert found.costs.share == pytest.approx(0.2)
+    assert [cost.job for cost in found.most_expensive] == ["late", "llm"]
+    assert found.causes[0].cause == "data_loading"
+    assert [job.job for job in found.jobs] == ["llm"]
 
 
 def test_causes_and_jobs_are_named_the_most_expensive_first(container: Container) -> None:

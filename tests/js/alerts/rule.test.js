@@ -6,7 +6,7 @@ const given = (condition, more = {}) => ({
   name: 'slow',
   condition,
   selector: { importance: [] },
-  escalation: { at_least: null, after_minutes: null, channels: [] },
+  escalation: { at_least: null, gpu_hours_per_hour: null, after_minutes: null, channels: [] },
   ...more,
 });
 
@@ -23,9 +23,9 @@ test('the number of a condition on causes is its confidence', () => {
 
 test('an escalation without anything is none', () => {
   assert.equal(ruleOf(given({ kind: 'no_data', minutes: 30 }), false).escalation, null);
-  const escalation = { at_least: 20, after_minutes: 15, channels: ['pager'] };
+  const escalation = { at_least: 20, gpu_hours_per_hour: 100, after_minutes: 15, channels: ['pager'] };
   assert.deepEqual(ruleOf(given({ kind: 'waste', at_least: 10, clears_below: null }, { escalation }), false).escalation, {
-    at_least: 0.2, after_minutes: 15, channels: ['pager'],
+    at_least: 0.2, gpu_hours_per_hour: 100, after_minutes: 15, channels: ['pager'],
   });
 });
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import median
+from statistics import mean, median
+
+import pytest
 
 from app.alerts.facts import Facts, facts_of
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.document import Report
 from app.analysis.report.verdict import verdict_of
@@ -70,8 +73,26 @@ def test_what_is_the_job_s_own_has_no_place_at_its_workers() -> None:
     assert facts(replace(report, causes=(own,))).leading_cause.where == ()
 
 
-def test_without_a_verdict_there_is_the_discrepancy_alone() -> None:
+def test_without_a_verdict_and_without_a_cause_there_is_the_discrepancy_alone() -> None:
     report = reports.distrusted()
+    published = replace(report.headline, kind=HeadlineKind.PUBLISHED)
+    report = replace(report, causes=(), recommendations=(), headline=published)
     found = facts(report)
     assert found.discrepancy == report.fidelity.discrepancy
     assert (found.slowdown, found.causes, found.worst, found.fix) == (None, (), (), None)
+    assert (found.known, found.lost_each_hour) == (None, None)
+
+
+def test_without_a_verdict_a_cause_stands_with_its_cost_and_its_fix() -> None:
+    report = reports.distrusted()
+    found, cause = facts(report), report.causes[0]
+    assert (found.headline, found.slowdown, found.worst) == (None, None, ())
+    assert found.leading_cause.cause == cause.cause == "data_loading"
+    assert found.fix is not None
+    assert found.fix.title == report.recommendations[0].title
+    assert found.known is not None
+    assert cause.cost_s is not None
+    recorded_s = mean(report.step_times.recorded)
+    assert found.known.waste == pytest.approx(cause.cost_s / recorded_s, rel=0.01)
+    assert found.known.waste == pytest.approx(report.recommendations[0].predicted_gain)
+    assert found.lost_each_hour == pytest.approx(report.sizes.world * found.known.waste)

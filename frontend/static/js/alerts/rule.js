@@ -17,9 +17,9 @@ function condition({ at_least, ...given }) {
   return { ...given, [kind === 'cause' ? 'confidence' : 'at_least']: share(kind, at_least), clears_below: share(kind, given.clears_below) };
 }
 
-function escalation(kind, { at_least = null, after_minutes, channels = [] }) {
-  if (at_least === null && after_minutes === null && !channels.length) return null;
-  return { at_least: share(kind, at_least), after_minutes, channels };
+function escalation(kind, { at_least = null, gpu_hours_per_hour = null, after_minutes, channels = [] }) {
+  if ([at_least, gpu_hours_per_hour, after_minutes].every((limit) => limit === null) && !channels.length) return null;
+  return { at_least: share(kind, at_least), gpu_hours_per_hour, after_minutes, channels };
 }
 
 /** The rule for the API from the values of the form. */

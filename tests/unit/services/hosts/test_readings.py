@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.analysis.diagnosis.places import Where
 from app.services.hosts.readings import readings_of
 from tests.support import reports
 
@@ -78,6 +79,16 @@ def test_healthy_hosts_cost_nothing() -> None:
     assert {reading.lost_each_hour for reading in readings_of(reports.healthy())} == {0.0}
 
 
-def test_there_is_nothing_without_a_verdict_or_without_names_of_hosts() -> None:
-    assert readings_of(reports.distrusted()) == ()
+def test_without_a_verdict_only_hosts_that_a_cause_blames_are_read() -> None:
+    report = reports.distrusted()
+    assert readings_of(report) == ()
+    blamed = replace(report.causes[0], cause="host_overhead", where=Where(workers=((14, 0),)))
+    [found] = readings_of(reports.changed(report, causes=(blamed,)))
+    assert (found.host, found.cause) == (report.host_of((14, 0)), "host_overhead")
+    assert report.known_waste is not None
+    assert found.lost_each_hour == pytest.approx(report.sizes.world * report.known_waste)
+
+
+def test_there_is_nothing_without_a_cause_or_without_names_of_hosts() -> None:
+    assert readings_of(reports.changed(reports.distrusted(), causes=())) == ()
     assert readings_of(reports.changed(reports.slow_worker(), hosts={})) == ()
