@@ -24,6 +24,7 @@ from app.db.models.alerts import (
     AlertOnHost,
 )
 from app.db.models.sessions import Job, Session, StoredVerdict
+from app.db.sums import total
 from app.services.alerts.deliveries.reads import DELIVERIES, DeliveryRow
 from app.services.alerts.facts import read_facts, sessions_with_facts
 from app.services.alerts.filters import (
@@ -285,7 +286,7 @@ def _summary(tx: Reads, filtered: IncidentFilter) -> tuple[list[dict[str, Any]],
             by_job.c.state,
             func.sum(by_job.c.shown).label("shown"),
             func.count(by_job.c.lost).label("jobs"),
-            func.coalesce(func.sum(by_job.c.lost), 0.0).label("hourly"),
+            func.coalesce(total(by_job.c.lost), 0.0).label("hourly"),
             func.coalesce(func.max(by_job.c.lost), 0.0).label("most"),
             first.filter(by_job.c.lost.is_not(None))[1].label("job"),
         )

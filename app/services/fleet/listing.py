@@ -16,6 +16,7 @@ from app.alerts.states import IncidentState
 from app.db.models.access import Project
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
+from app.db.sums import total
 from app.lists.listing import PageRequest
 from app.lists.pages import Page, last_page
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
@@ -157,7 +158,7 @@ def _groups(
             func.count().filter(matching).label("matching"),
             func.count().filter(counted).label("told"),
             func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
-            func.coalesce(func.sum(one.told_lost).filter(counted), 0.0).label("lost"),
+            func.coalesce(total(one.told_lost, counted), 0.0).label("lost"),
             func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
             first.filter(counted)[1].label("job"),
         )

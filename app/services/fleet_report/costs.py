@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Double, Float, Integer, Text, cast, column, func, literal, select, true
+from sqlalchemy import Double, Integer, Text, cast, column, func, literal, select, true
 
 from app.db.models.sessions import WASTE, Job, StoredVerdict
+from app.db.sums import total
 from app.services.hosts.costs import Span, priced, standing
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ def trend(tx: Reads, since: datetime, until: datetime) -> tuple[Period, ...]:
         for row in tx.session.execute(
             select(
                 period,
-                func.sum(one.used),
-                func.sum(one.lost),
+                total(one.used),
+                total(one.lost),
                 func.count(one.job_id.distinct()),
                 func.count(),
             ).group_by(period)
@@ -126,15 +127,15 @@ def trend(tx: Reads, since: datetime, until: datetime) -> tuple[Period, ...]:
 def most_expensive_jobs(tx: Reads, span: Span) -> tuple[JobCost, ...]:
     """Return the jobs that lost most."""
     one = _sessions(tx, span).c
-    lost = func.sum(one.lost)
+    lost = total(one.lost)
     rows = tx.session.execute(
-        select(Job.name, func.sum(one.used), lost, func.count())
+        select(Job.name, total(one.used), lost, func.count())
         .join(Job, Job.id == one.job_id)
         .group_by(Job.name)
         .order_by(lost.desc(), Job.name)
         .limit(NAMED)
     )
-    return tuple(JobCost(*row) for row in map(tuple, rows))
+    return tuple(JobCost(row[0], row[1], row[2], row[3]) for row in rows)
 
 
 def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
@@ -145,9 +146,9 @@ def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
         .table_valued(column("key", Text), column("value", Text))
         .lateral("each")
     )
-    lost = func.sum(cast(each.c.value, Double) * one.hours)
+    lost = total(cast(each.c.value, Double) * one.hours)
     rows = tx.session.execute(
-        select(each.c.key, cast(lost, Float), func.count(one.job_id.distinct()))
+        select(each.c.key, lost, func.count(one.job_id.distinct()))
         .join(each, true())
         .group_by(each.c.key)
         .order_by(lost.desc(), each.c.key)
@@ -158,11 +159,11 @@ def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
 def most_expensive_hosts(tx: Reads, span: Span) -> tuple[HostCost, ...]:
     """Return the hosts that causes name in more than one session, the most expensive first."""
     one = priced(tx, span).c
-    lost = func.sum(one.cost)
+    lost = total(one.cost)
     rows = tx.session.execute(
         select(
             one.host,
-            cast(lost, Float),
+            lost,
             func.count(one.job_id.distinct()),
             func.count(),
         )

@@ -22,6 +22,7 @@ from sqlalchemy.dialects.postgresql import array
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.hosts import HostReading, HostWeek
 from app.db.models.sessions import Job
+from app.db.sums import total
 from app.services.hosts.costs import Span, priced
 from app.services.hosts.listed import BLAMED_FROM, HOSTS, HostSums
 from app.services.hosts.weeks import weeks_in
@@ -159,7 +160,7 @@ def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
     return (
         select(
             reading.host,
-            func.sum(reading.cost).label("cost"),
+            total(reading.cost).label("cost"),
             func.count().label("sessions"),
             func.count(reading.job_id.distinct()).label("jobs"),
             func.max(reading.received_at).label("last_seen"),
