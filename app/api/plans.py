@@ -15,6 +15,7 @@ from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
 from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
+from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.db.states import PlanState
 from app.errors import Fault, InvalidSpecError
@@ -121,7 +122,7 @@ def router() -> APIRouter:
         if not submitted.created:
             response.status_code = http.HTTPStatus.OK
         response.headers["Location"] = f"/api/v1/plans/{submitted.id}"
-        base = str(request.base_url).rstrip("/") + container.pages_at
+        base = server_address(request, container.settings) + container.pages_at
         return SubmittedBody.model_validate(
             {
                 "plan": submitted.id,

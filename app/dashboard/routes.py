@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.auth.addresses import server_address
 from app.auth.guard import GuardedRoute
 from app.auth.here import Here
 from app.dashboard.access.pages import add_access_pages
@@ -137,7 +138,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         page = fleet_page(found, query, about)
         if status is None or arrived is None:
             return pages.render("fleet/page.html", nav, page=page, now=page.now, applied=fixes)
-        address = str(request.base_url).rstrip("/")
+        address = server_address(request, container.settings)
         return pages.render(
             "fleet/empty.html",
             nav,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -11,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.frame.problems import problem
+from app.auth.addresses import host_name, is_loopback
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -76,11 +76,11 @@ class HostGuard:
         await app(scope, receive, send)
 
     def _answers(self, host: str) -> bool:
-        name = _host_name(host)
+        name = host_name(host)
         if name is None:
             return False
         anyone = self.require_sign_in and not self.allowed_hosts
-        return anyone or name in self.allowed_hosts or _is_loopback(name)
+        return anyone or name in self.allowed_hosts or is_loopback(name)
 
 
 class CrossSiteGuard:
@@ -124,25 +124,6 @@ class EncodingGuard:
             except UnicodeDecodeError:
                 app = problem("address.not_utf8", "The address holds bytes that are not UTF-8.")
         await app(scope, receive, send)
-
-
-def _host_name(host: str) -> str | None:
-    """Return the name or address in a Host header, lower case, without its port."""
-    try:
-        parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises on a port that is none
-    except ValueError:
-        return None
-    return parts.hostname if parts.netloc == host and "@" not in host else None
-
-
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _same_host(origin: str, host: str) -> bool:

@@ -22,6 +22,7 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
+from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
@@ -58,7 +59,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     url = f"/sessions/{session}"
     body = ReceiptBody(
         session=session,
-        url=str(request.base_url).rstrip("/") + container.pages_at + url,
+        url=server_address(request, container.settings) + container.pages_at + url,
         state=state,
         job=job,
         number=number,

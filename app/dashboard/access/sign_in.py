@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from app.access.names import clipped
 from app.access.peers import peer_of
+from app.auth.addresses import server_address
 from app.auth.cookies import known_cookie, pending_cookie, session_cookie
 from app.auth.turns import Turns
 from app.dashboard.pages import Pages
@@ -93,7 +94,7 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
     async def begin_route(request: Request, next: str = "/") -> Response:  # noqa: A002 - as above
         path = _own_path(next)
         try:
-            back = _callback(request, settings.external_url)
+            back = server_address(request, settings) + CALLBACK
             begun = await turns.run(partial(provider.begin, path, back))
         except PacelineError as error:
             return form(path, error.message, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -109,7 +110,7 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
             said = clipped(error, MAX_SAID_CHARACTERS)
             return form("/", f"The provider refused the sign-in: {said}.", HTTPStatus.UNAUTHORIZED)
         try:
-            back = _callback(request, settings.external_url)
+            back = server_address(request, settings) + CALLBACK
             finished = await turns.run(
                 partial(provider.finish, pending.read(request) or "", state, code, back)
             )
@@ -139,8 +140,3 @@ def _own_path(target: str) -> str:
 
 def _peer(request: Request) -> str:
     return peer_of(request.client.host) if request.client else ""
-
-
-def _callback(request: Request, external_url: str | None) -> str:
-    base = external_url or str(request.base_url)
-    return base.rstrip("/") + CALLBACK

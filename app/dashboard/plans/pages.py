@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from app.analysis.json_text import plain
 from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
+from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
@@ -106,7 +107,7 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
             except (ValueError, NotFoundError):
                 return pages.not_found(f"plan {plan}", nav)
         page = plan_page(view)
-        address = f"{str(request.base_url).rstrip('/')}/plans/{page.id}"
+        address = f"{server_address(request, container.settings)}/plans/{page.id}"
         return pages.render("plans/page.html", nav, page=page, now=page.now, address=address)
 
     _add_files(routes)

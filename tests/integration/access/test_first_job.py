@@ -9,6 +9,7 @@ import pytest
 from app.access.principals import Right
 from app.services.access.refusals import write_refusals
 from app.services.ingest.refusals import count_refused_body
+from tests.integration.api import bodies
 from tests.support.html import Element, parse
 
 if TYPE_CHECKING:
@@ -61,3 +62,14 @@ def test_only_what_sends_counts_and_only_of_this_project(company: Company) -> No
 
     _, rows = _looked_at(company, company.token(Right.READ, name="ours"))
     assert rows[3].startswith("A body was refused trace.bad_json")
+
+
+def test_no_answer_repeats_a_foreign_host(company: Company) -> None:
+    """A sender would keep the address, and show its token to whoever that is."""
+    with company.client(company.token(Right.INGEST), Host="elsewhere.example") as sender:
+        sent = sender.post(
+            "/api/v1/jobs/job/sessions", content=bodies.parquet(), params=bodies.SIZES
+        )
+
+    assert sent.status_code == 202
+    assert sent.json()["url"].startswith(f"{company.url}/sessions/")

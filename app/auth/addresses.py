@@ -1,0 +1,49 @@
+"""The address of this server in what it answers; a Host header alone says nothing of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from app.settings import Settings
+
+
+def server_address(request: Request, settings: Settings) -> str:
+    """Return the address from which links of an answer are built, without a slash at its end.
+
+    It is the configured one, else the one that the request names, where that name is a loopback one
+    or allowed; any other name may be anyone's, and the address that took the connection stands for
+    it.
+    """
+    if settings.external_url is not None:
+        return settings.external_url.rstrip("/")
+    name = host_name(request.headers.get("host", ""))
+    allowed = {allowed.lower() for allowed in settings.allowed_hosts}
+    if name is not None and (name in allowed or is_loopback(name)):
+        return str(request.base_url).rstrip("/")
+    host, port = request.scope["server"]
+    return f"{request.url.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def host_name(host: str) -> str | None:
+    """Return the name or address in a Host header, lower case, without its port."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port  # raises on a port that is none
+    except ValueError:
+        return None
+    return parts.hostname if parts.netloc == host and "@" not in host else None
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host name or address is one of the machine itself."""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
