@@ -25,8 +25,10 @@ SINGLE_THREADED: Final = (
 def main() -> int:
     """Work on a queue until SIGTERM; the configuration comes from the environment."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
-    # A worker has no result to print, and Celery announces its end on standard output.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # A worker has no result to print, and what Celery says there is no line of a log.
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
 
     from app.system.collector import loading  # noqa: PLC0415 - see below
 

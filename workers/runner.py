@@ -15,6 +15,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from celery import signals
 from celery.exceptions import SecurityWarning
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # Deliveries mostly wait for receivers, without a connection to the database. There are enough that
 # several hanging channels, each with a few attempts, do not block the others.
 IO_THREADS: Final = 16
+
+_log = structlog.get_logger(__name__)
 
 # An analysis uses one core; embedded mode shares its machine with the database and the pages.
 ANALYSIS_PROCESSES: Final = 1
@@ -81,6 +84,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     def on_end(**_: object) -> None:
         heartbeat.stop()
         runtime.stop()
+        _log.info("worker stopped", queue=queue)
 
     # Signals hold their receivers weakly; these live as long as this function runs.
     signals.setup_logging.connect(on_logging)

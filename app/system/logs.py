@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import logging.config
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import structlog
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from structlog.typing import Processor
 
 
@@ -55,6 +58,8 @@ def configure_logging(*, json: bool, level: str) -> None:
                 }
             },
             "root": {"handlers": ["stderr"], "level": level.upper()},
+            # Of the pool of processes, which keeps it from the root.
+            "loggers": {"multiprocessing": {"handlers": ["stderr"], "propagate": False}},
         }
     )
     structlog.configure(
@@ -67,6 +72,26 @@ def configure_logging(*, json: bool, level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    if json:
+        _log_what_python_says()
+
+
+def _log_what_python_says() -> None:
+    """Log warnings and errors that nothing handles, which Python would write as they are."""
+    log = structlog.get_logger("python")
+    logging.captureWarnings(capture=True)
+
+    def unhandled(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        log.critical("unhandled error", exc_info=(kind, error, traceback))
+
+    def unhandled_in_thread(said: threading.ExceptHookArgs) -> None:
+        if said.exc_value is not None:
+            unhandled(said.exc_type, said.exc_value, said.exc_traceback)
+
+    sys.excepthook = unhandled
+    threading.excepthook = unhandled_in_thread
 
 
 def log_of_a_command(*, json: bool, level: str) -> None:

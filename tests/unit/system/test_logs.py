@@ -44,6 +44,36 @@ def test_json_is_one_object_an_event() -> None:
     assert all(event["timestamp"].endswith("Z") for event in events)
 
 
+UNFORESEEN = """
+import threading, warnings
+from billiard.util import get_logger
+from app.system.logs import configure_logging
+configure_logging(json=True, level="info")
+get_logger().error("Process %r exited", "ForkPoolWorker-1")
+warnings.warn("soon gone")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise LookupError("nowhere")
+"""
+
+
+def test_what_python_and_the_pool_of_processes_say_is_json_too() -> None:
+    done = subprocess.run(  # noqa: S603 - our own argument list
+        [sys.executable, "-c", UNFORESEEN], capture_output=True, text=True, check=False
+    )
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    assert [event["event"] for event in events if event["logger"] != "py.warnings"] == [
+        "Process 'ForkPoolWorker-1' exited",
+        "unhandled error",
+        "unhandled error",
+    ]
+    assert "soon gone" in next(e["event"] for e in events if e["logger"] == "py.warnings")
+    assert "ZeroDivisionError" in events[-2]["exception"]
+    assert "LookupError: nowhere" in events[-1]["exception"]
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_local_variables_are_not_logged(form: str) -> None:
     done = _run(form)

@@ -1,0 +1,64 @@
+"""Every line that workers write with JSON logs is a JSON object, also when they are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+
+from app.db.models.installation import WorkerHeartbeat
+from tests.support.waiting import LIMIT_S, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.bootstrap import Container
+
+
+def test_every_line_is_json(container: Container, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    environment = container.settings.environment_of_child(os.environ) | {
+        "PACELINE_LOG_JSON": "true",
+        "PACELINE_LOG_LEVEL": "debug",
+    }
+    with log.open("wb") as words:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "app.cli.main", "worker"],
+            env=environment,
+            stdout=words,
+            stderr=words,
+        )
+
+    def heard() -> dict[str, int]:
+        with container.reading() as tx:
+            rows = tx.session.execute(select(WorkerHeartbeat.queues, WorkerHeartbeat.pid))
+            return {row[0]: row[1] for row in rows}
+
+    try:
+        wait_for(lambda: len(heard()) == 2, "both workers")
+        # What the worker forked says nothing by itself; the worker that misses it does.
+        (forked, *_) = _children(heard()["analysis"])
+        os.kill(forked, signal.SIGKILL)
+        wait_for(lambda: "exited with" in log.read_text(), "the word of the killed process")
+    finally:
+        worker.terminate()
+        assert worker.wait(LIMIT_S) == 0
+
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {"worker stopped"} <= {event["event"] for event in events}
+    assert all({"event", "level", "timestamp"} <= event.keys() for event in events)
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(  # noqa: S603 - our own argument list
+        ["pgrep", "-P", str(pid)],  # noqa: S607 - wherever it is
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(line) for line in found.stdout.split()]
