@@ -18,6 +18,7 @@ from app.access.principals import ActorKind, Right
 from app.auth.project_paths import prefix_of
 from app.dashboard.ui import format as fmt
 from app.dashboard.ui import html
+from app.dashboard.ui.assets import PLOTLY_SIZE
 from app.dashboard.ui.places import host_url
 from app.services.alerts.navigation import navigation
 
@@ -70,6 +71,7 @@ class Pages:
         self._environment.globals.update(
             static=assets.url,
             plotly_style=assets.plotly_style,
+            plotly_size=PLOTLY_SIZE,
             fmt=fmt,
             page_data=_page_data,
             project_url=prefix_of,

@@ -34,6 +34,7 @@ from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.report.pages import add_report_pages
 from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
+from app.dashboard.session.query import SessionQueryParam
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.dashboard.tensor.pages import add_tensor_pages
@@ -63,10 +64,6 @@ from app.services.sessions.read import get_session
 from app.services.sessions.reports import heatmap, report_document
 from app.services.tensor.read import count_groups
 
-# Longer numbers are no step of any training, and too long ones are slow to parse.
-MAX_DIGITS: Final = 19
-
-# Pages are forgiving: they ignore a parameter that is no number.
 # Applied fixes on the page of the fleet.
 NEWEST_FIXES: Final = 10
 
@@ -199,9 +196,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         )
 
     @routes.get("/sessions/{session}")
-    def session_route(
-        container: Here, session: str, step: QueryText = "", dp: QueryText = "", pp: QueryText = ""
-    ) -> Response:
+    def session_route(container: Here, session: str, query: SessionQueryParam) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
                 view = get_session(tx, uuid.UUID(session), container.settings)
@@ -229,7 +224,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         report = (
             None
             if document is None
-            else report_view(document, step=_number(step), dp=_number(dp), pp=_number(pp))
+            else report_view(document, step=query.step, dp=query.dp, pp=query.pp)
         )
         page = session_page(
             view,
@@ -240,7 +235,14 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             max_attempts=container.settings.max_attempts,
             incidents=[actions(row, view.now) for row in incidents],
         )
-        return pages.render("session/page.html", nav, page=page, now=page.now, applied=fixes)
+        return pages.render(
+            "session/page.html",
+            nav,
+            page=page,
+            now=page.now,
+            applied=fixes,
+            exact=query.exact,
+        )
 
 
 def _job_axis(container: Container, job: str, time: TimeQuery) -> JobAxis:
@@ -294,8 +296,3 @@ def _add_exports(routes: APIRouter) -> None:
                 )
         suffix = "" if of_step is None else f"-step-{of_step}"
         return csv_file(f"paceline-session-{view.row.number}-{name}{suffix}.csv", table)
-
-
-def _number(text: str) -> int | None:
-    """Return the step, DP rank or stage that an address asks for, if it is one."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None

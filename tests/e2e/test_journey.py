@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
 
 SLOW = (2, 1)
+# What is around the cells of the map, and left and right of the bars of the strip, in pixels.
+CELLS = (48, 28, 96, 32)
 
 
 @cache
@@ -58,9 +60,11 @@ def is_marked(page: Page) -> bool:
 
 def center(page: Page, dp: int, pp: int) -> tuple[float, float]:
     """Return where the middle of a worker's cell is in the window."""
-    box = page.locator("#heatmap .nsewdrag").bounding_box()
+    left, top, right, bottom = CELLS
+    box = page.locator("#heatmap").bounding_box()
     assert box is not None
-    return box["x"] + (dp + 0.5) * box["width"] / 4, box["y"] + (pp + 0.5) * box["height"] / 4
+    width, height = box["width"] - left - right, box["height"] - top - bottom
+    return box["x"] + left + (dp + 0.5) * width / 4, box["y"] + top + (pp + 0.5) * height / 4
 
 
 def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: Visitor) -> None:
@@ -82,20 +86,22 @@ def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: 
     row.get_by_role("link", name="×").click()
     wait_for_figures(page)
     expect(page.locator("h1")).to_contain_text(": worker (2, 1)")
-    expect(page.locator("#map-title")).to_contain_text("Worker (2, 1) alone costs")
+    expect(page.locator("#map-title")).to_contain_text("Worker (2, 1) alone explains")
 
     page.mouse.click(*center(page, *SLOW))
     expect(page).to_have_url(re.compile(r"\?dp=2&pp=1$"))
     expect(page.locator("#cell")).to_contain_text("Worker (2, 1)")
     expect(page.locator('.workers tr[aria-selected="true"]')).to_contain_text("(2, 1)")
 
-    strip = page.locator("#strip .nsewdrag").bounding_box()
+    strip = page.locator("#strip").bounding_box()
     assert strip is not None
-    page.mouse.click(strip["x"] + 5.5 * strip["width"] / 14, strip["y"] + strip["height"] / 2)
+    left, _, right, _ = CELLS
+    bar = (strip["width"] - left - right) / 14
+    page.mouse.click(strip["x"] + left + 5.5 * bar, strip["y"] + strip["height"] / 2)
     step = page.evaluate("JSON.parse(document.getElementById('data').textContent).steps[5]")
     expect(page).to_have_url(re.compile(rf"step={step}"))
     expect(page).to_have_title(re.compile(f"^Step {step} of dense-llm, session 1"))
-    expect(page.locator("#map-title")).to_contain_text(f"Step {step}: worker (2, 1) alone makes it")
+    expect(page.locator("#map-title")).to_contain_text(f"Step {step}: worker (2, 1) costs most")
     expect(page.locator("#timeline")).to_have_attribute("data-drawn", str(step))
     expect(page.locator("#timeline-title")).to_contain_text(f"Step {step} took")
 
@@ -113,7 +119,7 @@ def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: 
     assert float(found[1]) > 1.5
 
     page.go_back()
-    expect(page.locator("#map-title")).to_contain_text("alone costs")
+    expect(page.locator("#map-title")).to_contain_text("alone explains")
     expect(page).not_to_have_url(re.compile("step="))
 
 

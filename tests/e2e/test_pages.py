@@ -48,7 +48,7 @@ def test_the_page_of_a_step(container: Container, site: str, visitor: Visitor, l
     step = page.evaluate("JSON.parse(document.getElementById('data').textContent).steps[3]")
     page.goto(f"{site}/sessions/{stored.session}?step={step}&dp=1&pp=2")
     wait_for_figures(page)
-    expect(page.locator("#map-title")).to_contain_text(f"Step {step}: worker (0, 0) alone")
+    expect(page.locator("#map-title")).to_contain_text(f"Step {step}: worker (0, 0) costs most")
     expect(page.locator("#mode-step")).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#cell")).to_contain_text(f"in step {step}")
     expect(page.locator('.workers tr[aria-selected="true"]')).to_contain_text("(1, 2)")

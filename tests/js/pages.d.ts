@@ -19,7 +19,6 @@ interface Window {
 
 interface PlotlyLibrary {
   react(element: Element, data: object[], layout: object, config: object): Promise<void>;
-  restyle(element: Element, attributes: object, traces: number[]): Promise<void>;
 }
 
 /** An element that plotly has drawn a figure into. */

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.analysis.diagnosis.causes.registry import title_of
-from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
-from app.analysis.replay.confidence import Interval
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import hours, sure
-from app.dashboard.ui.format import interval, percent, rough_percent, times, worker
+from app.dashboard.session.slowdown import against, shown_interval, whole
+from app.dashboard.ui.format import percent, rough_percent, times, worker
 from app.dashboard.ui.parts import Fact
 
 
 def verdict_facts(report: Report) -> list[Fact]:
     """Return the facts that come from the report: how slow, what it costs, why."""
     causes = report.causes
-    against = "its causes" if report.headline.kind is HeadlineKind.CAUSES else "stragglers, by S"
+    lost_to = "its causes" if report.headline.kind is HeadlineKind.CAUSES else "stragglers, by S"
     return [
         _slowdown_fact(report),
         Fact(
             "GPU-hours lost",
             hours(report.lost_gpu_hours),
             f"{hours(report.lost_gpu_hours_per_hour)} more each hour",
-            hint=f"To {against}, in the analyzed steps, by all ranks together",
+            hint=f"To {lost_to}, in the analyzed steps, by all ranks together",
         ),
         _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
         _runner_up(causes),
@@ -41,19 +41,6 @@ def known_fact(report: Report) -> Fact | None:
         percent(waste),
         f"of each step; {hours(report.sizes.world * waste)} GPU-hours each hour",
         hint="What the named causes take of each step, by replay; at least that is lost",
-    )
-
-
-def published_remark(report: Report) -> str:
-    """Return the note on the headline and S; empty where they agree."""
-    shown = report.headline
-    if shown.kind is HeadlineKind.PUBLISHED:
-        return f"The slowdown is the published S: {why_published(named=bool(report.causes))}."
-    if not shown.differs(report.slowdown):
-        return ""
-    return (
-        f"The published S is {times(report.slowdown, 3)} ({_interval(report.slowdown_ci95)}): "
-        f"{WHY_S_DIFFERS}."
     )
 
 
@@ -82,31 +69,13 @@ def launch_fact(report: Report) -> Fact:
 
 
 def _slowdown_fact(report: Report) -> Fact:
-    """Return the headline with the published S, or S where the headline is S."""
-    shown = report.headline
-    if shown.kind is HeadlineKind.PUBLISHED:
-        return Fact(
-            "Slowdown S",
-            times(report.slowdown, 3),
-            _interval(report.slowdown_ci95),
-            hint="Simulated time with the recorded durations ÷ with all of them ideal",
-        )
-    measured = "no interval" if shown.ci95 is None else _interval(shown.ci95)
-    # else the remark below says it, and a second line would push the page down
-    published = (
-        "" if shown.differs(report.slowdown) else f"; published S {times(report.slowdown, 3)}"
-    )
+    """Return the slowdown as everything on the first screen says it."""
     return Fact(
         "Slowdown",
-        times(shown.slowdown, 3),
-        f"{measured}{published}",
-        hint="Against the job without its causes: step time ÷ step time without them"
-        + (f". No interval: {shown.ci95_reason}" if shown.ci95_reason else ""),
+        times(report.headline.slowdown),
+        shown_interval(report.headline),
+        hint=f"{whole(report.headline)}: {against(report.headline)}",
     )
-
-
-def _interval(ci95: Interval) -> str:
-    return f"95\N{NO-BREAK SPACE}%: {interval(*ci95)}"
 
 
 def _cause_fact(cause: NamedCause, label: str = "Cause") -> Fact:

@@ -8,6 +8,7 @@ from typing import Final
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
+from app.dashboard.session.slowdown import step_slowdowns
 from app.dashboard.ui.format import (
     NBSP,
     count,
@@ -25,6 +26,10 @@ Ranked = list[tuple[float, int, int]]
 
 # Below this a slowdown is not worth a sentence of its own: 1 % of a step.
 NEGLIGIBLE: Final = 0.01
+# A worker explains the slowdown when it alone costs this share of what is lost.
+EXPLAINED_SHARE: Final = 0.9
+# Steps whose slowdowns differ by less are as slow as each other.
+ALIKE: Final = 0.1
 # A worker stands out when it costs at least this share of what the worst one costs.
 OUTSTANDING_SHARE: Final = 0.5
 # Most workers that are named one by one.
@@ -57,7 +62,7 @@ def map_finding(report: Report) -> str:
     standing = [item for item in ranked if cost(item[0]) >= OUTSTANDING_SHARE * worst]
     rest = ranked[len(standing) :]
     if len(standing) <= NAMED_WORKERS:
-        return _named(standing, rest)
+        return _named(standing, rest, report)
     low, high = rough_percent(cost(standing[-1][0])), rough_percent(worst)
     costs = high if low == high else f"{low} to {high}"
     for axis, name in ((2, "Stage"), (1, "DP rank")):
@@ -67,9 +72,11 @@ def map_finding(report: Report) -> str:
     return f"No one place stands out: {count(len(standing))} workers alone cost {costs} of a step"
 
 
-def _named(standing: Ranked, rest: Ranked) -> str:
+def _named(standing: Ranked, rest: Ranked, report: Report) -> str:
     names = listing([worker(dp, pp) for _, dp, pp in standing])
-    if len(standing) == 1:
+    if len(standing) == 1 and _explains(standing[0][0], report):
+        head = f"Worker {names} alone explains the slowdown"
+    elif len(standing) == 1:
         head = f"Worker {names} alone costs {rough_percent(cost(standing[0][0]))} of every step"
     else:
         costs = listing([rough_percent(cost(item[0])) for item in standing])
@@ -78,6 +85,13 @@ def _named(standing: Ranked, rest: Ranked) -> str:
         return head
     bound = max(1, math.ceil(100 * max(0.0, cost(rest[0][0])) + 1e-9))
     return f"{head}; no other costs {bound}{NBSP}%"
+
+
+def _explains(slowdown: float, report: Report) -> bool:
+    """Return whether a worker of a slowdown is all there is to say; it needs no other number."""
+    lost = min(cost(report.slowdown), report.headline.waste)
+    most = max(cost(report.slowdown), report.headline.waste)
+    return cost(slowdown) >= EXPLAINED_SHARE * lost and cost(slowdown) >= MAJORITY * most
 
 
 def workers_finding(report: Report) -> str:
@@ -114,14 +128,15 @@ def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
 
 def strip_finding(report: Report) -> str:
     """Return the title of the strip: whether the cause comes and goes."""
-    slowdowns = report.step_slowdown
+    slowdowns = step_slowdowns(report)
     low, high = min(slowdowns), max(slowdowns)
-    span = times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
-    total = report.slowdown
+    total = report.headline.slowdown
     if cost(high) < 2 * NEGLIGIBLE:
-        return f"No step is slow: {span}"
+        return "No step is slow"
     if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
-        return f"Every step is slow, {span}: the cause is constant"
+        if high - low < ALIKE:
+            return "Every step is about equally slow: the cause is constant"
+        return f"Every step is slow, {times(low)} to {times(high)}: the cause is constant"
     bound = 1 + (high - 1) / 2
     beyond = sum(value > bound for value in slowdowns)
     worst = report.steps.analyzed[slowdowns.index(high)]
@@ -136,9 +151,11 @@ def fix_finding(report: Report) -> str:
     best = best_fix(report)
     if best is not None:
         title = best.title
-        faster = 1 / (1 - best.predicted_gain)
         most = "up to " if best.at_most else ""
-        return f"Best fix: {title[:1].lower()}{title[1:]}; {most}{times(faster)} faster"
+        return (
+            f"Best fix: {title[:1].lower()}{title[1:]}; steps {most}"
+            f"{rough_percent(best.predicted_gain)} shorter"
+        )
     if report.headline.waste < NEGLIGIBLE:
         return "Nothing to fix"
     if report.verdict.level == "ok":

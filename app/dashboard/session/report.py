@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
-from app.dashboard.session import figures, findings
+from app.dashboard.session import findings
 from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
+from app.dashboard.session.drawing import figures
+from app.dashboard.session.drawing.first_map import FirstMap, first_map
 from app.dashboard.session.places import places_of
+from app.dashboard.session.slowdown import EXACT_DIGITS, exact_rows, step_slowdowns
 from app.dashboard.session.tables import (
     Attribution,
     Fixes,
@@ -69,9 +72,11 @@ class ReportView:
     """Everything that the sections of a report's page show."""
 
     verdict: bool
+    exact: tuple[Row, ...]
     step_count: int
     chosen: ChosenStep
     map_title: str
+    first_map: FirstMap | None
     strip_title: str
     strip_note: str
     timeline_title: str
@@ -114,11 +119,13 @@ def report_view(
     drawn = len(correlation.sample.forward_s)
     return ReportView(
         verdict=report.fidelity.verdict,
+        exact=exact_rows(report) if report.fidelity.verdict else (),
         step_count=len(report.steps.analyzed),
         chosen=chosen,
         map_title=findings.map_finding(report),
+        first_map=first_map(report),
         strip_title=findings.strip_finding(report),
-        strip_note="Slowdown of each step: simulated time ÷ ideal time; dashed: S"
+        strip_note="Slowdown of each step; dashed: that of the job"
         + (f", dotted: one of {len(starts) + 1} recorded stretches ends" if starts else ""),
         timeline_title=findings.timeline_finding(
             chosen.step, times_s.recorded[chosen.index], times_s.ideal[chosen.index]
@@ -183,16 +190,17 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         "by_request": chosen.by_request,
         "cell": [chosen.dp, chosen.pp],
         "lanes": LANES,
-        "figures": {"launch": figures.launch_delays(report)},
+        "figures": {"launch": asdict(figures.launch_delays(report))},
     }
     if not report.fidelity.verdict:
-        data["figures"]["recorded"] = figures.recorded_times(report)
+        data["figures"]["recorded"] = asdict(figures.recorded_times(report))
         return data
     per_step = report.per_step
     data |= {
         "slowdown": report.headline.slowdown,
         "simulated_s": _short(report.step_times.simulated, 6),
-        "step_slowdown": _short(report.step_slowdown),
+        "map": _stages(report),
+        "step_slowdown": _short(step_slowdowns(report)),
         "by_dp": _short(report.by_dp),
         "by_pp": _short(report.by_pp),
         "by_dp_step": [_short(row, 3) for row in per_step.by_dp],
@@ -201,13 +209,15 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         # how the heatmaps of steps come over HTTP
         "heatmap_scale": HEATMAP_SCALE,
     }
-    data["figures"] |= {
-        "heatmap": figures.heatmap(report),
-        "strip": figures.strip(report),
-    }
+    data["figures"]["strip"] = asdict(figures.strip(report))
     if report.fb_correlation.sample.forward_s:
         data["figures"]["scatter"] = figures.scatter(report)
     return data
+
+
+def _stages(report: Report) -> list[list[float]]:
+    """Return the slowdown of each worker in the digits that the page can show, by stage."""
+    return [_short(row, EXACT_DIGITS) for row in zip(*report.by_worker.exact, strict=True)]
 
 
 def _short(values: Sequence[float], digits: int = 4) -> list[float]:

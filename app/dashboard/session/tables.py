@@ -19,6 +19,8 @@ from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours
 from app.dashboard.session import findings
 from app.dashboard.ui.format import (
+    SCALE_HIGH,
+    SCALE_LOW,
     count,
     heat_color,
     interval,
@@ -55,6 +57,7 @@ class WorkerRow:
     slowdown: float
     slowdown_text: str
     hint: str
+    share: float  # of the fixed scale
     color: str
     forward: float | None
     forward_text: str
@@ -70,6 +73,7 @@ class BarRow:
     share: float
     text: str
     second: str = ""
+    hint: str = ""
     strong: bool = False
 
 
@@ -126,8 +130,8 @@ def workers_table(report: Report) -> Workers:
     rest = ranked[SHORT_TABLE:]
     note = ""
     if rest:
-        bound = math.floor(rest[0][0] * 1000 + 1) / 1000
-        note = f"the other {count(len(rest))} are below {times(bound, 3)}"
+        bound = math.floor(rest[0][0] * 100 + 1) / 100
+        note = f"the other {count(len(rest))} are below {times(bound)}"
     return Workers(
         title=findings.workers_finding(report),
         rows=tuple(
@@ -155,6 +159,7 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
         slowdown=slowdown,
         slowdown_text=times(slowdown, 3),
         hint=f"95\N{NO-BREAK SPACE}%: {between}" if between else "",
+        share=min(max(slowdown - SCALE_LOW, 0.0) / (SCALE_HIGH - SCALE_LOW), 1.0),
         color=heat_color(slowdown),
         forward=forward,
         forward_text="" if forward is None else times(forward),
@@ -182,7 +187,8 @@ def fixes_table(report: Report) -> Fixes:
             fix.title,
             100 * fix.predicted_step_time / longest,
             seconds(fix.predicted_step_time),
-            f"{'up to ' if fix.at_most else ''}{percent(-fix.predicted_gain)}",
+            f"{'up to ' if fix.at_most else ''}{rough_percent(-fix.predicted_gain)}",
+            hint=percent(-fix.predicted_gain),
             strong=fix is best,
         )
         for fix in fixes

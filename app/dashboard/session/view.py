@@ -16,7 +16,6 @@ from app.dashboard.alerts.parts import Actions
 from app.dashboard.session.facts import (
     known_fact,
     launch_fact,
-    published_remark,
     quality_fact,
     verdict_facts,
 )
@@ -182,7 +181,6 @@ def _analyzed(view: SessionView, around: Around, onset: Onset | None, report: Re
             f"{FORMATS[row.trace_format].title}, {byte_size(row.body_bytes)}",
         ),
         facts=facts,
-        why=published_remark(report),
     )
 
 

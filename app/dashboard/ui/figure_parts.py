@@ -99,28 +99,6 @@ def color_scale() -> list[list[object]]:
     ]
 
 
-def step_axis(steps: Sequence[int]) -> Figure:
-    """Return an axis of positions; the script names as many steps as fit."""
-    return axis(range=[-0.5, len(steps) - 0.5], tickvals=[], ticktext=[])
-
-
-def stretches(steps: Sequence[int]) -> list[Figure]:
-    """Return the dashed lines between recorded stretches of steps."""
-    return [
-        {
-            "type": "line",
-            "xref": "x",
-            "yref": "paper",
-            "x0": start - 0.5,
-            "x1": start - 0.5,
-            "y0": -0.04,
-            "y1": 1,
-            "line": {"color": BASE, "width": 1, "dash": "2px,2px"},
-        }
-        for start in stretch_starts(steps)
-    ]
-
-
 def level(value: float, color: str, *, dash: str = "solid") -> Figure:
     """Return a line across the figure at a value of its upright axis."""
     return {
@@ -132,22 +110,6 @@ def level(value: float, color: str, *, dash: str = "solid") -> Figure:
         "y0": value,
         "y1": value,
         "line": {"color": color, "width": 1, "dash": dash},
-    }
-
-
-def right_label(value: float, text: str, color: str) -> Figure:
-    """Return a text at the right of the figure, at a value of its upright axis."""
-    return {
-        "xref": "paper",
-        "yref": "y",
-        "x": 1,
-        "y": value,
-        "xanchor": "left",
-        "yanchor": "middle",
-        "xshift": 6,
-        "text": text,
-        "showarrow": False,
-        "font": {"size": AXIS_SIZE, "color": color},
     }
 
 

@@ -4,7 +4,7 @@ import { copyable } from './clipboard.js';
 import { age } from './format.js';
 import { mountKeys } from './keys.js';
 import { Live } from './live.js';
-import { draw } from './plots.js';
+import { Plot } from './plots.js';
 import { ranged } from './ranges.js';
 import { DistrustedReport, SessionReport } from './session/page.js';
 import { sortable } from './tables.js';
@@ -18,17 +18,16 @@ let mounted = null;
 let clockOffsetMs = 0;
 
 class HistoryFigure {
-  constructor(data) {
-    this.data = data;
+  constructor(data, signal) {
     /** @type {Figure} */
     this.element = document.querySelector('[data-figure=history]');
-    this.redraw();
+    this.plot = new Plot(this.element, data.figures.history, signal, () => this.link());
   }
 
-  async redraw() {
-    await draw(this.element, this.data.figures.history);
-    // The page may have been replaced meanwhile.
-    if (this.linked || !this.element.on) return;
+  redraw() { this.plot.redraw(); }
+
+  link() {
+    if (this.linked) return;
     this.linked = true;
     this.element.on('plotly_click', (event) => {
       const path = event.points[0].customdata[2];
@@ -41,8 +40,8 @@ function report(main, signal) {
   const block = document.getElementById('data');
   if (!block) return null;
   const data = JSON.parse(block.textContent);
-  if (main.dataset.view === 'job') return new HistoryFigure(data);
-  return data.figures.heatmap ? new SessionReport(main, data, signal) : new DistrustedReport(main, data);
+  if (main.dataset.view === 'job') return new HistoryFigure(data, signal);
+  return data.map ? new SessionReport(main, data, signal) : new DistrustedReport(main, data, signal);
 }
 
 function mount() {

@@ -1,7 +1,9 @@
-// Draws the figures of app/dashboard/session/figures.py with plotly.js.
+// Draws figures with plotly.js, which is loaded when the first of them comes into view.
 import { resolved } from './colors.js';
+import { whenSeen } from './seen.js';
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };
+/** @type {Promise<PlotlyLibrary> | null} */
 let loading = null;
 
 /** plotly.js, loaded for the first figure. */
@@ -14,7 +16,13 @@ function plotly() {
     const script = document.createElement('script');
     script.src = document.body.dataset.plotly;
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error('plotly.js did not load'));
+    script.onerror = () => {
+      style.remove();
+      script.remove();
+      // The next figure, or another attempt, asks for it again.
+      loading = null;
+      reject(new Error('plotly.js did not load'));
+    };
     document.head.append(style, script);
   });
   return loading;
@@ -31,47 +39,66 @@ export function fitted(layout, width) {
   return { ...layout, xaxis: { ...xaxis, tickangle: 0, nticks: Math.min(xaxis.nticks ?? most, most) } };
 }
 
-/** Draw a figure; resolves when it is on the page. */
-export async function draw(element, figure) {
-  try {
-    const library = await plotly();
-    if (!element.isConnected) return;
-    const { data, layout } = resolved(figure);
-    await library.react(element, data, { ...fitted(layout, element.clientWidth), width: element.clientWidth, height: element.clientHeight }, CONFIG);
-    element.dataset.drawn = '';
-  } catch (error) {
-    element.classList.add('failed');
-    element.textContent = 'The figure could not be drawn; its data is under CSV.';
-    throw error;
+/** A figure of a page, drawn when it is seen; its place has its size from the start. */
+export class Plot {
+  /** `drawn` is called each time the figure is on the page. */
+  constructor(element, figure, signal, drawn = () => {}) {
+    this.element = element;
+    this.figure = figure;
+    this.drawn = drawn;
+    this.seen = false;
+    this.say(`Chart: loads ${document.body.dataset.plotlySize} when it comes into view`);
+    whenSeen(element, () => {
+      this.seen = true;
+      this.draw();
+    }, signal);
   }
-}
 
-/** Change the first trace of a figure, which is faster than drawing it again. */
-export async function change(element, attributes) {
-  const library = await plotly();
-  if (element.isConnected) await library.restyle(element, resolved(attributes), [0]);
-}
+  redraw() { if (this.seen) this.draw(); }
 
-/** Which of `steps` to label below a strip of bars, and where. */
-export function stepTicks(steps, barWidth, width) {
-  const tickvals = [];
-  const ticktext = [];
-  let last = -Infinity;
-  steps.forEach((step, position) => {
-    const x = (position + 0.5) * barWidth;
-    const room = 7 * String(step).length + 20;
-    if (x - last < room || x > width - room / 3) return;
-    tickvals.push(position);
-    ticktext.push(String(step));
-    last = x;
-  });
-  return { tickvals, ticktext };
-}
+  async draw() {
+    const { element } = this;
+    if (!window.Plotly) this.say(`Chart: loading ${document.body.dataset.plotlySize}…`);
+    element.setAttribute('aria-busy', 'true');
+    let library;
+    try {
+      library = await plotly();
+    } catch {
+      this.fail();
+      return;
+    }
+    if (!element.isConnected) return;
+    if (this.saying) element.replaceChildren();
+    this.saying = null;
+    element.classList.remove('failed', 'waits');
+    element.setAttribute('role', 'img');
+    const { data, layout } = resolved(this.figure);
+    await library.react(element, data, { ...fitted(layout, element.clientWidth), width: element.clientWidth, height: element.clientHeight }, CONFIG);
+    element.removeAttribute('aria-busy');
+    element.dataset.drawn = '';
+    this.drawn();
+  }
 
-/** A figure over steps, with as many labels as fit the element. */
-export function withStepTicks(figure, steps, element) {
-  const { l, r } = figure.layout.margin;
-  const width = element.clientWidth - l - r;
-  const ticks = stepTicks(steps, width / steps.length, width);
-  return { ...figure, layout: { ...figure.layout, xaxis: { ...figure.layout.xaxis, ...ticks } } };
+  /** Say in the place of the figure what is with it. */
+  say(words, ...more) {
+    this.saying = document.createElement('p');
+    this.saying.className = 'note';
+    this.saying.append(words, ...more);
+    this.element.classList.add('waits');
+    this.element.replaceChildren(this.saying);
+  }
+
+  fail() {
+    const { element } = this;
+    const again = document.createElement('button');
+    again.type = 'button';
+    again.className = 'link';
+    again.textContent = 'Load it again';
+    again.addEventListener('click', () => this.draw());
+    element.removeAttribute('aria-busy');
+    element.classList.add('failed');
+    // What is in a picture cannot be reached with the keyboard.
+    element.setAttribute('role', 'group');
+    this.say('The chart did not load. Its data is under CSV. ', again);
+  }
 }

@@ -1,9 +1,10 @@
 // The page of a session: map, strip, timeline and address share one selection (mean or step, worker).
 import { here } from '../here.js';
-import { token } from '../colors.js';
+import { drawBars, geometry, pointed } from '../bars.js';
 import { count, roughPercent, seconds, times, worker } from '../format.js';
 import { Heatmap } from './heatmap.js';
-import { change, draw, withStepTicks } from '../plots.js';
+import { Plot } from '../plots.js';
+import { whenSeen } from '../seen.js';
 import { Places } from './places.js';
 import { Timeline } from './timeline.js';
 import { WhatIf } from './what_if.js';
@@ -28,8 +29,13 @@ export class SessionReport {
     this.choice = { ...this.defaults };
     this.worstIndex = data.step_slowdown.indexOf(Math.max(...data.step_slowdown));
     this.ticket = 0;
-    this.heatmap = new Heatmap($('#heatmap'), data, this.places, { pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell) });
+    this.worst = null;
+    this.heatmap = new Heatmap($('#heatmap'), data, this.places, {
+      pick: (cell) => this.go({ cell }), point: (cell) => this.readCell(cell ?? this.choice.cell, cell !== null), isExact,
+    });
     this.timeline = new Timeline($('#timeline'), $('#op-read'), data.pp, this.ranks().length);
+    const scatter = $('[data-figure=scatter]');
+    this.plot = scatter && new Plot(scatter, data.figures.scatter, signal);
     this.whatIf = new WhatIf(data, this.api, this.choice, signal);
     this.listen();
     this.drawAll();
@@ -46,11 +52,12 @@ export class SessionReport {
       lastMs = event.timeStamp;
       this.go({ mode: 'step', index: Number(range.value) }, { record });
     });
-    on($('#strip'), 'click', (event) => {
-      const box = $('#strip').getBoundingClientRect();
-      const { left, barWidth } = this.stripGeometry();
-      const index = Math.floor((event.clientX - box.left - left) / barWidth);
-      if (index >= 0 && index < this.data.steps.length) this.go({ mode: 'step', index });
+    pointed($('#strip'), this.data.figures.strip, (index) => this.go({ mode: 'step', index }), this.signal);
+    pointed($('[data-figure=launch]'), this.data.figures.launch, null, this.signal);
+    on($('#exact'), 'toggle', () => {
+      this.heatmap.select(this.choice.cell);
+      this.readCell(this.choice.cell);
+      this.readStep();
     });
     on($('.workers'), 'click', (event) => {
       const row = event.target.closest('tr[data-dp]');
@@ -71,6 +78,10 @@ export class SessionReport {
       else this.go({ cell: [Number(parameters.get('dp')), Number(parameters.get('pp'))] });
       $(index >= 0 ? '#timeline' : '#heatmap').scrollIntoView({ block: 'center' });
     });
+    whenSeen($('#timeline'), () => {
+      this.timelineSeen = true;
+      this.loadTimeline();
+    }, this.signal);
     on($('#reset-zoom'), 'click', () => this.timeline.reset());
     on(window, 'popstate', () => this.back());
   }
@@ -104,11 +115,12 @@ export class SessionReport {
     const { mode, index, cell } = this.choice;
     const mapChanged = mode !== before.mode || (mode === 'step' && index !== before.index);
     this.heatmap.cell = cell;
+    if (mapChanged) this.worst = null;
     this.markRow();
     this.writeControls();
     this.whatIf.select(this.choice);
     const jobs = [];
-    if (index !== before.index) jobs.push(change($('#strip'), { 'marker.color': [this.stripColors()] }));
+    if (index !== before.index) this.drawStrip();
     if (mapChanged) jobs.push(this.showMap());
     else this.heatmap.select(cell);
     this.readCell(cell);
@@ -130,15 +142,13 @@ export class SessionReport {
     this.heatmap.draw();
     this.timeline.draw();
     this.whatIf.draw();
+    this.plot?.redraw();
     this.drawOthers();
   }
 
   drawOthers() {
     const { figures, steps } = this.data;
-    const scatter = document.querySelector('[data-figure=scatter]');
-    const launch = document.querySelector('[data-figure=launch]');
-    if (scatter) draw(scatter, figures.scatter);
-    draw(launch, withStepTicks(figures.launch, steps, launch));
+    drawBars($('[data-figure=launch]'), figures.launch, steps);
   }
 
   /** Slowdowns as rows of stages, with their margins. */
@@ -167,9 +177,9 @@ export class SessionReport {
     if (mode === 'mean' || 'meanOnly' in $('#heatmap').dataset) {
       heading.textContent = heading.dataset.mean;
       $('#heatmap').setAttribute('aria-label', heading.textContent);
-      await this.heatmap.show(this.data.figures.heatmap.data[0].z, { dp: this.data.by_dp, pp: this.data.by_pp });
+      this.heatmap.show(this.data.map, { dp: this.data.by_dp, pp: this.data.by_pp });
       this.readCell(this.choice.cell);
-      this.readStep();
+      this.readStep(null);
       return;
     }
     let found;
@@ -183,38 +193,21 @@ export class SessionReport {
     // The selection has changed meanwhile.
     if (ticket !== this.ticket) return;
     const worst = worstOf(found.rows);
-    heading.textContent = `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} alone makes it ${times(worst.value)} slower`;
+    heading.textContent = `Step ${this.data.steps[index]}: worker ${worker(worst.dp, worst.pp)} costs most`;
     $('#heatmap').setAttribute('aria-label', heading.textContent);
-    await this.heatmap.show(found.rows, found.margins);
+    this.heatmap.show(found.rows, found.margins);
     this.readCell(this.choice.cell);
     this.readStep(worst);
   }
 
-  stripGeometry() {
-    const narrow = innerWidth <= NARROW;
-    const margin = { ...this.data.figures.strip.layout.margin, ...(narrow ? { l: 40, r: 0 } : {}) };
-    const width = $('#strip').clientWidth - margin.l - margin.r;
-    return { narrow, margin, left: margin.l, barWidth: width / this.data.steps.length };
-  }
-
-  stripColors() {
-    const [chosen, others] = [token('--accent'), token('--line-strong')];
-    return this.data.steps.map((_, at) => (at === this.choice.index ? chosen : others));
-  }
-
-  async drawStrip() {
+  drawStrip() {
     const { figures, steps } = this.data;
-    const { narrow, margin, left, barWidth } = this.stripGeometry();
+    const { left, barWidth } = geometry($('#strip'), figures.strip);
     const range = $('#step');
     const thumb = 12;
     range.style.marginLeft = `${left + barWidth / 2 - thumb / 2}px`;
     range.style.width = `${(steps.length - 1) * barWidth + thumb}px`;
-    const { data: [trace], layout } = figures.strip;
-    const figure = {
-      data: [{ ...trace, marker: { ...trace.marker, color: this.stripColors() } }],
-      layout: { ...layout, margin, bargap: barWidth > 6 ? layout.bargap : 0, annotations: narrow ? [] : layout.annotations },
-    };
-    await draw($('#strip'), withStepTicks(figure, steps, $('#strip')));
+    drawBars($('#strip'), figures.strip, steps, this.choice.index);
   }
 
   /** DP ranks whose lanes are drawn: all, or those around the selected worker. */
@@ -236,7 +229,6 @@ export class SessionReport {
     const signal = AbortSignal.any([this.signal, this.loading.signal]);
     const element = $('#timeline');
     const { gone } = element.dataset;
-    if (!gone) element.setAttribute('aria-busy', 'true');
     const query = new URLSearchParams({ step: String(step) });
     if (ranks.length < dp) for (const rank of ranks) query.append('dp', String(rank));
     const named = ranks.length < dp ? `DP rank${ranks.length > 1 ? `s ${ranks[0]} to ${ranks.at(-1)}` : ` ${ranks[0]}`}` : '';
@@ -248,11 +240,16 @@ export class SessionReport {
       reading.textContent = gone;
       return;
     }
+    if (!this.timelineSeen) {
+      reading.textContent = `The timeline of step ${step} loads when it comes into view.`;
+      return;
+    }
+    element.setAttribute('aria-busy', 'true');
     try {
       if (this.timeline.data) {
         reading.textContent = `Loading step ${step}; step ${this.timeline.data.step} is still shown.`;
         await rest(REST_MS, signal);
-      }
+      } else reading.textContent = `Loading the timeline of step ${step}…`;
       const response = await fetch(`${this.api}/timeline?${query}`, { signal });
       if (!response.ok) throw new Error((await response.json()).detail ?? response.statusText);
       this.timeline.show(await response.json());
@@ -287,7 +284,7 @@ export class SessionReport {
     $('#mode-step').textContent = `Step ${step}`;
     const range = $('#step');
     range.value = index;
-    range.setAttribute('aria-valuetext', `Step ${step}, ${times(this.data.step_slowdown[index], 3)}`);
+    range.setAttribute('aria-valuetext', `Step ${step}, ${times(this.data.step_slowdown[index])}`);
     const tools = $('#map-title').closest('.cap').querySelectorAll('[data-copy], [data-csv]');
     for (const tool of tools) {
       const name = tool.hasAttribute('data-copy') ? 'data-copy' : 'href';
@@ -307,41 +304,49 @@ export class SessionReport {
     }
   }
 
-  readCell([dp, pp]) {
+  /** Name a worker; its S_w where it is pointed at, or exact figures are asked for. */
+  readCell([dp, pp], isPointed = false) {
     const { mode, index } = this.choice;
     const place = this.places.of([dp, pp]);
-    const value = this.heatmap.value([dp, pp]);
-    const what = mode === 'mean' ? `mean of ${this.data.steps.length} steps` : `in step ${this.data.steps[index]}`;
     const line = $('#cell');
-    const subscript = document.createElement('sub');
-    subscript.textContent = 'w';
-    line.replaceChildren(strong(`Worker ${worker(dp, pp)}`), place ? ` · ${place} · ` : ' · ');
-    line.append('S', subscript, ' ', strong(times(value, 3)), ` ${what}`);
+    line.replaceChildren(strong(`Worker ${worker(dp, pp)}`), place ? ` · ${place}` : '');
+    if (isPointed || isExact()) {
+      const subscript = document.createElement('sub');
+      subscript.textContent = 'w';
+      line.append(' · S', subscript, ' ', strong(times(this.heatmap.value([dp, pp]), 3)));
+    }
+    line.append(mode === 'mean' ? ` · mean of ${this.data.steps.length} steps` : ` · in step ${this.data.steps[index]}`);
   }
 
-  readStep(worst = null) {
+  readStep(worst = this.worst) {
     const { steps, recorded_s: recorded, step_slowdown: slowdown } = this.data;
-    const { index } = this.choice;
-    $('#step-read').replaceChildren(strong(`Step ${steps[index]}`), ` · ${seconds(recorded[index])} recorded · `, strong(times(slowdown[index], 3)),
-      worst ? ` · worst worker ${worker(worst.dp, worst.pp)} ${times(worst.value, 3)}` : '');
+    const { index, mode } = this.choice;
+    this.worst = worst;
+    const line = $('#step-read');
+    line.replaceChildren(strong(`Step ${steps[index]}`), mode === 'mean' && index === this.worstIndex ? ', the slowest' : '', ` · ${seconds(recorded[index])} recorded`);
+    if (mode === 'step' || isExact()) line.append(' · ', strong(times(slowdown[index], isExact() ? 3 : 2)));
+    if (worst) line.append(` · worst worker ${worker(worst.dp, worst.pp)}${isExact() ? ` ${times(worst.value, 3)}` : ''}`);
   }
 }
 
 /** The page of a session with a discrepancy above the limit: recorded times and launch delays only. */
 export class DistrustedReport {
-  constructor(_main, data) {
+  constructor(_main, data, signal) {
     this.data = data;
+    for (const element of this.elements()) pointed(element, data.figures[element.dataset.figure], null, signal);
     this.redraw();
   }
 
+  /** @returns {NodeListOf<HTMLElement>} */
+  elements() { return document.querySelectorAll('[data-figure]'); }
+
   redraw() {
-    /** @type {NodeListOf<HTMLElement>} */
-    const figures = document.querySelectorAll('[data-figure]');
-    for (const element of figures) {
-      draw(element, withStepTicks(this.data.figures[element.dataset.figure], this.data.steps, element));
-    }
+    for (const element of this.elements()) drawBars(element, this.data.figures[element.dataset.figure], this.data.steps);
   }
 }
+
+/** Whether exact figures are asked for. */
+const isExact = () => $('#exact').open;
 
 /** Wait; rejects as a fetch does when aborted. */
 function rest(delayMs, signal) {

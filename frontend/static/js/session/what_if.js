@@ -1,6 +1,6 @@
 // "What if…": a form for a replay of the session with other durations, and its answer.
 import { percent, seconds, times, worker } from '../format.js';
-import { stepTicks } from '../plots.js';
+import { stepTicks } from '../bars.js';
 import { FIELDS, NO_CHANGE, body, finding, less, read, wording, write } from './question.js';
 import { line, overlay, svg, text } from '../svg.js';
 

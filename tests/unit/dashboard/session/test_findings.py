@@ -26,7 +26,7 @@ def with_map(report: Report, exact: list[list[float]]) -> Report:
     [
         (
             [[1.979, 1.0], [1.015, 1.0]],
-            "Worker (0, 0) alone costs 49 % of every step; no other costs 2 %",
+            "Worker (0, 0) alone explains the slowdown; no other costs 2 %",
         ),
         ([[1.005, 1.0], [1.0, 1.0]], "No worker alone costs 1 % of a step"),
         (
@@ -45,7 +45,11 @@ def with_map(report: Report, exact: list[list[float]]) -> Report:
             [[1.2, 1.2], [1.2, 1.2]],
             "No one place stands out: 4 workers alone cost 17 % of a step",
         ),
-        ([[1.5]], "Worker (0, 0) alone costs 33 % of every step"),
+        ([[1.5]], "Worker (0, 0) alone explains the slowdown"),
+        (
+            [[1.1, 1.0]],
+            "Worker (0, 0) alone costs 9.1 % of every step; no other costs 1 %",
+        ),
     ],
 )
 def test_the_map_says_who_costs_how_much(
@@ -62,8 +66,9 @@ def test_ties_go_to_the_lower_dp_rank_then_stage(slow_worker: Report) -> None:
 @pytest.mark.parametrize(
     ("total", "slowdowns", "title"),
     [
-        (1.97, [1.94, 1.99], "Every step is slow, 1.94× to 1.99×: the cause is constant"),
-        (1.01, [1.0, 1.015], "No step is slow: 1.00× to 1.01×"),
+        (1.97, [1.94, 1.99], "Every step is about equally slow: the cause is constant"),
+        (1.5, [1.4, 1.6], "Every step is slow, 1.40× to 1.60×: the cause is constant"),
+        (1.01, [1.0, 1.015], "No step is slow"),
         (1.2, [1.0, 1.0, 1.8], "1 of 3 steps exceed 1.40×; step 7 reaches 1.80×"),
     ],
 )
@@ -71,7 +76,13 @@ def test_the_strip_says_whether_the_cause_comes_and_goes(
     slow_worker: Report, total: float, slowdowns: list[float], title: str
 ) -> None:
     steps = [5, 6, 7][: len(slowdowns)]
-    report = changed(slow_worker, slowdown=total, step_slowdown=slowdowns, steps__analyzed=steps)
+    report = changed(
+        slow_worker,
+        slowdown=total,
+        headline__slowdown=total,
+        step_slowdown=slowdowns,
+        steps__analyzed=steps,
+    )
     assert findings.strip_finding(report) == title
 
 
@@ -82,7 +93,7 @@ def test_the_best_fix_is_the_one_that_brings_most(slow_worker: Report) -> None:
     )
     slow_worker = changed(slow_worker, recommendations=fixes)
     assert plain(findings.fix_finding(slow_worker)) == (
-        "Best fix: replace worker (1, 2); 2.00× faster"
+        "Best fix: replace worker (1, 2); steps 50 % shorter"
     )
 
 

@@ -154,6 +154,7 @@ def page_text(report: Report) -> str:
         page=page,
         now=page.now,
         applied=applied_fixes((), {}, "", page.now),
+        exact=False,
     )
     reader = Reader()
     reader.feed(bytes(response.body).decode())

@@ -19,8 +19,9 @@ from app.analysis.diagnosis.places import (
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.document import Report
 from app.analysis.report.findings import UnjudgedCause
-from app.dashboard.session.facts import launch_fact, published_remark, verdict_facts
+from app.dashboard.session.facts import launch_fact, verdict_facts
 from app.dashboard.session.report import report_view
+from app.dashboard.session.slowdown import exact_rows, step_slowdowns
 from app.dashboard.session.tables import LONG_TABLE
 from tests.support.reports import changed
 
@@ -204,26 +205,33 @@ def test_without_a_verdict_evidence_leads_to_what_is_on_the_page(
     assert report_view(report).causes[0].evidence[0].url == url
 
 
-def test_the_slowdown_stands_with_its_interval_next_to_the_published_s(slow_worker: Report) -> None:
+def test_the_slowdown_has_one_rounding_and_the_rest_stands_behind_it(slow_worker: Report) -> None:
     known = changed(slow_worker, headline__ci95=(1.5, 1.54), headline__ci95_reason=None)
     slowdown = verdict_facts(known)[0]
-    assert (slowdown.label, slowdown.value) == ("Slowdown", "1.522×")
-    assert plain(slowdown.note) == "95 %: 1.500–1.540"
+    assert (slowdown.label, slowdown.value) == ("Slowdown", "1.52×")
+    assert plain(slowdown.note) == "95 %: 1.50–1.54"
+    assert plain(slowdown.hint).startswith("1.522×, 95 %: 1.500–1.540: step time")
+    first, published, worst, lost, _steps = exact_rows(known)
+    assert (first.label, first.value) == ("Slowdown", "1.522×")
+    assert plain(first.note).startswith("95 %: 1.500–1.540; step time")
     low, high = known.slowdown_ci95
-    assert plain(published_remark(known)) == (
-        f"The published S is 1.426× (95 %: {low:.3f}–{high:.3f}): "
-        "its ideal is a mean over all workers, stragglers included."
-    )
-    alike = changed(known, headline__slowdown=1.44)
-    assert published_remark(alike) == ""
-    assert verdict_facts(alike)[0].note.endswith("; published S 1.426×")
+    assert (published.label, published.value) == ("S, as published", "1.426×")
+    assert plain(published.note).startswith(f"95 %: {low:.3f}–{high:.3f}; ")
+    assert published.note.endswith("its ideal is a mean over all workers, stragglers included")
+    assert plain(worst.label) == "S<sub>w</sub> of worker (1, 2), the highest"
+    assert plain(lost.value) == "34.3 %"
+
+
+def test_an_interval_that_rounds_to_one_number_says_how_narrow_it_is(slow_worker: Report) -> None:
+    narrow = changed(slow_worker, headline__ci95=(1.521, 1.523), headline__ci95_reason=None)
+    assert plain(verdict_facts(narrow)[0].note) == "95 %: within 0.01"
 
 
 def test_a_slowdown_without_an_interval_says_why(slow_worker: Report) -> None:
     few = slow_worker
     assert verdict_facts(few)[0].note == "no interval"
     assert "do not tell how often a job has spells" in verdict_facts(few)[0].hint
-    assert "interval" not in published_remark(few)
+    assert "do not tell how often a job has spells" in exact_rows(few)[0].note
 
 
 @pytest.mark.parametrize(
@@ -234,11 +242,22 @@ def test_where_the_slowdown_is_s_the_page_says_why(
     slow_worker: Report, *, named: bool, why: str
 ) -> None:
     published = changed(
-        slow_worker, headline__kind="published", causes=slow_worker.causes if named else ()
+        slow_worker,
+        headline__kind="published",
+        headline__slowdown=slow_worker.slowdown,
+        causes=slow_worker.causes if named else (),
     )
     first, second = verdict_facts(published)[:2]
-    assert (first.label, second.label) == ("Slowdown S", "GPU-hours lost")
-    assert published_remark(published) == f"The slowdown is the published S: {why}."
+    assert (first.label, second.label) == ("Slowdown", "GPU-hours lost")
+    assert exact_rows(published)[0].note.endswith(f"it is the published S: {why}")
+    assert "S, as published" not in {row.label for row in exact_rows(published)}
+
+
+def test_steps_are_as_slow_as_the_job_that_they_make(slow_worker: Report) -> None:
+    steps = step_slowdowns(slow_worker)
+    factor = slow_worker.headline.slowdown / slow_worker.slowdown
+    assert steps == pytest.approx([factor * value for value in slow_worker.step_slowdown])
+    assert report_view(slow_worker).data["step_slowdown"] == pytest.approx(steps, abs=1e-4)
 
 
 def test_no_fix_saves_more_than_is_lost(slow_worker: Report) -> None:
@@ -281,7 +300,8 @@ def test_the_data_for_the_script_is_json(slow_worker: Report) -> None:
     steps = len(slow_worker.steps.analyzed)
     assert (len(data["by_dp_step"]), len(data["by_dp_step"][0])) == (3, steps)
     assert (len(data["by_pp_step"]), len(data["by_pp_step"][0])) == (4, steps)
-    assert set(data["figures"]) == {"heatmap", "strip", "scatter", "launch"}
+    assert set(data["figures"]) == {"strip", "scatter", "launch"}
+    assert data["map"][2][1] == pytest.approx(slow_worker.by_worker.exact[1][2], abs=5e-4)
 
 
 def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
@@ -290,7 +310,7 @@ def test_without_a_verdict_nothing_that_rests_on_the_replay_is_sent(
     view = report_view(distrusted)
     assert not view.verdict
     assert set(view.data["figures"]) == {"launch", "recorded"}
-    assert not {"slowdown", "by_dp", "by_pp", "step_slowdown"} & set(view.data)
+    assert not {"slowdown", "map", "by_dp", "by_pp", "step_slowdown"} & set(view.data)
 
 
 def test_no_worker_is_named_where_none_launches_latest(distrusted: Report) -> None:

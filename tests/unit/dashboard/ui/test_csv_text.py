@@ -100,6 +100,8 @@ def test_a_long_table_is_made_while_it_is_sent() -> None:
 WITHOUT_FILE = {
     # What a question got: "Copy" gives the whole answer.
     "session/what_if.html",
+    # Definitions, and figures that the report has.
+    "session/exact.html",
 }
 
 
