@@ -75,15 +75,14 @@ class Principal:
             return self
         return replace(self, name=name)
 
+    def is_person(self, name: str) -> bool:
+        """Return whether it is the user of that full name (`app.access.names.full_name`)."""
+        return self.kind is ActorKind.PERSON and self.name == name
+
     @property
     def projects(self) -> frozenset[int] | None:
         """Return the projects that it may know of; None where these are all."""
         return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
-
-
-def is_person(principal: Principal, name: str) -> bool:
-    """Return whether it is the user of that full name (`app.access.names.full_name`)."""
-    return principal.kind is ActorKind.PERSON and principal.name == name
 
 
 # What the program does by itself, and what is done without any sign-in on a machine of one's own.

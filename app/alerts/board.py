@@ -19,7 +19,9 @@ class IncidentChange:
 
     incident: Incident  # as it is now
     before: IncidentState | None  # None where it is new
-    event: str  # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``, …
+    # ``opened``, ``fired``, ``held``, ``escalated``, ``unsilenced``, ``resolved``, or a person's
+    # order, such as ``acknowledged`` and ``reopened``
+    event: str
 
     @property
     def tells(self) -> bool:

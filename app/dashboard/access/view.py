@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from app.access.principals import Principal, Right, Role, is_person
+from app.access.principals import Principal, Right, Role
 from app.auth.project_paths import prefix_of
 from app.dashboard.ui.format import byte_size, count, listing, plural
 from app.services.access.audit import Action
@@ -172,7 +172,7 @@ def _kept(
     principal: Principal,
 ) -> str:
     """Return why a user is neither disabled nor deleted here; "" where they can be."""
-    if is_person(principal, person.full_name):
+    if principal.is_person(person.full_name):
         return "you"
     others = any(one.administers for one in people if one.id != person.id)
     if person.administers and not others and not any(Right.ADMIN in one.rights for one in valid):

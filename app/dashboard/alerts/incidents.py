@@ -25,6 +25,7 @@ from app.dashboard.alerts.parts import (
     several,
     since,
     title_of,
+    together,
 )
 from app.dashboard.alerts.tables import (
     OVER,
@@ -161,10 +162,6 @@ def first_of(found: Incidents) -> uuid.UUID | None:
     return rows[0].incident.id if rows else None
 
 
-def _silent_together(row: IncidentRow) -> bool:
-    return row.incident.cause == NO_DATA_CAUSE and bool(row.inside)
-
-
 def _title(life: IncidentLife, short: str) -> str:
     row = life.view.row
     word = STATES[row.incident.state].word.lower()
@@ -258,7 +255,7 @@ def _line(
         job=row.job,
         severity=incident.severity,
         state=STATES[incident.state],
-        headline=headline(incident) if not _silent_together(row) else title_of(row),
+        headline=together(row) or headline(incident),
         labels=" · ".join(part for part in (standing, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),

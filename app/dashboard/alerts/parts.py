@@ -66,10 +66,15 @@ def headline(incident: Incident) -> str:
 
 def title_of(row: IncidentRow) -> str:
     """Return what is wrong with which job; of jobs that went silent together how many these are."""
+    return together(row) or f"{row.job}: {headline(row.incident)}"
+
+
+def together(row: IncidentRow) -> str:
+    """Return how many jobs went silent together and since when; empty where none did."""
     jobs = len({row.job, *(one.job for one in row.inside)})
-    if row.incident.cause == NO_DATA_CAUSE and jobs > 1:
-        return silent_together(jobs, silent_since(row.incident))
-    return f"{row.job}: {headline(row.incident)}"
+    if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
+        return ""
+    return silent_together(jobs, silent_since(row.incident))
 
 
 def several(row: IncidentRow) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.access.names import MAX_NAME_CHARACTERS, full_name
-from app.access.principals import Role, is_person
+from app.access.principals import Role
 from app.db.models.access import BrowserSession, KnownBrowser, Membership, Person, Project
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
 from app.services.access.administrators import keep_administrator
@@ -296,7 +296,7 @@ def _sign_out(tx: UnitOfWork, person_id: uuid.UUID) -> None:
 
 def _refuse_oneself(container: Container, person: Person) -> None:
     """Refuse what would lock out the user who does it; another administrator can."""
-    if is_person(container.principal, full_name(person.name, person.issuer)):
+    if container.principal.is_person(full_name(person.name, person.issuer)):
         raise ConflictError(
             "You cannot disable or delete yourself; another administrator can.",
             code="access.oneself",

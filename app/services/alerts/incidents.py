@@ -26,7 +26,7 @@ from app.db.models.sessions import Job
 from app.errors import ConflictError
 from app.services.access.audit import Action, record
 from app.services.alerts.incident_reads import get_incident, no_incident
-from app.services.alerts.machines.leads import ended_with, inside_of, leave, settle
+from app.services.alerts.machines.leads import ended_with, inside_of, settle
 from app.services.alerts.store import OPEN, incident_of, lock_group, save_change, timing
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # What an order makes of an incident; None where it is so already.
 Order = Callable[[Incident, datetime], IncidentChange | None]
+# Which incidents inside of others an order is for as well.
+Inside = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
@@ -190,29 +192,13 @@ def reopen_incident(
         If it ended by itself, or the same is open again.
     """
     who = container.principal.called(by)
-    with container.uow() as tx:
-        reopened = []
-        for group, row in locked(tx, [incident_id, *ended_with(tx, [incident_id])]):
-            change = reopening(incident_of(row), tx.now)
-            if change is not None:
-                refuse_again(tx, row)
-                carry_out(container, tx, group, change, who=who, note=note)
-                reopened.append(change.incident)
-        settle(tx, reopened)
-    with container.reading() as tx:
-        return get_incident(tx, incident_id)
+    return _ordered(container, incident_id, reopening, who, note, inside=ended_with)
 
 
-def refuse_again(tx: UnitOfWork, row: AlertIncident) -> None:
-    """Refuse to reopen an incident where the same is open as another one.
-
-    Raises
-    ------
-    ConflictError
-        ``incident.open_again``.
-    """
+def _refuse_again(tx: UnitOfWork, group_id: uuid.UUID, fingerprint: str) -> None:
+    """Refuse to reopen an incident where the same is open as another one."""
     same = select(AlertIncident.id).where(
-        AlertIncident.group_id == row.group_id, AlertIncident.fingerprint == row.fingerprint, OPEN
+        AlertIncident.group_id == group_id, AlertIncident.fingerprint == fingerprint, OPEN
     )
     if tx.session.execute(same).scalar() is not None:
         raise ConflictError(
@@ -229,7 +215,15 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
     who: Principal,
     note: str | None,
 ) -> None:
-    """Write a user's order for an incident whose group is locked."""
+    """Write a user's order for an incident whose group is locked.
+
+    Raises
+    ------
+    ConflictError
+        ``incident.open_again``.
+    """
+    if change.before is IncidentState.RESOLVED:
+        _refuse_again(tx, group.id, change.incident.fingerprint)
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
     record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
     # A silence ends by time, and what was resolved may not have to be looked for.
@@ -243,26 +237,27 @@ def called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
     return f"incident {incident.cause}{where} of {job}"
 
 
-def _ordered(
+def _ordered(  # noqa: PLR0913 - an order, who is behind it, and for what
     container: Container,
     incident_id: uuid.UUID,
     order: Order,
     who: Principal,
     note: str | None,
+    *,
+    inside: Inside = inside_of,
 ) -> IncidentView:
     with container.uow() as tx:
         changed = []
-        for group, row in locked(tx, [incident_id, *inside_of(tx, [incident_id])]):
+        for group, row in locked(tx, [incident_id, *inside(tx, [incident_id])]):
             try:
                 change = order(incident_of(row), tx.now)
+                if change is not None:
+                    carry_out(container, tx, group, change, who=who, note=note)
+                    changed.append(change.incident)
             except ConflictError:
                 if row.id == incident_id:
                     raise
-                continue
-            if change is not None:
-                carry_out(container, tx, group, change, who=who, note=note)
-                changed.append(change.incident)
-        leave(tx, [one for one in changed if one.state is IncidentState.RESOLVED])
+        settle(tx, changed)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 from app.alerts.states import IncidentState
 from app.errors import ConflictError
 from app.services.alerts.incidents import (
+    Inside,
     acknowledging,
     carry_out,
     locked,
-    refuse_again,
     reopening,
     resolving,
     silencing,
     unacknowledging,
 )
-from app.services.alerts.machines.leads import ended_with, inside_of, leave, settle
+from app.services.alerts.machines.leads import ended_with, inside_of, settle
 from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def reopen_many(
         If one of them is not there; then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, reopening, who, note)
+    return _order(container, ids, reopening, who, note, inside=ended_with)
 
 
 def silence_many(
@@ -132,23 +132,24 @@ def resolve_many(
     return _order(container, ids, resolving(who, note), who, note)
 
 
-def _order(
+def _order(  # noqa: PLR0913 - an order, who is behind it, and for what
     container: Container,
     ids: Collection[uuid.UUID],
     order: Order,
     who: Principal,
     note: str | None,
+    *,
+    inside: Inside = inside_of,
 ) -> OrderOutcome:
     changed, left = [], []
     with container.uow() as tx:
-        over, reopened = [], []
-        inside = ended_with(tx, ids) if order is reopening else inside_of(tx, ids)
-        for group, row in locked(tx, {*ids, *inside}):
+        for group, row in locked(tx, {*ids, *inside(tx, ids)}):
             incident = incident_of(row)
             try:
                 change = order(incident, tx.now)
-                if order is reopening and change is not None:
-                    refuse_again(tx, row)
+                if change is not None:
+                    carry_out(container, tx, group, change, who=who, note=note)
+                    changed.append(change.incident)
             except ConflictError as error:
                 if error.stable_code not in LEFT_ALONE:
                     raise
@@ -156,16 +157,7 @@ def _order(
                     continue
                 left.append(Left(row.id, incident.state, str(error)))
                 continue
-            if change is None:
-                if row.id in ids:
-                    left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
-                continue
-            carry_out(container, tx, group, change, who=who, note=note)
-            changed.append(row.id)
-            if change.incident.state is IncidentState.RESOLVED:
-                over.append(change.incident)
-            elif order is reopening:
-                reopened.append(change.incident)
-        leave(tx, over)
-        settle(tx, reopened)
-    return OrderOutcome(changed, left)
+            if change is None and row.id in ids:
+                left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
+        settle(tx, changed)
+    return OrderOutcome([one.id for one in changed], left)
