@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from app.access.lookalikes import lookalike
+from app.errors import Fault
+
 MAX_NAME_CHARACTERS: Final = 100
+MAX_JOB_NAME_CHARACTERS: Final = 200
+JOB_NAMES: Final = (
+    f"1 to {MAX_JOB_NAME_CHARACTERS} printable characters of any script, without a slash and "
+    "without blanks around them"
+)
 _SCHEME: Final = "://"
 
 
@@ -34,3 +42,43 @@ def full_name(name: str, issuer: str | None) -> str:
     if issuer is None:
         return bounded
     return f"{bounded} ({clipped(issuer.partition(_SCHEME)[2] or issuer, MAX_NAME_CHARACTERS)})"
+
+
+def is_plain_name(name: str, max_characters: int) -> bool:
+    """Return whether a name survives in an address and on a page."""
+    return (
+        0 < len(name) <= max_characters
+        and name.isprintable()
+        and name == name.strip()
+        and "/" not in name
+        and name not in (".", "..")
+    )
+
+
+def job_name_fault(name: str) -> str | None:
+    """Return in a sentence why a name cannot be a job's; None where it can.
+
+    Examples
+    --------
+    >>> job_name_fault("team/llama").partition(":")[0]
+    'team/llama has a slash, which would be a folder in an address'
+    """
+    if is_plain_name(name, MAX_JOB_NAME_CHARACTERS):
+        return None
+    rule = f"A job's name has {JOB_NAMES}."
+    if "/" in name:
+        shown = clipped(name, MAX_NAME_CHARACTERS)
+        return (
+            f"{shown} has a slash, which would be a folder in an address: write - or . instead. "
+            f"{rule}"
+        )
+    return rule
+
+
+def new_name_fault(name: str) -> Fault | None:
+    """Return why a user, a token or a channel cannot be given a name; None where it can."""
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        said = f"1 to {MAX_NAME_CHARACTERS} printable characters, without blanks around them."
+        return Fault("name", said, column="name")
+    alike = lookalike(name)
+    return None if alike is None else Fault("lookalike", f"The name {alike}.", column="name")

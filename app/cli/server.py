@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from app.access.names import job_name_fault
 from app.db.states import SessionState
 from app.errors import Fault, PacelineError
 from app.settings.environment import Caller
@@ -152,6 +153,10 @@ class Server:
         meta : Body or None
             The metadata, where they are not in the trace.
         """
+        fault = job_name_fault(job)
+        if fault is not None:
+            # Within the address, a slash would name something else.
+            raise ServerError(fault, code="job.invalid_name")
         path = f"/api/v1/jobs/{quote(job, safe='')}/sessions"
         parts = {} if meta is None else {"meta": meta.part}
         for attempt in range(1, TRIES + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,11 +19,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access.names import JOB_NAMES
 from app.errors import Fault, PacelineError, TryLaterError
 from app.inputs.faults import field_faults
 
 log = structlog.get_logger(__name__)
 
+# A name with an encoded slash leads to no route.
+SLASH_IN_JOB: Final = re.compile(rb"^/api/v1/jobs/[^/]*%2f", re.IGNORECASE)
 MEDIA_TYPE: Final = "application/problem+json"
 
 # What a sender should wait at least before it tries again, seconds.
@@ -275,12 +279,15 @@ async def _domain_error(_request: Request, error: Exception) -> JSONResponse:
     return problem_of(error)
 
 
-async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
     if isinstance(error.__cause__, PacelineError):
         # What was raised while the framework read a body.
         return problem_of(error.__cause__)
     status = error.status_code
+    raw_path: bytes = request.scope.get("raw_path", b"")
+    if status == http.HTTPStatus.NOT_FOUND and SLASH_IN_JOB.search(raw_path):
+        return problem("job.invalid_name", f"A job's name has {JOB_NAMES}; this one has %2F.")
     code = _CODE_OF_STATUS.get(status)
     if code is None:
         phrase = http.HTTPStatus(status).phrase

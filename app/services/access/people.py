@@ -11,7 +11,7 @@ from argon2 import PasswordHasher
 from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.access.names import MAX_NAME_CHARACTERS, full_name
+from app.access.names import full_name, new_name_fault
 from app.access.principals import Role
 from app.db.models.access import BrowserSession, KnownBrowser, Membership, Person, Project
 from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
@@ -71,11 +71,8 @@ def create_person(
     ------
     InvalidAccessError, NotFoundError, ConflictError
     """
-    faults = []
-    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
-        faults.append(
-            Fault("name", f"1 to {MAX_NAME_CHARACTERS} printable characters.", column="name")
-        )
+    of_name = new_name_fault(name)
+    faults = [] if of_name is None else [of_name]
     faults += _password_faults(password)
     if faults:
         raise InvalidAccessError("The person cannot be added.", faults=tuple(faults))

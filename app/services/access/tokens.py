@@ -11,6 +11,7 @@ from pydantic import Field
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.exc import IntegrityError
 
+from app.access.names import new_name_fault
 from app.access.principals import IMPLIED, ActorKind, Principal, Right
 from app.access.tokens import SHOWN_CHARACTERS, digest, is_token, new_token
 from app.db.models.access import Project, Token
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
-MAX_NAME_CHARACTERS: Final = 100
 LONGEST: Final = timedelta(days=3650)
 
 
@@ -229,11 +229,8 @@ def _check(
     expires: timedelta | None,
     secret: str | None,
 ) -> None:
-    faults = []
-    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
-        faults.append(
-            Fault("name", f"1 to {MAX_NAME_CHARACTERS} printable characters.", column="name")
-        )
+    of_name = new_name_fault(name)
+    faults = [] if of_name is None else [of_name]
     if not rights:
         faults.append(Fault("scopes", "At least one scope.", column="scopes"))
     if Right.INGEST in rights and project is None and Right.ADMIN not in rights:

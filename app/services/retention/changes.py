@@ -12,7 +12,7 @@ from app.db.models.sessions import Job, Session
 from app.errors import ConflictError, Fault
 from app.services.access.audit import Action, record
 from app.services.sessions.read import no_session
-from app.services.sessions.receive import check_job_name, no_job
+from app.services.sessions.receive import check_new_job_name, no_job
 
 if TYPE_CHECKING:
     import uuid
@@ -60,7 +60,8 @@ def rename_job(container: Container, job: str, name: str) -> None:
     ConflictError
         ``job.name_taken``: another job has this name.
     """
-    check_job_name(name)
+    if name != job:
+        check_new_job_name(name)
     try:
         with container.uow() as tx:
             renamed = tx.session.execute(

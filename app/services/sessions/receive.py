@@ -13,6 +13,8 @@ import structlog
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
+from app.access.lookalikes import lookalike
+from app.access.names import job_name_fault
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 log = structlog.get_logger(__name__)
-
-MAX_JOB_NAME_CHARACTERS: Final = 200
 
 # A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
 MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
@@ -112,22 +112,23 @@ def check_job_name(name: str) -> None:
     InvalidJobNameError
         If it is empty, too long, not printable, or means a folder in an address.
     """
-    if not is_plain_name(name, MAX_JOB_NAME_CHARACTERS):
-        raise InvalidJobNameError(
-            f"A job's name has 1 to {MAX_JOB_NAME_CHARACTERS} printable characters, "
-            "without a slash and without blanks around it."
-        )
+    fault = job_name_fault(name)
+    if fault is not None:
+        raise InvalidJobNameError(fault)
 
 
-def is_plain_name(name: str, max_characters: int) -> bool:
-    """Return whether a name survives in an address and on a page."""
-    return (
-        0 < len(name) <= max_characters
-        and name.isprintable()
-        and name == name.strip()
-        and "/" not in name
-        and name not in (".", "..")
-    )
+def check_new_job_name(name: str) -> None:
+    """Check the name that a job is to get; jobs that have such a name keep it.
+
+    Raises
+    ------
+    InvalidJobNameError
+        As for any name, and if it can be taken for another one.
+    """
+    check_job_name(name)
+    alike = lookalike(name)
+    if alike is not None:
+        raise InvalidJobNameError(f"The name {name} {alike}. Give the job another name.")
 
 
 def no_job(job: str) -> NotFoundError:
@@ -140,6 +141,8 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
 
     Raises
     ------
+    InvalidJobNameError
+        If it is new, and its name can be taken for another one.
     QuotaExceededError
         If it is new, and the project has as many as it may.
     BusyError
@@ -151,6 +154,7 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
         job_id = tx.session.execute(found).scalar()
         if job_id is not None:
             return job_id
+        check_new_job_name(name)
         job_id = tx.session.execute(made).scalar()
         if job_id is not None:
             count_made(tx, container.settings, container.project_id, JOBS)

@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy import and_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.access.names import is_plain_name
 from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.joint_metadata import join_metadata
@@ -29,7 +30,6 @@ from app.services.ingest.refusals import count_refusal
 from app.services.sessions.receive import (
     Body,
     check_job_name,
-    is_plain_name,
     make_job,
     trace_limits,
 )

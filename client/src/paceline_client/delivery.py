@@ -95,7 +95,8 @@ class DeliveryError(Exception):
 def job_url(server: str, job: str) -> str:
     """Return the address of a job.
 
-    Raises `ValueError` if `server` is not an http or https address or `job` is empty.
+    Raises `ValueError` if `server` is not an http or https address or `job` is empty
+    or has a slash.
     """
     parts = urlsplit(server)
     if parts.scheme not in {"http", "https"} or not parts.netloc:
@@ -103,6 +104,9 @@ def job_url(server: str, job: str) -> str:
         raise ValueError(message)
     if not job:
         message = "the job has no name"
+        raise ValueError(message)
+    if "/" in job:
+        message = f"a job's name has no slash, which would be a folder in an address: {job!r}"
         raise ValueError(message)
     return f"{server.rstrip('/')}/api/v1/jobs/{quote(job, safe='')}"
 

@@ -55,6 +55,19 @@ def test_tokens_are_made_listed_and_revoked() -> None:
 
 
 @pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    "command", [("token", "create", "--scope", "read"), ("user", "create")], ids=["token", "user"]
+)
+def test_names_that_look_like_others_are_refused(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_PASSWORD", "correct horse battery")
+    done = paceline(*command, "\u0430da")
+    assert done.returncode == 1
+    assert "The name mixes Latin and Cyrillic letters, which look alike: " in done.stderr
+
+
+@pytest.mark.usefixtures("database")
 def test_a_user_signs_in_with_the_password_that_was_given(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,9 +100,9 @@ def test_a_redirect_is_not_followed_with_the_body(receiver: Receiver) -> None:
 
 
 def test_a_jobs_name_is_one_segment_of_the_path() -> None:
-    url = session_url("https://paceline.example/", "team a/llama?70b")
+    url = session_url("https://paceline.example/", "team a?llama-70b")
 
-    assert url == "https://paceline.example/api/v1/jobs/team%20a%2Fllama%3F70b/sessions"
+    assert url == "https://paceline.example/api/v1/jobs/team%20a%3Fllama-70b/sessions"
 
 
 @pytest.mark.parametrize("server", ["", "paceline:8765", "file:///etc/hosts", "http://"])
@@ -175,3 +175,8 @@ def test_the_server_tells_the_number_of_an_attempt(receiver: Receiver) -> None:
 def test_a_server_of_before_attempts_gets_the_restarts_as_attempts(receiver: Receiver) -> None:
     receiver.answers = [Answer(status=404, document={})]
     assert attempt_number(receiver.url, "llama", Run("812", 2), QUICK) == 3
+
+
+def test_a_job_with_a_slash_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match=r"a job's name has no slash.*'team/llama'"):
+        session_url("http://127.0.0.1:1", "team/llama")

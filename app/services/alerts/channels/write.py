@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
+from app.access.lookalikes import lookalike
 from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.registry import KINDS
 from app.alerts.delivery import DeliveryError
@@ -67,6 +68,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     ConflictError
         If there is one of this name.
     """
+    _check_name(name)
     known = _kind(kind)
     if known is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
@@ -118,7 +120,8 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     try:
         with container.uow() as tx:
             row = _locked(tx, channel_id)
-            if name is not None:
+            if name is not None and name != row.name:
+                _check_name(name)
                 row.name = name
             if audience is not None:
                 row.audience = audience
@@ -230,6 +233,15 @@ def look_after_all(container: Container) -> None:
             update(AlertGroup)
             .where(AlertGroup.id.in_(ids))
             .values(flush_at=func.least(func.coalesce(AlertGroup.flush_at, soon), soon))
+        )
+
+
+def _check_name(name: str) -> None:
+    alike = lookalike(name)
+    if alike is not None:
+        raise InvalidChannelError(
+            "The channel cannot be saved.",
+            faults=(Fault("lookalike", f"The name {alike}.", column="name"),),
         )
 
 

@@ -150,3 +150,10 @@ def test_channels_whose_key_is_lost_are_listed_and_wait(
     with served.container.uow() as tx:
         row = tx.session.execute(select(AlertChannel)).scalar_one()
         assert row.enabled
+
+
+def test_a_channel_gets_no_name_that_looks_like_another(served: Installation) -> None:
+    channel = {"name": "p\u0430ger", "kind": "webhook", "config": {"url": "https://x.example/"}}
+    answer = served.client.post("/api/v1/channels", json=channel)
+    assert (answer.status_code, answer.json()["code"]) == (422, "channel.invalid")
+    assert [fault["column"] for fault in answer.json()["faults"]] == ["name"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from sqlalchemy import text
 
 from tests.integration.api import bodies
 
@@ -233,7 +234,7 @@ def test_a_content_encoding_that_cannot_be_is_refused(
     refused(installation, installation.post(headers=headers), 415, "encoding.unsupported")
 
 
-@pytest.mark.parametrize("job", ["%20a", "%07", "..", "x" * 201])
+@pytest.mark.parametrize("job", ["%20a", "%07", "..", "x" * 201, "ll\u0430ma", "cafe\u0301"])
 def test_a_name_that_no_job_can_have_is_refused(installation: Installation, job: str) -> None:
     if job == "..":
         job = "%2e%2e"
@@ -243,6 +244,32 @@ def test_a_name_that_no_job_can_have_is_refused(installation: Installation, job:
         assert job == "%2e%2e"
         return
     refused(installation, answer, 422, "job.invalid_name")
+
+
+def test_a_job_that_exists_keeps_a_name_that_looks_like_another(
+    installation: Installation,
+) -> None:
+    name = "ll\u0430ma"
+    with installation.container.engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO job (project_id, name) VALUES (1, :name)"), {"name": name}
+        )
+
+    assert installation.post(job=name).status_code == 202
+    answer = installation.post(job="m\u043edel")
+    assert answer.json()["detail"] == (
+        "The name m\u043edel mixes Latin and Cyrillic letters, which look alike: \u043e (U+043E). "
+        "Give the job another name."
+    )
+
+
+def test_the_rule_of_names_is_said_of_a_name_with_a_slash(installation: Installation) -> None:
+    answer = installation.post(job="team%2Fllama")
+    assert (answer.status_code, answer.json()["code"]) == (422, "job.invalid_name")
+    assert answer.json()["detail"] == (
+        "A job's name has 1 to 200 printable characters of any script, without a slash and without "
+        "blanks around them; this one has %2F."
+    )
 
 
 def test_a_decompression_bomb_is_refused(install: Install) -> None:
