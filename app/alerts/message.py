@@ -276,9 +276,9 @@ def _alert(
     )
 
 
-def silent_together(jobs: int, since: datetime) -> str:
-    """Return what is wrong where several jobs stopped sending at the same time."""
-    text = f"{jobs} jobs silent since {since:%H:%M} UTC"
+def silent_together(jobs: int, since: datetime | None = None) -> str:
+    """Return what is wrong where several jobs stopped sending at the same time, and since when."""
+    text = f"{jobs} jobs silent" + (f" since {since:%H:%M} UTC" if since else " at the same time")
     return f"{text}: the network or the collector?" if jobs >= MANY_SILENT else text
 
 

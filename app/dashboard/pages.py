@@ -17,7 +17,7 @@ from markupsafe import Markup
 from app.access.principals import ActorKind, Right
 from app.auth.project_paths import prefix_of
 from app.dashboard.ui import format as fmt
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.assets import PLOTLY_SIZE
 from app.dashboard.ui.places import host_url
 from app.services.alerts.navigation import navigation
@@ -42,9 +42,14 @@ PARTS: Final = (
     html.state,
     html.glyph,
     html.swatch,
-    html.ago,
     html.spark,
     html.where,
+    moments.ago,
+    moments.when,
+    moments.minute,
+    moments.exact,
+    moments.date,
+    moments.timed,
 )
 
 # A page is the state of a moment: always fetched anew, also on "back".

@@ -45,7 +45,7 @@ def test_every_page_in_the_light_and_in_the_dark(
             try:
                 expect_well_made(page, place.url, look)
             except AssertionError as fault:
-                faults.append(f"{route}, {look.name}: {fault}")
+                faults.append(f"{route}, {look.name}: {fault!r}")
             page.close()
     assert faults == []
 

@@ -52,6 +52,7 @@ class Look:
     name: str
     size: tuple[int, int]
     scheme: str
+    zone: str = "UTC"  # time zone of the reader
 
 
 # Each window and each scheme once; every night all of their combinations.
@@ -93,6 +94,7 @@ class Windows:
             color_scheme="dark" if look.scheme == "dark" else "light",
             has_touch=look.size == NARROW,
             is_mobile=look.size == NARROW,
+            timezone_id=look.zone,
         )
 
     def empty(self, origins: Iterable[str]) -> None:

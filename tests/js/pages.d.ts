@@ -10,6 +10,7 @@ interface Mounted {
 interface WindowEventMap {
   pagemounted: CustomEvent<Mounted>;
   themechange: Event;
+  zonechange: Event;
 }
 
 interface Window {
@@ -25,3 +26,18 @@ interface PlotlyLibrary {
 interface Figure extends HTMLElement {
   on?(name: 'plotly_click', run: (event: { points: { customdata: string[] }[] }) => void): void;
 }
+
+/** The reader's zone; js/zone.js makes it before the page is painted. */
+declare var zone: {
+  /** A moment in the reader's zone; `form` is one of app/dashboard/ui/moments.py. */
+  words(ms: number, form: string, options?: { inUtc?: boolean; bare?: boolean; now?: number }): string;
+  /** How far it is from UTC at a moment. */
+  offset(ms: number): string;
+  /** A moment, moved so that its fields in UTC are those of the reader's zone. */
+  moved(ms: number): number;
+  name(): string;
+  /** The value of a datetime-local input; empty for NaN. */
+  local(ms: number): string;
+  /** The moment that such a value means. */
+  read(value: string): number;
+};

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import '../../frontend/static/js/zone.js';
 import { local, written } from '../../frontend/static/js/ranges.js';
 
 test('a moment of the address is shown in the reader’s time and read back as it was', () => {

@@ -12,6 +12,7 @@ from app.alerts.message import Alert
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
+from app.dashboard.ui.moments import plain
 
 if TYPE_CHECKING:
     import uuid
@@ -95,7 +96,7 @@ def evidence_text(page: EvidencePage) -> str:
     if page.commands:
         parts += ["", *(f"{scheduler}: {command}" for scheduler, command in page.commands)]
     parts += ["", "Times are UTC"]
-    parts += [f"{moment.at:%Y-%m-%d %H:%M} {moment.text}" for moment in page.one.events]
+    parts += [f"{moment.at:%Y-%m-%d %H:%M} {plain(moment.text)}" for moment in page.one.events]
     parts += [f"{said.at:%Y-%m-%d %H:%M} {said.author}: {said.words}" for said in page.one.comments]
     return "\n".join(parts) + "\n"
 

@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from app.alerts.lines import lines_of
 from app.alerts.machines.cordon import cordon_commands
 from app.alerts.machines.inside import machine_of
@@ -28,9 +30,9 @@ from app.dashboard.alerts.parts import (
     session_url,
     several,
     title_of,
-    until,
 )
-from app.dashboard.ui.format import age, count, day_or_time, interval, listing, plural, times
+from app.dashboard.ui.format import age, count, interval, listing, plural, times
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import Fact, StateLabel, since_when
 from app.services.alerts.incident_reads import COMMENTS_LISTED
 
@@ -72,7 +74,6 @@ class Moment:
     """Something that happened to an incident."""
 
     at: datetime
-    when: str
     text: str
 
 
@@ -81,7 +82,6 @@ class Said:
     """What a person said of an incident."""
 
     at: datetime
-    when: str
     author: str
     words: str
 
@@ -184,10 +184,7 @@ def chosen_incident(
         message=message,
         deliveries=[_attempted(sent) for sent in life.deliveries],
         failing=_failing(life.deliveries, channels),
-        comments=[
-            Said(said.at, day_or_time(said.at, life.view.now), said.author, said.words)
-            for said in life.view.comments
-        ],
+        comments=[Said(said.at, said.author, said.words) for said in life.view.comments],
         comments_title=_comments_title(len(life.view.comments)),
         host=machine_of(incident),
         inside=[
@@ -304,7 +301,7 @@ def _events(life: IncidentLife) -> list[Moment]:
                 (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
             )
     found.sort(key=lambda moment: moment[0])
-    return [Moment(at, day_or_time(at, life.view.now), text) for at, text in found]
+    return [Moment(at, text) for at, text in found]
 
 
 def _received(sent: DeliveryRow) -> str:
@@ -323,13 +320,10 @@ def _happened(event: EventRow, life: IncidentLife) -> str:
     if event.event == "assigned":
         return f"{word} to {event.note or 'no one'}{by}"
     silence = life.view.row.incident.silence
-    end = (
-        f" to {until(silence.until, event.at)}"
-        if event.event == "silenced" and silence is not None
-        else ""
-    )
     note = f": {event.note}" if event.note else ""
-    return f"{word}{end}{by}{note}"
+    if event.event == "silenced" and silence is not None:
+        return Markup("{} until {}{}{}").format(word, when(silence.until, life.view.now), by, note)
+    return f"{word}{by}{note}"
 
 
 def _words(life: IncidentLife) -> Words | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from markupsafe import Markup
+
 from app.alerts.message import cause_name
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
@@ -256,7 +258,7 @@ def _line(
         severity=incident.severity,
         state=STATES[incident.state],
         headline=together(row) or headline(incident),
-        labels=" · ".join(part for part in (standing, labels(facts)) if part),
+        labels=Markup(" · ").join(part for part in (standing, labels(facts)) if part),
         slowdown="none" if slowdown is None else times(slowdown),
         color="" if slowdown is None else heat_color(slowdown),
         lost="" if rate is None else hours(rate),

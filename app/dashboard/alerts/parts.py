@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.alerts.machines.inside import silent_since
+from markupsafe import Markup
+
 from app.alerts.message import cause_name, silent_together, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
-from app.dashboard.ui.format import MINUS, day_or_time, percent, plural
+from app.dashboard.ui.format import MINUS, percent, plural
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
 
@@ -70,11 +72,11 @@ def title_of(row: IncidentRow) -> str:
 
 
 def together(row: IncidentRow) -> str:
-    """Return how many jobs went silent together and since when; empty where none did."""
+    """Return how many jobs went silent together; empty where none did."""
     jobs = len({row.job, *(one.job for one in row.inside)})
     if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
         return ""
-    return silent_together(jobs, silent_since(row.incident))
+    return silent_together(jobs)
 
 
 def several(row: IncidentRow) -> str:
@@ -113,18 +115,15 @@ def since(incident: Incident) -> datetime:
     return incident.fired_at or incident.opened_at
 
 
-def until(moment: datetime, now: datetime) -> str:
-    """Return the end of a silence."""
-    return f"{day_or_time(moment, now)} UTC"
-
-
 def context(incident: Incident, now: datetime) -> str:
     """Return who acknowledged an incident, or why it is silenced."""
     if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
     if incident.state is IncidentState.SILENCED and incident.silence is not None:
         silence = incident.silence
-        return f"to {until(silence.until, now)} by {silence.by}: {silence.reason}"
+        return Markup("until {} by {}: {}").format(
+            when(silence.until, now), silence.by, silence.reason
+        )
     if incident.state is IncidentState.PENDING:
         return "the condition must hold for more sessions"
     return "critical" if incident.severity == "critical" else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.format import exact_time
 from app.dashboard.ui.tables import Line, Shown, cells
 
@@ -92,7 +92,7 @@ def open_columns(now: datetime) -> tuple[Shown[IncidentLine], ...]:
         Shown("Lost each hour", lambda line: line.lost, "lost", "num opt"),
         Shown("Best fix", lambda line: line.fix, classes="opt w2"),
         Shown("Gain", lambda line: line.gain, classes="num opt w2"),
-        Shown("Since", lambda line: html.ago(line.since, now), "since", "num"),
+        Shown("Since", lambda line: moments.ago(line.since, now), "since", "num"),
         Shown("Assignee", lambda line: line.assignee, "assignee", "opt w3", of_cells="muted"),
     )
 
@@ -127,7 +127,7 @@ def _job(line: IncidentLine) -> Markup:
         "a", line.job, href=line.url, data_row=True, aria_current="true" if line.chosen else ""
     )
     jobs = f", {line.jobs}" if line.jobs else ""
-    labels = f" · {line.labels}" if line.labels else ""
+    labels = Markup(" · ") + line.labels if line.labels else ""
     return link + html.note(line.headline, jobs, labels)
 
 

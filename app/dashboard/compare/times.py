@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.compare.histogram import Histogram, histogram
 from app.dashboard.compare.words import chance, change_s
-from app.dashboard.ui.format import EN_DASH, count, listing, percent, plural, seconds, times
+from app.dashboard.ui.format import count, listing, percent, plural, seconds, times
+from app.dashboard.ui.moments import span
 from app.dashboard.ui.parts import Fact
 from app.dashboard.ui.ranges import moment_in
 
@@ -160,7 +161,7 @@ def _facts(found: TimesComparison) -> list[Fact]:
 
 def _view(side: TimeSide) -> TimeView:
     return TimeView(
-        words=f"{_moment(side.since)} {EN_DASH} {_moment(side.until)} UTC, {_counted(side)}",
+        words=span(side.since, side.until) + f", {_counted(side)}",
         begin=_field(side.since),
         end=_field(side.until),
     )
@@ -168,11 +169,6 @@ def _view(side: TimeSide) -> TimeView:
 
 def _field(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="minutes")
-
-
-def _moment(moment: datetime) -> str:
-    utc = moment.astimezone(UTC)
-    return f"{utc.day} {utc:%b %Y %H:%M}"
 
 
 def _cause(one: CauseCount, a: TimeSide, b: TimeSide) -> CountLine:

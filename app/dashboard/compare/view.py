@@ -24,7 +24,6 @@ from app.dashboard.compare.workers import (
 )
 from app.dashboard.ui.format import (
     count,
-    day_or_time,
     listing,
     percent,
     plural,
@@ -33,6 +32,7 @@ from app.dashboard.ui.format import (
     times,
     worker,
 )
+from app.dashboard.ui.moments import Form, When
 from app.dashboard.ui.parts import Fact
 from app.dashboard.ui.places import compare_url
 from app.services.compare.changes import Change
@@ -72,6 +72,7 @@ class Option:
     label: str
     is_a: bool
     is_b: bool
+    received: When | None = None  # where it is in the label
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +316,14 @@ def _worst(report: Report) -> str:
 
 
 def _options(found: Comparison) -> list[Option]:
+    received = {one.id: When(one.received_at, Form.SHORT, found.now) for one in found.choices}
     known = {
         choice.id: Option(
             id=str(choice.id),
             label=f"session {count(choice.number)} · attempt {choice.attempt} · "
-            f"{day_or_time(choice.received_at, found.now)}"
+            f"{received[choice.id].text}"
             + ("" if choice.slowdown is None else f" · {times(choice.slowdown, 3)}"),
+            received=received[choice.id],
             is_a=choice.id == found.a.row.id,
             is_b=choice.id == found.b.row.id,
         )

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from app.analysis.report.realized import MET_WITHIN, Calibration
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.csv_text import Table
 from app.dashboard.ui.format import percent, plural, seconds
 from app.dashboard.ui.places import job_url
@@ -90,7 +90,7 @@ def _columns(now: datetime, *, unapply: bool) -> tuple[Shown[Realized], ...]:
         Shown("Fix", _fix),
         Shown(
             "Applied",
-            lambda fix: html.ago(fix.applied_at, now) + " " + html.muted(applied_how(fix)),
+            lambda fix: moments.ago(fix.applied_at, now) + " " + html.muted(applied_how(fix)),
             classes="opt",
         ),
         Shown("Predicted", predicted, classes="num"),
@@ -106,7 +106,7 @@ def _fleet_columns(now: datetime) -> tuple[Shown[Realized], ...]:
         Shown("Predicted", predicted, classes="num"),
         Shown("Realized", lambda fix: _realized(fix, plain=True), classes="num"),
         Shown("Outcome", outcome, classes="opt", of_cells="muted"),
-        Shown("Applied", lambda fix: html.ago(fix.applied_at, now), classes="num opt"),
+        Shown("Applied", lambda fix: moments.ago(fix.applied_at, now), classes="num opt"),
     )
 
 

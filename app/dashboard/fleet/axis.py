@@ -24,7 +24,6 @@ from app.dashboard.ui.format import (
     SCALE_HIGH,
     SCALE_LOW,
     TIMES,
-    day_or_time,
     exact_time,
     interval,
     seconds,
@@ -70,7 +69,6 @@ class MarkRow:
     """A mark as the table shows it."""
 
     at: datetime
-    when: str
     kind: str
     words: str
     url: str
@@ -139,12 +137,11 @@ def axis_figure(found: JobAxis) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def mark_rows(found: JobAxis, now: datetime) -> list[MarkRow]:
+def mark_rows(found: JobAxis) -> list[MarkRow]:
     """Return the marks as a table shows them, newest first."""
     return [
         MarkRow(
             at=mark.at,
-            when=day_or_time(mark.at, now),
             kind=NAMES[mark.kind],
             words=mark.words,
             url=mark.path or "",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from app.alerts.message import cause_name
-from app.dashboard.ui.format import count, day_or_time, seconds, times
+from app.dashboard.ui.format import count, seconds, times
+from app.dashboard.ui.moments import when
 from app.services.history.axis import Measure
 
 if TYPE_CHECKING:
@@ -40,18 +43,17 @@ def history_finding(
     return f"Slow since {since}: {times(slowdown)} in session {number}"
 
 
-def change_text(change: JobChange, now: datetime) -> str:
+def change_text(change: JobChange, now: datetime) -> Markup:
     """Return a lasting change: ``Slower since 02:35 UTC, session 4: 1.01× → 1.38×``."""
     of_steps = change.measure is Measure.STEP_TIME
     said = seconds if of_steps else times
     what = "Steps longer" if of_steps else "Slower"
     if not change.slower:
         what = "Steps shorter" if of_steps else "Faster"
-    text = (
-        f"{what} since {day_or_time(change.at, now)} UTC, session {change.number}: "
-        f"{said(change.before)} → {said(change.after)}"
+    text = Markup("{} since {}, session {}: {} → {}").format(
+        what, when(change.at, now), change.number, said(change.before), said(change.after)
     )
     if change.cause is not None:
         cause = cause_name(change.cause).lower()
         text += f", {cause}" if change.slower else f", without {cause}"
-    return text if change.mark is None else f"{text}; last event before it: {change.mark}"
+    return text if change.mark is None else text + f"; last event before it: {change.mark}"

@@ -115,7 +115,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         if len(times_of.points) == found.page.total
         else f"; the latest {count(len(times_of.points))} of {count(found.page.total)}",
         changes=[change_text(change, fleet.now) for change in times_of.changes],
-        marks=mark_rows(times_of, fleet.now),
+        marks=mark_rows(times_of),
         marks_title=f"{plural(len(times_of.marks), 'mark')}{_in(about)}"
         if times_of.marks
         else f"Nothing is marked{_in(about)}",

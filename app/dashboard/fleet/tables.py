@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.format import count
 from app.dashboard.ui.tables import Shown
 
@@ -48,7 +48,7 @@ def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
         Shown("Discrepancy", lambda line: line.discrepancy, "discrepancy", "num opt w2"),
         Shown("Steps", lambda line: count(line.steps), "steps", "num opt w2"),
         Shown("Operations", lambda line: count(line.operations), "operations", "num opt w2"),
-        Shown("Received", lambda line: html.ago(line.received_at, now), "received_at", "num"),
+        Shown("Received", lambda line: moments.ago(line.received_at, now), "received_at", "num"),
     )
 
 
@@ -92,7 +92,7 @@ def job_columns(
             of_cells="muted nowrap",
             title=lambda line: line.sizes,
         ),
-        Shown("Data", lambda line: html.ago(line.received_at, now), "received_at", "num opt"),
+        Shown("Data", lambda line: moments.ago(line.received_at, now), "received_at", "num opt"),
     )
 
 
@@ -104,7 +104,9 @@ def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
         Shown("Job", lambda line: html.link(line.url, line.name), of_cells="grow"),
         Shown(
             "Last session",
-            lambda line: html.link(line.session_url, html.ago(line.received_at, now), plain=True),
+            lambda line: html.link(
+                line.session_url, moments.ago(line.received_at, now), plain=True
+            ),
             classes="num",
         ),
         Shown("Slowdown then", lambda line: line.slowdown_text, classes="num", of_cells="muted"),

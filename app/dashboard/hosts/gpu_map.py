@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.hosts.words import named_gpus
 from app.dashboard.ui.format import age, heat_color, times
+from app.dashboard.ui.moments import Form, When
 
 if TYPE_CHECKING:
     from app.dashboard.ui.ranges import Range
@@ -38,6 +39,7 @@ class Cell:
     y: int
     color: str
     hint: str
+    begin: When  # it is in the hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,18 @@ class GpuRow:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A repair, or a moment under the map."""
+    """A repair."""
 
     x: float
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment under the map."""
+
+    x: float
+    when: When
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class GpuMap:
     height: int
     rows: Sequence[GpuRow]
     cells: Sequence[Cell]
-    ticks: Sequence[Mark]
+    ticks: Sequence[Tick]
     repairs: Sequence[Mark]
 
     @property
@@ -82,6 +92,8 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
         return None
     begin, end = _bounds(view, about)
     part = (end - begin) / COLUMNS
+    form = Form.DAY if part >= _LONG else Form.SHORT
+    columns = [When(begin + at * part, form, view.now) for at in range(COLUMNS)]
     against_peers = any(one.computing is not None for one in view.sessions)
     values, latest = _values(view, begin, part, against_peers=against_peers)
     names = sorted(values, key=lambda name: (len(name), name))
@@ -90,7 +102,8 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
             LEFT + at * CELL_WIDTH,
             TOP + row * CELL_HEIGHT,
             heat_color(value),
-            f"{_label(name)}, {_moment(begin + at * part, part)}: {times(value)}",
+            f"{_label(name)}, {columns[at].text}: {times(value)}",
+            columns[at],
         )
         for row, name in enumerate(names)
         for at, value in sorted(values[name].items())
@@ -112,9 +125,9 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
         ],
         cells=cells,
         ticks=[
-            Mark(
+            Tick(
                 LEFT + COLUMNS * CELL_WIDTH * tick / _TICKS,
-                _moment(begin + (end - begin) * (tick / _TICKS), part),
+                When(begin + (end - begin) * (tick / _TICKS), form, view.now, bare=True),
             )
             for tick in range(_TICKS + 1)
         ],
@@ -163,9 +176,3 @@ def _title(values: dict[str, dict[int, float]]) -> str:
 
 def _label(name: str) -> str:
     return named_gpus([name])
-
-
-def _moment(at: datetime, part: timedelta) -> str:
-    """Return a moment as exactly as the parts of the time are long."""
-    utc = at.astimezone(UTC)
-    return f"{utc.day} {utc:%b}" if part >= _LONG else f"{utc.day} {utc:%b %H:%M}"

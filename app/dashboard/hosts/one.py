@@ -17,7 +17,6 @@ from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, stat
 from app.dashboard.ui.format import (
     age,
     count,
-    day_or_time,
     heat_color,
     listing,
     plural,
@@ -72,7 +71,6 @@ class JobLine:
 class RepairLine:
     """An entry of the repair log; `mark` is the glyph of its outcome, empty for none."""
 
-    when: str
     at: datetime
     what: str
     by: str
@@ -147,7 +145,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         sessions_note=_note(view),
         jobs=jobs,
         jobs_title=_jobs_title(sessions, jobs),
-        repairs=[_repair(one, view.now) for one in view.repairs],
+        repairs=[_repair(one) for one in view.repairs],
         repairs_title=_repairs_title(view.repairs),
         gpus=gpus,
         incidents=[_incident(one, view.now) for one in view.incidents],
@@ -281,12 +279,11 @@ def _jobs_title(sessions: Sequence[HostSession], jobs: Sequence[JobLine]) -> str
     return f"{count(slow) if slow else 'None'} of its {plural(len(jobs), 'job')} {verb} slow by it"
 
 
-def _repair(one: Repair, now: datetime) -> RepairLine:
+def _repair(one: Repair) -> RepairLine:
     judged = one.judged
     known = judged.before is not None and judged.after is not None
     marks = {Outcome.HELPED: "resolved", Outcome.NO_HELP: "warn", Outcome.WORSE: "warn"}
     return RepairLine(
-        when=day_or_time(one.at, now),
         at=one.at,
         what=one.what if one.gpu is None else f"{named_gpus([one.gpu])}: {one.what}",
         by=one.by,

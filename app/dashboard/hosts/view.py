@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.wording import hours
 from app.dashboard.hosts.words import gpu_words, outcome_words, state_of
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.choosing import Choice
-from app.dashboard.ui.format import count, day_or_time, listing, plural, rough_percent, times
+from app.dashboard.ui.format import count, listing, plural, rough_percent, times
 from app.dashboard.ui.parts import StateLabel, sparkline
 from app.dashboard.ui.places import host_url
 from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
@@ -199,7 +199,7 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
             classes="opt w3",
             title=lambda row: f"{row.repair.what}, by {row.repair.by}" if row.repair else "",
         ),
-        Shown("Seen", lambda row: html.ago(row.last_seen, now), "last_seen", "num"),
+        Shown("Seen", lambda row: moments.ago(row.last_seen, now), "last_seen", "num"),
     )
 
 
@@ -216,10 +216,10 @@ def _causes(row: HostSums) -> str:
     return listing([title_of(cause) for cause in row.causes])
 
 
-def _repair(repair: Repair | None, now: datetime) -> str:
+def _repair(repair: Repair | None, now: datetime) -> Markup:
     if repair is None:
-        return ""
-    return f"{day_or_time(repair.at, now)}, {outcome_words(repair.judged)}"
+        return html.NOTHING
+    return html.join([moments.when(repair.at, now), f", {outcome_words(repair.judged)}"])
 
 
 def _alike_title(rows: Sequence[HostSums]) -> str:

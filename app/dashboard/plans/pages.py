@@ -20,7 +20,7 @@ from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
-from app.dashboard.ui import html
+from app.dashboard.ui import html, moments
 from app.dashboard.ui.csv_text import Table, csv_file
 from app.dashboard.ui.format import percent, seconds
 from app.dashboard.ui.parts import StateLabel
@@ -158,7 +158,7 @@ def _columns(now: datetime) -> tuple[Shown[PlanSummary], ...]:
         Shown("Plan", _plan, of_cells="grow"),
         Shown("Iteration", _iteration, classes="num"),
         Shown("Others", _others, classes="num opt", of_cells="muted"),
-        Shown("Asked", lambda row: html.ago(row.created_at, now), classes="num"),
+        Shown("Asked", lambda row: moments.ago(row.created_at, now), classes="num"),
     )
 
 

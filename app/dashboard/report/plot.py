@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.dashboard.ui.moments import When
+
 WIDTH: Final = 380
 HEIGHT: Final = 208
 LEFT: Final = 40
@@ -34,6 +36,7 @@ class Label:
     y: float
     text: str
     anchor: str = "middle"
+    when: When | None = None  # what the text is
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Dot:
     y: float
     hint: str
     label: Label | None = None
+    when: When | None = None  # what the hint is
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +117,18 @@ def distribution(
 
 
 def over_time(
-    points: Sequence[tuple[float | None, str]], axis: Scale, unit: str, last: str
+    points: Sequence[tuple[float | None, When]], axis: Scale, unit: str, last: str
 ) -> Plot:
     """Return a trend: values of periods, the earliest first; None where there are no data.
 
     Parameters
     ----------
-    points : sequence of (float or None, str)
-        With what each period is called.
+    points : sequence of (float or None, When)
+        With the end of each period.
     """
     step = (RIGHT - LEFT - 40) / max(1, len(points) - 1)
     places = [
-        (round(LEFT + 12 + at * step, 1), value, words) for at, (value, words) in enumerate(points)
+        (round(LEFT + 12 + at * step, 1), value, when) for at, (value, when) in enumerate(points)
     ]
     path: list[str] = []
     pen = "M"
@@ -139,8 +143,8 @@ def over_time(
         lines=[Line("".join(path), "main", "")] if path else [],
         levels=[Label(LEFT - 6, axis.y(value), text, "end") for value, text in axis.ticks],
         ticks=[
-            Label(x, BASE + 16, words)
-            for at, (x, _, words) in enumerate(places)
+            Label(x, BASE + 16, when.text, when=when)
+            for at, (x, _, when) in enumerate(places)
             if (len(places) - 1 - at) % every == 0
         ],
         paper=(),
@@ -148,10 +152,11 @@ def over_time(
             Dot(
                 x,
                 axis.y(value),
-                words,
+                when.text,
                 Label(x, axis.y(value) - 8, last, "end") if at == len(places) - 1 else None,
+                when,
             )
-            for at, (x, value, words) in enumerate(places)
+            for at, (x, value, when) in enumerate(places)
             if value is not None
         ],
         unit=unit,

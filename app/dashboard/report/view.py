@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.fleet.statistics import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
@@ -24,12 +26,12 @@ from app.dashboard.report.plot import Plot, Scale, over_time, upper
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.format import (
     count,
-    day_or_time,
     listing,
     percent,
     plural,
     rough_percent,
 )
+from app.dashboard.ui.moments import Form, When, span
 from app.dashboard.ui.parts import STATES, Fact
 from app.dashboard.ui.places import host_url
 from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
@@ -77,7 +79,7 @@ class ReportPage:
     now: datetime
     title: str
     heading: str
-    when: str
+    when: Markup
     counted: str
     uncounted: str
     range: RangeChoices
@@ -108,7 +110,7 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         now=report.now,
         title=f"Report: {rough_percent(costs.share)} lost" if costs.used else "Report",
         heading=_heading(report, about),
-        when=span_words(report.since, report.until),
+        when=span(report.since, report.until),
         counted=_counted(report.coverage),
         uncounted=_uncounted(report.coverage),
         range=range_choices(about),
@@ -139,16 +141,6 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         ],
         query=query,
     )
-
-
-def span_words(since: datetime, until: datetime) -> str:
-    """Return a time from minute to minute, in UTC."""
-    return f"{_moment(since)} to {_moment(until)} UTC"
-
-
-def _moment(at: datetime) -> str:
-    at = at.astimezone(UTC)
-    return f"{at.day} {at:%b %Y %H:%M}"
 
 
 def _length(width: timedelta) -> str:
@@ -373,15 +365,13 @@ def _trend(trend: Sequence[Period], now: datetime) -> Plot:
     end = upper([share for share in shares if share is not None], ENDS)
     ticks = [(end * part / 4, percent(end * part / 4, 0 if end > 0.1 else 1)) for part in range(5)]  # noqa: PLR2004 - so that no label repeats
     days = trend[-1].until - trend[-1].since >= _DAY
-    words = [
-        f"{period.until.astimezone(UTC).day} {period.until.astimezone(UTC):%b}"
-        if days
-        else day_or_time(period.until, now)
-        for period in trend
-    ]
+    form = Form.DAY if days else Form.SHORT
     last = shares[-1]
     return over_time(
-        list(zip(shares, words, strict=True)),
+        [
+            (share, When(period.until, form, now, bare=True))
+            for share, period in zip(shares, trend, strict=True)
+        ],
         Scale(0, end, ticks),
         "until",
         "" if last is None else rough_percent(last),

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.report.document import Report
-from app.dashboard.ui.format import byte_size, clock_time, count, plural
+from app.dashboard.ui.format import byte_size, count, plural
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import Fact, Row
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from app.services.sessions.read import IntakeView, SessionRow
 
 # Producers and chunks that are named one by one.
@@ -21,7 +24,7 @@ SEALED_BY: Final = {
 }
 
 
-def arrival_facts(row: SessionRow, intake: IntakeView) -> list[Fact]:
+def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fact]:
     """Return how far an open session has come."""
     producers = intake.producers
     ready = sum(producer.final for producer in producers)
@@ -35,11 +38,11 @@ def arrival_facts(row: SessionRow, intake: IntakeView) -> list[Fact]:
         ),
         Fact("Received", byte_size(row.body_bytes)),
         *refused_facts(intake),
-        Fact("Last chunk", "", clock_time(intake.last_chunk_at), moment=intake.last_chunk_at),
+        Fact("Last chunk", "", when(intake.last_chunk_at, now), moment=intake.last_chunk_at),
     ] + (
         []
         if intake.seals_at is None
-        else [Fact("Sealed", clock_time(intake.seals_at), "unless another chunk comes")]
+        else [Fact("Sealed", when(intake.seals_at, now), "unless another chunk comes")]
     )
 
 

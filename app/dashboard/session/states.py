@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.trace.formats.registry import FORMATS
 from app.dashboard.session.chunks import arrival_facts, refused_facts
-from app.dashboard.ui.format import byte_size, clock_time, count, plural, times
+from app.dashboard.ui.format import byte_size, count, plural, times
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import ANALYZED_STATE, STATES, Fact, Row, StateLabel
 from app.db.states import SessionState
 
@@ -50,7 +51,7 @@ def arriving(view: SessionView, intake: IntakeView) -> Body:
         short="arriving",
         heading=f"Session {row.number} is arriving: {chunks} of {producers} so far",
         line=(FORMATS[row.trace_format].title,),
-        facts=arrival_facts(row, intake),
+        facts=arrival_facts(row, intake, view.now),
         why="It is analyzed when it is sealed: on request, by the last producer's last chunk, or "
         "when nothing more comes.",
     )
@@ -68,7 +69,7 @@ def underway(view: SessionView, max_attempts: int) -> Body:
             byte_size(row.body_bytes),
             FORMATS[row.trace_format].title,
         ),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
         *refused_facts(view.intake),
     ]
     ghosts = (f"Heatmap, {plural(workers, 'worker')}", f"Steps, {count(row.steps)} received")
@@ -110,7 +111,7 @@ def without_report(view: SessionView) -> Body:
     facts = [
         Fact("Slowdown", "none" if shown is None else times(shown.slowdown), "as it was reported"),
         Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
     ]
     return Body(
         state=STATES.get(row.state, ANALYZED_STATE),
@@ -133,7 +134,7 @@ def ended(view: SessionView) -> Body:
         facts.append(Fact("Attempts", count(work.attempt)))
     facts += [
         Fact("Operations", count(row.operations), f"in {plural(row.steps, 'step')}"),
-        Fact("Received", "", clock_time(row.received_at), moment=row.received_at),
+        Fact("Received", "", when(row.received_at, view.now), moment=row.received_at),
         *refused_facts(view.intake),
     ]
     if failed:

@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from app.analysis.report.document import Report
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.unmapped import said
@@ -26,13 +28,12 @@ from app.dashboard.session.tables import unmapped_rows
 from app.dashboard.ui.format import (
     age,
     byte_size,
-    clock_time,
-    day_or_time,
     plural,
     seconds,
     sizes,
     times,
 )
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import (
     ANALYZED_STATE,
     SLOW_STATE,
@@ -168,7 +169,7 @@ def _analyzed(view: SessionView, around: Around, onset: Onset | None, report: Re
         Fact(
             "Data age",
             "",
-            f"last step {steps[-1]}, {clock_time(row.received_at)}",
+            Markup("last step {}, {}").format(steps[-1], when(row.received_at, view.now)),
             moment=row.received_at,
         )
     )
@@ -217,12 +218,11 @@ def _before(view: SessionView, around: Around) -> Fact:
 
 def _since(view: SessionView, around: Around, onset: Onset) -> Fact:
     """Return since when the job is slow, and what it was before."""
-    began = day_or_time(onset.at, view.row.received_at)
     was = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
     return Fact(
         "Since",
         f"Session {onset.number}",
-        f"{began} UTC, {was}",
+        Markup("{}, {}").format(when(onset.at, view.now), was),
         spark=sparkline(verdict_values(around.sessions)),
     )
 
@@ -248,7 +248,7 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     known = known_fact(report)
     facts += [known] if known else []
     facts += [quality_fact(report), launch_fact(report)]
-    facts.append(Fact("Received", "", clock_time(row.received_at), moment=row.received_at))
+    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
     return Body(
         state=STATES[SessionState.NO_VERDICT],
         short="no verdict",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from markupsafe import Markup
+
 from app.analysis.mitigation.tensor.advise import advise
 from app.analysis.mitigation.tensor.document import (
     Method,
@@ -33,6 +35,7 @@ from app.dashboard.ui.format import (
     seconds,
     times,
 )
+from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import Fact, StateLabel
 from app.db.states import TensorMode, TensorPlanState
 from app.services.tensor.read import GroupView, PlanRow
@@ -351,9 +354,11 @@ def _switch(view: GroupView) -> SwitchView:
     switch, on = view.switch, view.switch.mode is TensorMode.APPLY
     if view.history:
         last = view.history[0]
-        note = f"Switched to {last.mode} by {last.by}, {last.at:%d %b %H:%M} UTC."
+        note = Markup("Switched to {} by {}, {}.").format(
+            last.mode, last.by, when(last.at, view.now)
+        )
     else:
-        note = "It was never switched: plans are advice."
+        note = Markup("It was never switched: plans are advice.")
     if on and not view.apply:
         note += " The job’s own code does not apply plans."
     return SwitchView(

@@ -103,19 +103,6 @@ def exact_time(moment: datetime) -> str:
     return f"{utc.day} {utc:%b %Y %H:%M:%S} UTC"
 
 
-def clock_time(moment: datetime) -> str:
-    """Return a moment's time of day in UTC: ``09:26 UTC``."""
-    return f"{moment.astimezone(UTC):%H:%M} UTC"
-
-
-def day_or_time(moment: datetime, now: datetime) -> str:
-    """Return the time of day in UTC, and the day unless it is today: ``18 Nov 09:26``."""
-    moment, now = moment.astimezone(UTC), now.astimezone(UTC)
-    day = "" if moment.date() == now.date() else f"{moment.day} {moment:%b} "
-    year = "" if moment.year == now.year else f"{moment:%Y} "
-    return f"{day}{year}{moment:%H:%M}"
-
-
 def byte_size(size: int) -> str:
     """Return a size in binary units: ``1.1 MiB``."""
     value = float(size)

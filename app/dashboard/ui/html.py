@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.dashboard.ui.format import age, exact_time, heat_color, times
+from app.dashboard.ui.format import heat_color, times
 from app.dashboard.ui.places import host_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from app.dashboard.ui.parts import Sparkline, StateLabel
 
@@ -100,13 +99,6 @@ def slowdown(value: float | None) -> Markup:
     if value is None:
         return swatch("") + "none"
     return swatch(heat_color(value)) + times(value)
-
-
-def ago(moment: datetime, now: datetime) -> Markup:
-    """Return how long ago a moment was, which scripts keep up to date."""
-    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(
-        moment.isoformat(), exact_time(moment), age((now - moment).total_seconds())
-    )
 
 
 def spark(value: Sparkline | None) -> Markup:

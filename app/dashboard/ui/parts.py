@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.dashboard.ui.format import SCALE_HIGH, SCALE_LOW, day_or_time, heat_color, times
+from markupsafe import Markup
+
+from app.dashboard.ui.format import SCALE_HIGH, SCALE_LOW, heat_color, times
+from app.dashboard.ui.moments import when
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
@@ -53,10 +56,10 @@ def job_state(state: SessionState, *, slow: bool) -> StateLabel:
     return STATES[state]
 
 
-def since_when(onset: Onset, now: datetime) -> str:
+def since_when(onset: Onset, now: datetime) -> Markup:
     """Return since when something is so, and what it was: ``since 02:35, session 4, was 1.01×``."""
     before = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
-    return f"since {day_or_time(onset.at, now)} UTC, session {onset.number}, {before}"
+    return Markup("since {}, session {}, {}").format(when(onset.at, now), onset.number, before)
 
 
 @dataclass(frozen=True, slots=True)

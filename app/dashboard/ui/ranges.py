@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from app.dashboard.ui.format import EN_DASH, NBSP
+from markupsafe import Markup
+
+from app.dashboard.ui.format import NBSP
+from app.dashboard.ui.moments import minute, span
 
 SPANS: Final = {
     "1h": (timedelta(hours=1), f"1{NBSP}h"),
@@ -30,7 +33,7 @@ class Range:
     """A time; without any bound it is all there is."""
 
     name: str  # as the address says it; empty for one's own
-    words: str  # ``the last 24 h``, ``20 Nov 09:00 – 21 Nov 09:00 UTC``
+    words: str  # ``the last 24 h``, ``the chosen time``
     span: timedelta | None = None  # counted back from now
     # begin, end: of one's own; without an end it lasts until now
     begin: datetime | None = None
@@ -70,7 +73,7 @@ class RangeChoices:
     own: bool
     begin: str
     end: str
-    words: str
+    words: str  # what one's own is
 
 
 def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
@@ -87,7 +90,7 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
     if first is not None or last is not None:
         if first is not None and last is not None and last < first:
             first, last = last, first
-        return Range("", _own_words(first, last), begin=first, end=last)
+        return Range("", "the chosen time", begin=first, end=last)
     name = name if name in SPANS or name == ALL else default
     if name == ALL:
         return Range(ALL, "all its time")
@@ -105,7 +108,7 @@ def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
         own=not chosen.name,
         begin="" if chosen.begin is None else _written(chosen.begin),
         end="" if chosen.end is None else _written(chosen.end),
-        words=chosen.words,
+        words=_own_words(chosen.begin, chosen.end),
     )
 
 
@@ -125,13 +128,10 @@ def _written(moment: datetime) -> str:
     return f"{moment.replace(tzinfo=None).isoformat(timespec='minutes')}Z"
 
 
-def _own_words(begin: datetime | None, end: datetime | None) -> str:
-    if begin is None:
-        return "" if end is None else f"the time until {_short(end)} UTC"
-    if end is None:
-        return f"the time since {_short(begin)} UTC"
-    return f"{_short(begin)} {EN_DASH} {_short(end)} UTC"
-
-
-def _short(moment: datetime) -> str:
-    return f"{moment.day} {moment:%b %Y %H:%M}"
+def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
+    """Return between which moments one's own time is: ``20 Nov 2026 09:00 to …``."""
+    if begin is not None and end is not None:
+        return span(begin, end)
+    if begin is not None:
+        return Markup("Since {}").format(minute(begin))
+    return Markup("Until {}").format(minute(end)) if end is not None else Markup()

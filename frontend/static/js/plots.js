@@ -1,6 +1,7 @@
 // Draws figures with plotly.js, which is loaded when the first of them comes into view.
 import { resolved } from './colors.js';
 import { whenSeen } from './seen.js';
+import { timeAxis, zoned } from './timeaxis.js';
 
 const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, scrollZoom: false, showTips: false };
 /** @type {Promise<PlotlyLibrary> | null} */
@@ -36,7 +37,7 @@ export function fitted(layout, width) {
   const { xaxis } = layout;
   if (xaxis?.type !== 'date') return layout;
   const most = Math.max(2, Math.floor(width / MOMENT));
-  return { ...layout, xaxis: { ...xaxis, tickangle: 0, nticks: Math.min(xaxis.nticks ?? most, most) } };
+  return { ...layout, xaxis: timeAxis(xaxis, Math.min(xaxis.nticks ?? most, most)) };
 }
 
 /** A figure of a page, drawn when it is seen; its place has its size from the start. */
@@ -73,7 +74,8 @@ export class Plot {
     element.classList.remove('failed', 'waits');
     element.setAttribute('role', 'img');
     const { data, layout } = resolved(this.figure);
-    await library.react(element, data, { ...fitted(layout, element.clientWidth), width: element.clientWidth, height: element.clientHeight }, CONFIG);
+    const shown = layout.xaxis?.type === 'date' ? zoned(data) : data;
+    await library.react(element, shown, { ...fitted(layout, element.clientWidth), width: element.clientWidth, height: element.clientHeight }, CONFIG);
     element.removeAttribute('aria-busy');
     element.dataset.drawn = '';
     this.drawn();

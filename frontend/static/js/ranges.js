@@ -5,20 +5,37 @@ const NAMES = ['range', 'from', 'to', 'page'];
  * A time as the value of a datetime-local input, in the reader's time zone; empty for NaN.
  * @param {number} ms
  */
-export function local(ms) {
-  return Number.isNaN(ms) ? '' : new Date(ms - new Date(ms).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
-}
+export const local = (ms) => zone.local(ms);
+
+/**
+ * The moment that such an input holds, for the API.
+ * @param {string} value
+ */
+export const moment = (value) => new Date(zone.read(value)).toISOString();
 
 /** The value of such an input for the address; empty if it is.
  * @param {string} value
  */
-export const written = (value) => (value ? `${new Date(value).toISOString().slice(0, 16)}Z` : '');
+export const written = (value) => (value ? `${moment(value).slice(0, 16)}Z` : '');
 
 function go(change) {
   const url = new URL(location.href);
   for (const name of NAMES) url.searchParams.delete(name);
   for (const [name, value] of Object.entries(change)) if (value) url.searchParams.set(name, value);
   location.assign(url);
+}
+
+/** A form that asks for moments: its fields are in the reader's time zone, its address in UTC. */
+export function asking(form, signal) {
+  const fields = [...form.querySelectorAll('input[data-at]')];
+  for (const field of fields) field.value = local(Date.parse(field.dataset.at));
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    const asked = new URLSearchParams();
+    for (const [name, value] of new FormData(form)) asked.set(name, String(value));
+    for (const { name, value } of fields) asked.set(name, written(value));
+    location.assign(`${form.action}?${asked}`);
+  }, { signal });
 }
 
 export function ranged(element, signal) {

@@ -58,6 +58,6 @@ def test_two_times_of_a_job(container: Container, site: str, visitor: Visitor, l
     keep(page, f"compare-times-{look.name}")
     expect_well_made(page, site, look)
     page.get_by_label("A from, UTC").fill("2020-01-01T00:00")
-    page.get_by_label("A to").fill("2020-01-02T00:00")
+    page.get_by_label("A to, UTC").fill("2020-01-02T00:00")
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("h1")).to_contain_text("there is nothing to compare")

@@ -95,9 +95,7 @@ def test_where_all_are_silent_the_page_says_so_and_does_not_explain_how_to_conne
     assert page.one("title").text.startswith("Fleet: 1 silent job")
     assert names(page, "silent") == ["ended"]
     early = fleet_of(client, "?to=2020-01-01T00:00Z")
-    assert (
-        early.one("h1").text == "No job has sent a session in the time until 1 Jan 2020 00:00 UTC"
-    )
+    assert early.one("h1").text == "No job has sent a session in the chosen time"
 
 
 def test_a_time_that_cannot_be_read_is_a_day(container: Container, client: httpx.Client) -> None:

@@ -105,7 +105,7 @@ def test_jobs_that_went_silent_together_are_one_line_and_one_page(
     found = page(client, "/incidents")
     assert nav_count(found) == "1 firing"
     first, *inside = open_lines(found)
-    assert "3 jobs silent since" in first[3]
+    assert "3 jobs silent at the same time" in first[3]
     assert len(inside) == 2
     lead = next(one.id for one in alerting.incidents())
     own = page(client, f"/incidents/{lead}")

@@ -138,7 +138,7 @@ def test_a_chosen_time_holds_for_figure_table_and_address(
     [session] = [head for head in found.all("th") if head.text == "Session"]
     assert session.all("a")[0].attributes["href"] == "/jobs/llm?range=24h&sort=-session"
     old = page(client, "/jobs/llm?to=2020-01-01T00:00Z")
-    assert "No session in the time until 1 Jan 2020 00:00 UTC" in old.text
+    assert "No session in the chosen time" in old.text
 
 
 def test_a_job_names_its_incidents_and_where_to_act(

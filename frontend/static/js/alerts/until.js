@@ -1,5 +1,5 @@
 // Ends of silences: a time in the reader's time zone, and buttons for usual durations.
-import { local } from '../ranges.js';
+import { local, moment } from '../ranges.js';
 
 const HOUR_MS = 3_600_000;
 const USUAL_H = 4;
@@ -14,4 +14,4 @@ export function mountUntil(form, signal) {
   }
 }
 
-export const ends = (form) => new Date(form.elements.until.value).toISOString();
+export const ends = (form) => moment(form.elements.until.value);

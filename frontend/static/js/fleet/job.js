@@ -4,6 +4,7 @@ import { acting, faultOf } from '../acting.js';
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { destroys } from '../destroying.js';
+import { moment } from '../ranges.js';
 
 function mount({ main, stop }) {
   const form = main.querySelector('#note');
@@ -18,7 +19,7 @@ function mount({ main, stop }) {
     act(add, () => ask('POST', address, {
       text: text.value,
       kind: kind.value,
-      ...(at.value ? { at: new Date(at.value).toISOString() } : {}),
+      ...(at.value ? { at: moment(at.value) } : {}),
       by: by(),
     }));
   }, { signal: stop.signal });

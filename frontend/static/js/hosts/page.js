@@ -2,6 +2,7 @@
 import { acting, faultOf } from '../acting.js';
 import { onPage } from '../app.js';
 import { ask } from '../ask.js';
+import { moment } from '../ranges.js';
 
 function mount({ main, stop }) {
   if (main.dataset.view !== 'host') return;
@@ -14,7 +15,7 @@ function mount({ main, stop }) {
     acting(form.querySelector('.said'), faultOf)(button, () => ask('POST', `/api/v1/hosts/${encodeURIComponent(main.dataset.host)}/repairs`, {
       what: what.value.trim(),
       ...(gpu.value.trim() ? { gpu: gpu.value.trim() } : {}),
-      ...(at.value ? { at: new Date(at.value).toISOString() } : {}),
+      ...(at.value ? { at: moment(at.value) } : {}),
       ...(by?.value.trim() ? { by: by.value.trim() } : {}),
     }));
   }, { signal: stop.signal });

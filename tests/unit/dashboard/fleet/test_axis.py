@@ -68,7 +68,7 @@ def test_words_of_a_mark_are_no_markup() -> None:
 
 
 def test_the_table_has_every_mark() -> None:
-    rows = mark_rows(job_over_time(), BEGAN)
+    rows = mark_rows(job_over_time())
     assert len(rows) == len(MarkKind)
     assert rows[-1].kind == "Attempt"
     assert rows[0].url == "/incidents/x"

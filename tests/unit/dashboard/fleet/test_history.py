@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from app.dashboard.fleet.history import change_text, history_finding
+from app.dashboard.ui.moments import plain
 from app.lists.pages import Page
 from app.services.alerts.onset import Onset
 from app.services.history.axis import JobChange, Measure
@@ -60,4 +61,4 @@ def test_a_history_counts_what_was_slow_and_is_no_more() -> None:
     ],
 )
 def test_a_lasting_change_is_a_sentence(change: JobChange, text: str) -> None:
-    assert change_text(change, BEGAN) == text
+    assert plain(change_text(change, BEGAN)) == text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from app.dashboard.ui import html
 from app.dashboard.ui.parts import StateLabel, sparkline
@@ -18,12 +18,6 @@ def test_elements_escape_text_and_leave_out_empty_attributes() -> None:
 def test_a_slowdown_stands_behind_its_color() -> None:
     assert html.slowdown(1.0).endswith('fill="var(--s-100)"/></svg>1.00×')
     assert html.slowdown(None).endswith('<use href="#g-hatched"/></svg>none')
-
-
-def test_an_age_says_its_moment() -> None:
-    found = html.ago(NOW - timedelta(minutes=4), NOW)
-    assert 'datetime="2026-11-20T09:22:00+00:00"' in found
-    assert found.endswith(" data-ago>4\N{NO-BREAK SPACE}min</time>")
 
 
 def test_a_state_is_a_glyph_and_a_word() -> None:
