@@ -54,13 +54,13 @@
       .map((element) => `${element.getBoundingClientRect().height}: ${element.outerHTML.slice(0, 80)}`);
   },
 
-  // Times of the day that stand in no element of a time; what was sent, and code, are shown as they are.
+  // Times of the day that stand in no element of a time; axes say their zone; what was sent, and code, are shown as they are.
   strayTimes() {
     const found = [];
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const element = walker.currentNode.parentElement;
-      if (element.closest('script, noscript, time, [data-at], pre, code, blockquote.sent, #zone') || !element.checkVisibility()) continue;
+      if (element.closest('script, noscript, time, [data-at], pre, code, blockquote.sent, .plot, #zone') || !element.checkVisibility()) continue;
       if (/\b\d{1,2}:\d\d\b|\bUTC\b(?![+−])/.test(walker.currentNode.data)) found.push(walker.currentNode.data.trim());
     }
     return found;

@@ -15,7 +15,7 @@ from tests.e2e.test_walk import filled
 from tests.e2e.visiting import NARROW, WIDE, Look
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
     from tests.e2e.alerting import Place
     from tests.e2e.visiting import Visitor
@@ -89,5 +89,5 @@ def test_a_silence_ends_when_the_readers_clock_says(
     expect(end).to_have_attribute("title", "1 Jan 2040 20:40:00 UTC")
 
 
-def _button(page: Page):  # noqa: ANN202 - a locator
+def _button(page: Page) -> Locator:
     return page.locator("#zone")

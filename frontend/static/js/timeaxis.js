@@ -19,7 +19,7 @@ export const inZone = (text) => text.replace(EXACT, (found) => zone.words(Date.p
 const parsed = (text) => Date.parse(`${text.replace(' ', 'T')}Z`);
 
 /**
- * Round moments between two others, at most so many, as the reader's clock shows them; a label has its day where it
+ * Round moments between two others, at most `most`, as the reader's clock shows them; a label has its day where it
  * is another than that of the label before.
  * @param {number} begin
  * @param {number} end
