@@ -14,10 +14,12 @@ from app.analysis.diagnosis.verdict import Level
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.report.paper import PaperMeasures, measures_of
+from app.analysis.report.shapes import Numbers
 
 # Of each as many are kept as a message has room for.
 WORST_WORKERS: Final = 3
 CAUSES: Final = 5
+STEPS: Final = 64
 # A place that many workers share is named by the first ones; the rest is in the report.
 PLACES: Final = 16
 
@@ -182,6 +184,8 @@ class SessionVerdict:
     measures: PaperMeasures
     withheld: KnownLoss | None = None
     """None with a verdict, and where no cause is named without one."""
+    steps_s: tuple[float, ...] = ()
+    """Recorded steps, seconds, evenly picked; empty without a verdict, and in older documents."""
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -237,7 +241,14 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         withheld=None
         if known or waste is None
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
+        steps_s=_picked(report.step_times.recorded) if known else (),
     )
+
+
+def _picked(steps_s: Numbers) -> tuple[float, ...]:
+    """Return at most `STEPS` of the steps, evenly picked, to the microsecond."""
+    most = min(STEPS, len(steps_s))
+    return tuple(round(steps_s[i * len(steps_s) // most], 6) for i in range(most))
 
 
 def _cause(report: Report, cause: NamedCause) -> VerdictCause:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.ui.format import EN_DASH, MINUS, NBSP, count, seconds
+from app.services.compare.step_times import SIGNIFICANT
 
 if TYPE_CHECKING:
     from app.services.compare.step_times import Difference
 
-# p below this is said as such, and from here on a chance finding is likely.
+# p below this is said as such.
 SMALL: Final = 0.001
-LARGE: Final = 0.05
 
 
 def change_s(value: float) -> str:
@@ -22,16 +22,28 @@ def change_s(value: float) -> str:
     return f"{MINUS}{text}" if value < 0 else f"+{text}"
 
 
-def chance(steps: Difference, of: str = "step") -> tuple[str, str, str]:
-    """Return whether a difference may be a chance finding, what says so, and what that means."""
+def chance(
+    steps: Difference, of: str = "step", within: Difference | None = None
+) -> tuple[str, str, str]:
+    """Return whether a difference may be a chance finding, what says so, and what that means.
+
+    Parameters
+    ----------
+    within : Difference or None
+        Of the steps within sessions, which answer where these are too few.
+    """
     first, second = steps.steps
     note = f"Mann{EN_DASH}Whitney, {count(first)} + {count(second)} {of}s"
     hint = f"Probability of such a difference of ranks by chance; {of}s are assumed independent"
+    if within is not None and within.tells and not steps.tells:
+        said, counted, hint = chance(within)
+        too_few = f"{count(first)} and {count(second)} {of}s are too few; by the steps within them"
+        return said, f"{too_few}: {counted}", f"{hint}, and {of}s alike but for what changed"
     if steps.p is None:
         return "Cannot say", f"{count(first)} and {count(second)} {of}s are too few", hint
-    if steps.least_p >= LARGE:
+    if not steps.tells:
         least = f"of that many {of}s the test gives no less than p = {steps.least_p:.3f}"
         return "Cannot say", f"{note}: {least}", hint
     said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
-    by_chance = "Likely" if steps.p >= LARGE else "No" if steps.real else "Perhaps"
+    by_chance = "Likely" if steps.p >= SIGNIFICANT else "No" if steps.real else "Perhaps"
     return f"{by_chance}, {said}", note, hint

@@ -10,6 +10,8 @@ from app.alerts.facts import Facts, facts_of
 from app.db.models.sessions import Job, Session, StoredVerdict
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
+
     from app.db.unit_of_work import Reads
 
 
@@ -33,15 +35,17 @@ def sessions_with_facts() -> Select[Any]:
 
 def read_facts(tx: Reads, query: Select[Any]) -> list[Facts]:
     """Return the facts of the sessions of a query that `sessions_with_facts` began."""
-    return [
-        facts_of(
-            row.document,
-            session=row.id,
-            job=row.name,
-            attempt=row.attempt,
-            number=row.number,
-            received_at=row.received_at,
-            labels=row.labels or {},
-        )
-        for row in tx.session.execute(query)
-    ]
+    return [facts_of_row(row) for row in tx.session.execute(query)]
+
+
+def facts_of_row(row: Row[Any]) -> Facts:
+    """Return the facts of a row of such a query."""
+    return facts_of(
+        row.document,
+        session=row.id,
+        job=row.name,
+        attempt=row.attempt,
+        number=row.number,
+        received_at=row.received_at,
+        labels=row.labels or {},
+    )

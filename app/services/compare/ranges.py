@@ -14,7 +14,7 @@ from app.alerts.facts import Facts
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.db.models.sessions import Job, Session
 from app.errors import NotFoundError
-from app.services.alerts.facts import read_facts, sessions_with_facts
+from app.services.alerts.facts import facts_of_row, sessions_with_facts
 from app.services.compare.step_times import Difference, difference
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class TimeSide:
     since: datetime
     until: datetime
     sessions: Sequence[Facts]  # those with a verdict, oldest first
+    steps_s: Sequence[float]  # steps of these sessions, as far as their verdicts have them
 
     @property
     def step_times(self) -> list[float]:
@@ -70,7 +71,10 @@ class TimesComparison:
     job: str
     a: TimeSide
     b: TimeSide
-    step_times: Difference | None  # of the sessions' median steps; None where one side has none
+    # of the sessions' median steps, and of the steps within the sessions; None where one side
+    # has none
+    step_times: Difference | None
+    within: Difference | None
     causes: tuple[CauseCount, ...]  # the one whose share of sessions changed most first
 
     @property
@@ -101,15 +105,19 @@ def compare_times(
     if job_id is None:
         raise NotFoundError(f"There is no job {job}.")
     a, b = (_side(tx, job_id, *bounds) for bounds in (before, after))
-    both = a.step_times and b.step_times
     return TimesComparison(
         now=tx.now,
         job=job,
         a=a,
         b=b,
-        step_times=difference(a.step_times, b.step_times) if both else None,
+        step_times=_difference(a.step_times, b.step_times),
+        within=_difference(a.steps_s, b.steps_s),
         causes=_causes(a, b),
     )
+
+
+def _difference(before: Sequence[float], after: Sequence[float]) -> Difference | None:
+    return difference(before, after) if before and after else None
 
 
 def _side(tx: Reads, job_id: int, since: datetime, until: datetime) -> TimeSide:
@@ -119,8 +127,9 @@ def _side(tx: Reads, job_id: int, since: datetime, until: datetime) -> TimeSide:
         .order_by(Session.received_at.desc(), Session.id)
         .limit(MOST_SESSIONS)
     )
-    found = [one for one in read_facts(tx, latest) if one.headline is not None]
-    return TimeSide(since, until, found[::-1])
+    rows = [row for row in tx.session.execute(latest) if row.document.headline is not None][::-1]
+    steps_s = [step_s for row in rows for step_s in row.document.steps_s]
+    return TimeSide(since, until, [facts_of_row(row) for row in rows], steps_s)
 
 
 def _causes(a: TimeSide, b: TimeSide) -> tuple[CauseCount, ...]:

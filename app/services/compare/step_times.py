@@ -21,6 +21,8 @@ EXACT_UP_TO: Final = 20
 # Fewer steps say nothing of how steps differ.
 FEWEST: Final = 3
 DRAWS: Final = 2_000
+# From this p on a difference is likely to be a chance finding.
+SIGNIFICANT: Final = 0.05
 _QUANTILES: Final = (0.025, 0.975)
 _SEED: Final = 0
 
@@ -49,6 +51,11 @@ class Difference:
     def least_p(self) -> float:
         """Return the smallest p that the test can give for this number of steps."""
         return 2.0 / math.comb(sum(self.steps), self.steps[0])
+
+    @property
+    def tells(self) -> bool:
+        """Return whether the test can tell a difference from chance, however large it is."""
+        return self.p is not None and self.least_p < SIGNIFICANT
 
     @property
     def real(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from app.dashboard.compare.times import USUAL, bounds_of
-from app.db.models.sessions import Session
+from app.db.models.sessions import Session, StoredVerdict
 from tests.integration.compare.test_pages import page
 from tests.support.alerting import Alerting
 
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
-def fill(container: Container) -> None:
+def fill(container: Container, *, slow: int = 5, fast: int = 4) -> None:
     """Store a slow week and a fast one."""
     alerting = Alerting(container)
-    found = [alerting.session(1.4) for _ in range(5)]
+    found = [alerting.session(1.4) for _ in range(slow)]
     with container.uow() as tx:
         tx.session.execute(
             update(Session)
             .where(Session.id.in_(found))
             .values(received_at=Session.received_at - timedelta(days=9))
         )
-    for _ in range(4):
+    for _ in range(fast):
         alerting.session(1.0)
 
 
@@ -44,6 +45,22 @@ def test_the_last_week_is_held_against_the_one_before(
     assert "5 of 5" in found.one("table", "changes").text
     fields = {one.attributes["name"] for one in found.all("input")}
     assert {"job", "a_from", "a_to", "b_from", "b_to"} <= fields
+
+
+def test_of_few_sessions_the_steps_within_them_are_compared(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container, slow=3, fast=2)
+    assert "Cannot say" in page(client, "/compare/times?job=llm").text
+    with container.uow() as tx:
+        for row in tx.session.execute(select(StoredVerdict)).scalars():
+            slow = row.document.level == "slow"
+            steps_s = tuple((14.0 if slow else 10.0) + step / 100 for step in range(12))
+            row.document = replace(row.document, steps_s=steps_s)
+    found = page(client, "/compare/times?job=llm").text
+    assert "No, p < 0.001" in found
+    assert "3 and 2 sessions are too few; by the steps within them" in found
+    assert "36 + 24 steps" in found
 
 
 def test_a_time_without_sessions_says_so(container: Container, client: httpx.Client) -> None:

@@ -8,6 +8,18 @@ from app.dashboard.compare.words import chance
 from app.services.compare.step_times import difference
 
 
+def test_of_too_few_sessions_the_steps_within_them_tell() -> None:
+    sessions = difference([5.0, 5.1, 5.2], [6.5, 6.6])
+    within = difference([5.0 + i / 100 for i in range(60)], [6.5 + i / 100 for i in range(40)])
+    said, note, hint = chance(sessions, "session", within)
+    assert said == "No, p < 0.001"
+    assert "3 and 2 sessions are too few; by the steps within them: " in note
+    assert note.endswith("60 + 40 steps")
+    assert hint.endswith("and sessions alike but for what changed")
+    few = difference([5.0, 5.1], [6.5, 6.6])
+    assert chance(sessions, "session", few) == chance(sessions, "session")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
