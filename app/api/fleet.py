@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import APIRouter, Query
 from pydantic import AwareDatetime, BaseModel, Field
@@ -15,9 +15,14 @@ from app.api.frame.routers import api_router
 from app.auth.here import Here
 from app.db.states import SessionState
 from app.services.fleet_report.curves import Curve, Name, figures
+from app.services.fleet_report.filters import ReportFilter
+from app.services.fleet_report.jobs import job_figures
 from app.services.fleet_report.read import fleet_report
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.services.fleet_report.jobs import JobFigures
     from app.services.fleet_report.read import FleetReport
 
 Since = Annotated[
@@ -25,6 +30,16 @@ Since = Annotated[
     Query(alias="from", description="Start; default: a week before the end."),
 ]
 Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
+
+# No label holds such a character, and the database takes none.
+_NO_NUL: Final = r"^[^\x00]*$"
+Labeled = Annotated[
+    str, Query(max_length=200, pattern=_NO_NUL, description="Only sessions with this label.")
+]
+LabelText = Annotated[
+    str,
+    Query(max_length=200, pattern=_NO_NUL, description="`name=value`, or the name of a label."),
+]
 
 
 class CostsBody(ReadBody):
@@ -65,6 +80,15 @@ class NamedCostBody(BaseModel):
     lost_gpu_hours: float
     jobs: int
     sessions: int | None
+
+
+class LabelCostBody(ReadBody):
+    """What the jobs of a team or an owner cost, GPU-hours; without a name those that have none."""
+
+    name: str | None
+    used_gpu_hours: float = Field(validation_alias="used")
+    lost_gpu_hours: float = Field(validation_alias="lost")
+    jobs: int
 
 
 class ExampleBody(ReadBody):
@@ -112,6 +136,8 @@ class FleetReportBody(BaseModel):
     causes: list[NamedCostBody]
     unexplained_gpu_hours: float
     jobs: list[NamedCostBody]
+    teams: list[LabelCostBody]
+    owners: list[LabelCostBody]
     hosts: list[NamedCostBody]
     fixes: list[MeasuredFixBody]
     incidents_opened: int
@@ -124,15 +150,25 @@ def router() -> APIRouter:
     routes = api_router("fleet", "/api/v1/fleet")
 
     @routes.get("/report", summary="What stragglers cost in a time")
-    def get_report(container: Here, since: Since = None, until: Until = None) -> FleetReportBody:
+    def get_report(  # noqa: PLR0913 - one for each parameter
+        container: Here,
+        since: Since = None,
+        until: Until = None,
+        *,
+        team: Labeled = "",
+        owner: Labeled = "",
+        label: LabelText = "",
+    ) -> FleetReportBody:
+        filters = ReportFilter(team, owner, label)
         with container.reading() as tx:
-            found = fleet_report(tx, since, until)
-        return _body(found)
+            found = fleet_report(tx, since, until, filters)
+            jobs = job_figures(tx, since, until, filters)
+        return _body(found, jobs)
 
     return routes
 
 
-def _body(report: FleetReport) -> FleetReportBody:
+def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
     return FleetReportBody(
         since=report.since,
         until=report.until,
@@ -142,26 +178,28 @@ def _body(report: FleetReport) -> FleetReportBody:
             PeriodBody(
                 since=part.since, until=part.until, **dict(CostsBody.model_validate(part.costs))
             )
-            for part in report.trend
+            for part in report.spent.trend
         ],
-        straggling_jobs=len(report.straggling),
+        straggling_jobs=report.spent.straggling,
         causes=[
             NamedCostBody(name=one.cause, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=None)
-            for one in report.causes
+            for one in report.spent.causes
         ],
         unexplained_gpu_hours=report.unexplained,
         jobs=[
             NamedCostBody(name=one.job, lost_gpu_hours=one.lost, jobs=1, sessions=one.sessions)
-            for one in report.most_expensive
+            for one in report.spent.jobs
         ],
+        teams=[LabelCostBody.model_validate(one) for one in report.spent.teams],
+        owners=[LabelCostBody.model_validate(one) for one in report.spent.owners],
         hosts=[
             NamedCostBody(
                 name=one.host, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=one.sessions
             )
-            for one in report.hosts
+            for one in report.spent.hosts
         ],
         fixes=[MeasuredFixBody.model_validate(one) for one in report.fixes],
         incidents_opened=report.opened,
         incidents_resolved=report.resolved,
-        figures=[FigureBody.model_validate(one) for one in figures(report.jobs)],
+        figures=[FigureBody.model_validate(one) for one in figures(jobs)],
     )

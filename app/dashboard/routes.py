@@ -32,6 +32,7 @@ from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
+from app.dashboard.report.figures import figures_page
 from app.dashboard.report.pages import add_report_pages
 from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
 from app.dashboard.session.query import SessionQueryParam
@@ -54,6 +55,7 @@ from app.services.container import Container
 from app.services.fixes.read import calibrations, realized_fixes
 from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
+from app.services.fleet_report.jobs import job_figures
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
@@ -118,6 +120,12 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         container: Here, request: Request, time: TimeQueryParam, query: FleetQueryParam
     ) -> Response:
         about = time.about()
+        if query.figures:
+            asked = query.of_figures
+            with pages.reading(container) as (tx, nav):
+                jobs, now = job_figures(tx, about.since(tx.now), about.end, asked), tx.now
+            shown = figures_page(jobs, now, about, asked, query.tabs(about))
+            return pages.render("fleet/figures.html", nav, page=shown, now=now)
         with pages.reading(container) as (tx, nav):
             found = fleet_view(
                 tx,

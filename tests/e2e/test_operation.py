@@ -54,7 +54,9 @@ def test_an_example_of_a_figure_is_one_click_away(
 ) -> None:
     analyzed(container, healthy(1), "sparse-8b")
     stored = analyzed(container, job_trace(), "dense-34b")
-    page = visitor.open(f"{site}/report", WIDE_LIGHT)
+    page = visitor.open(f"{site}/", WIDE_LIGHT)
+    page.get_by_role("link", name="Figures", exact=True).click()
+    expect(page).to_have_url(f"{site}/?tab=figures")
     page.get_by_role("link", name=re.compile("^dense-34b, session 1")).first.click()
     expect(page).to_have_url(re.compile(f"/sessions/{stored.session}"))
 

@@ -14,11 +14,14 @@ from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import DAY, Range
 from app.services.fleet.rows import FLEET
 from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Show
+from app.services.fleet_report.filters import ReportFilter
 
 if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView
 
 PATH: Final = "/"
+# The tab of the paper's figures in an address.
+FIGURES: Final = "figures"
 # What the form does not ask for itself.
 KEPT: Final = ("show", "sort", "labels", "range", "from", "to")
 
@@ -50,6 +53,8 @@ class FleetQuery:
         page: QueryText = "",
         silent: QueryText = "",
         labels: QueryText = "",
+        tab: QueryText = "",
+        team: QueryText = "",
     ) -> None:
         # No row holds such a character, and the database takes none.
         q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
@@ -61,12 +66,27 @@ class FleetQuery:
         )
         self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
         self.labels = labels == "1"
+        self.figures = tab == FIGURES
+        self.of_figures = ReportFilter(
+            team.replace("\x00", "")[:MAX_CHARACTERS].strip(),
+            self.filtered.owner,
+            self.filtered.label,
+        )
         self.number, self.silent_number = page_number(page), page_number(silent)
 
     @property
     def archived(self) -> bool:
         """Return whether the archive is asked for."""
         return self.filtered.show is Show.ARCHIVED
+
+    def tabs(self, about: Range) -> Sequence[Choice]:
+        """Return the tabs; each keeps the time, and whose jobs are asked for."""
+        asked = {"owner": self.filtered.owner, "label": self.filtered.label}
+        kept = Address(PATH, {**asked, **about.parameters(default=DAY)})
+        return (
+            Choice("", "Jobs", not self.figures, kept.but()),
+            Choice(FIGURES, "Figures", self.figures, kept.but(tab=FIGURES)),
+        )
 
     def address(self, about: Range) -> Address:
         """Return the address of the first page."""

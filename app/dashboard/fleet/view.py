@@ -31,6 +31,7 @@ from app.services.fleet.rows import FLEET
 from app.services.fleet.standing import Show
 
 if TYPE_CHECKING:
+    from app.dashboard.ui.choosing import Choice
     from app.services.fleet.listing import FleetView, Group
     from app.services.fleet.rows import Standing
 
@@ -52,6 +53,7 @@ class FleetPage:
     title: str
     heading: str
     states: tuple[tuple[StateLabel, str], ...]
+    tabs: Sequence[Choice]
     bar: FilterBar
     jobs: Drawn
     list_title: str
@@ -85,6 +87,7 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
         title=f"Fleet: {_short(heard, silent)}",
         heading=_heading(found, about),
         states=tuple(states),
+        tabs=query.tabs(about),
         bar=filter_bar(query, about, found),
         jobs=drawn(
             shown,

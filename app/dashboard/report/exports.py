@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.report.paper import KINDS
 from app.dashboard.ui.csv_text import Table
 
 if TYPE_CHECKING:
+    from app.services.fleet_report.costs import LabelCost
+    from app.services.fleet_report.jobs import JobFigures
     from app.services.fleet_report.read import FleetReport
 
 
-def figures_csv(report: FleetReport) -> Table:
+def figures_csv(jobs: Sequence[JobFigures]) -> Table:
     """Return every job that the figures are of, by its median session."""
     return Table(
         (
@@ -50,7 +52,7 @@ def figures_csv(report: FleetReport) -> Table:
                 one.steps[len(one.steps) // 2],
                 one.steps[-1],
             )
-            for one in report.jobs
+            for one in jobs
         ),
     )
 
@@ -59,7 +61,7 @@ def jobs_csv(report: FleetReport) -> Table:
     """Return the jobs that lost most."""
     return Table(
         ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
-        ((one.job, one.used, one.lost, one.sessions) for one in report.most_expensive),
+        ((one.job, one.used, one.lost, one.sessions) for one in report.spent.jobs),
     )
 
 
@@ -67,8 +69,26 @@ def causes_csv(report: FleetReport) -> Table:
     """Return what each cause cost."""
     return Table(
         ("cause", "lost_gpu_hours", "jobs"),
-        ((one.cause, one.lost, one.jobs) for one in report.causes),
+        ((one.cause, one.lost, one.jobs) for one in report.spent.causes),
     )
+
+
+def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
+    """Return what teams or owners cost; without a name those that have none."""
+    return Table(
+        (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
+        ((one.name, one.used, one.lost, one.jobs) for one in costs),
+    )
+
+
+def teams_csv(report: FleetReport) -> Table:
+    """Return what each team cost."""
+    return _labels_csv("team", report.spent.teams)
+
+
+def owners_csv(report: FleetReport) -> Table:
+    """Return what each owner cost."""
+    return _labels_csv("owner", report.spent.owners)
 
 
 def trend_csv(report: FleetReport) -> Table:
@@ -84,7 +104,7 @@ def trend_csv(report: FleetReport) -> Table:
                 one.costs.jobs,
                 one.costs.sessions,
             )
-            for one in report.trend
+            for one in report.spent.trend
         ),
     )
 
@@ -93,7 +113,7 @@ def hosts_csv(report: FleetReport) -> Table:
     """Return the hosts that were slow more than once."""
     return Table(
         ("host", "lost_gpu_hours", "jobs", "sessions"),
-        ((one.host, one.lost, one.jobs, one.sessions) for one in report.hosts),
+        ((one.host, one.lost, one.jobs, one.sessions) for one in report.spent.hosts),
     )
 
 
@@ -117,9 +137,10 @@ def fixes_csv(report: FleetReport) -> Table:
 
 # File name → what makes it of a report.
 EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
-    "figures": figures_csv,
     "jobs": jobs_csv,
     "causes": causes_csv,
+    "teams": teams_csv,
+    "owners": owners_csv,
     "trend": trend_csv,
     "hosts": hosts_csv,
     "fixes": fixes_csv,

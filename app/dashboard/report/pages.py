@@ -8,40 +8,44 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from app.auth.here import Here
-from app.dashboard.report.exports import EXPORTS
+from app.dashboard.report.exports import EXPORTS, figures_csv
+from app.dashboard.report.query import ReportQueryParam
 from app.dashboard.report.view import report_page
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.dashboard.ui.time_query import TimeQueryParam
-from app.services.fleet_report.read import FleetReport, fleet_report
+from app.services.fleet_report.jobs import job_figures
+from app.services.fleet_report.read import fleet_report
 
 if TYPE_CHECKING:
     from app.dashboard.pages import Pages
-    from app.dashboard.ui.ranges import Range
-    from app.db.unit_of_work import Reads
 
 # What a report is about where its address does not say.
 WEEK: Final = "7d"
+FIGURES: Final = "figures"
 
 
 def add_report_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the fleet's report to the dashboard."""
 
     @routes.get("/report")
-    def report_route(container: Here, time: TimeQueryParam) -> Response:
+    def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:
         about = time.about(WEEK)
         with pages.reading(container) as (tx, nav):
-            found = _report(tx, about)
-        page = report_page(found, about, Address("/report", time.parameters))
+            found = fleet_report(tx, about.since(tx.now), about.end, query.filters)
+        address = Address("/report", {**query.parameters, **time.parameters})
+        page = report_page(found, about, address)
         return pages.render("report/page.html", nav, page=page, now=found.now)
 
     @routes.get("/report/{name}.csv")
-    def report_file_route(container: Here, name: str, time: TimeQueryParam) -> Response:
-        make = one_of(EXPORTS, name)
+    def report_file_route(
+        container: Here, name: str, time: TimeQueryParam, query: ReportQueryParam
+    ) -> Response:
+        about = time.about(WEEK)
         with container.reading() as tx:
-            found = _report(tx, time.about(WEEK))
-        return csv_file(f"paceline-report-{name}.csv", make(found))
-
-
-def _report(tx: Reads, about: Range) -> FleetReport:
-    return fleet_report(tx, about.since(tx.now), about.end)
+            asked = (tx, about.since(tx.now), about.end, query.filters)
+            if name == FIGURES:
+                table = figures_csv(job_figures(*asked))
+            else:
+                table = one_of(EXPORTS, name)(fleet_report(*asked))
+        return csv_file(f"paceline-report-{name}.csv", table)

@@ -15,14 +15,9 @@ from app.analysis.fleet.statistics import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.realized import MET_WITHIN, prediction_error
 from app.analysis.wording import hours
-from app.dashboard.report.finding import (
-    ENDS,
-    AgainstView,
-    FigureView,
-    against_view,
-    figure_view,
-)
+from app.dashboard.report.finding import ENDS
 from app.dashboard.report.plot import Plot, Scale, over_time, upper
+from app.dashboard.report.query import LabelChoices, label_choices
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.format import (
     count,
@@ -34,11 +29,11 @@ from app.dashboard.ui.format import (
 from app.dashboard.ui.moments import Form, When, span
 from app.dashboard.ui.parts import STATES, Fact
 from app.dashboard.ui.places import host_url
-from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
-from app.services.fleet_report.curves import against_context, against_gpus, figures
+from app.dashboard.ui.ranges import DAY, Range, RangeChoices, range_choices
+from app.services.fleet_report.costs import NAMED
 
 if TYPE_CHECKING:
-    from app.services.fleet_report.costs import Period
+    from app.services.fleet_report.costs import LabelCost, Period
     from app.services.fleet_report.read import Coverage, FixLine, FleetReport
 
 # Periods with and without the same words of a share: less is no trend.
@@ -57,6 +52,14 @@ class BarLine:
     share: str
     note: str
     plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTable:
+    """What the jobs of teams or owners cost."""
+
+    title: str
+    lines: Sequence[BarLine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,12 @@ class ReportPage:
     causes: Sequence[BarLine]
     jobs_title: str
     jobs: Sequence[BarLine]
-    figures: Sequence[FigureView]
+    teams: LabelTable
+    owners: LabelTable
+    filters: Sequence[LabelChoices]
+    kept: Sequence[tuple[str, str]]
+    cleared_url: str
+    figures_url: str
     trend_title: str
     trend_note: str
     trend: Plot
@@ -98,7 +106,6 @@ class ReportPage:
     hosts: Sequence[BarLine]
     fixes_title: str
     fixes: Sequence[FixView]
-    sizes: Sequence[AgainstView]
     query: str
 
 
@@ -121,24 +128,27 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         causes=_causes(report),
         jobs_title=_jobs_title(report),
         jobs=_jobs(report),
-        figures=[figure_view(figure) for figure in figures(report.jobs)],
-        trend_title=_trend_title(report.trend),
+        teams=_labeled("team", report.spent.teams, address),
+        owners=_labeled("owner", report.spent.owners, address),
+        filters=[
+            label_choices("team", report.filters.team, report.spent.teams),
+            label_choices("owner", report.filters.owner, report.spent.owners),
+        ],
+        kept=[
+            (name, value)
+            for name, value in address.parameters.items()
+            if value and name not in ("team", "owner")
+        ],
+        cleared_url=address.but(team=None, owner=None, label=None) if report.filters.asked else "",
+        figures_url=_figures_url(report, about),
+        trend_title=_trend_title(report.spent.trend),
         trend_note=f"Share of GPU-hours lost, of {_length(report.until - report.since)} each; "
         "from 0",
-        trend=_trend(report.trend, report.now),
+        trend=_trend(report.spent.trend, report.now),
         hosts_title=_hosts_title(report),
         hosts=_hosts(report),
         fixes_title=_fixes_title(report.fixes),
         fixes=[_fix(fix) for fix in report.fixes],
-        sizes=[
-            against_view(against_gpus(report.jobs), "GPUs", "Larger jobs", "Jobs"),
-            against_view(
-                against_context(report.jobs),
-                "tokens",
-                "Jobs with longer sequences",
-                "Jobs whose metadata have seq_length or sequence_lengths",
-            ),
-        ],
         query=query,
     )
 
@@ -155,13 +165,23 @@ def _heading(report: FleetReport, about: Range) -> str:
         return f"No session was received in {about.words}"
     if not costs.sessions:
         return f"None of {plural(coverage.received, 'session')} in {about.words} has a verdict"
-    text = (
-        f"Stragglers cost {hours(costs.lost)} GPU-hours in {about.words}, "
-        f"{rough_percent(costs.share)} of the fleet"
+    asked = report.filters
+    whose = " and ".join(
+        words
+        for words in (
+            asked.team and f"team {asked.team}",
+            asked.owner and f"owner {asked.owner}",
+            asked.label and f"label {asked.label}",
+        )
+        if words
     )
-    if not report.causes or not costs.lost:
+    text = (
+        f"Stragglers cost {f'{whose} ' if whose else ''}{hours(costs.lost)} GPU-hours "
+        f"in {about.words}, {rough_percent(costs.share)} of {'its hours' if whose else 'the fleet'}"
+    )
+    if not report.spent.causes or not costs.lost:
         return text
-    first = report.causes[0]
+    first = report.spent.causes[0]
     return f"{text}; {title_of(first.cause).lower()} leads"
 
 
@@ -190,7 +210,7 @@ def _uncounted(coverage: Coverage) -> str:
 def _facts(report: FleetReport) -> list[Fact]:
     costs, before = report.costs, report.before
     was = "no verdict in the time before"
-    straggling = len(report.straggling)
+    straggling = report.spent.straggling
     measured = [fix for fix in report.fixes if fix.unlike is None]
     met = sum(_met(fix) for fix in measured)
     return [
@@ -215,7 +235,7 @@ def _facts(report: FleetReport) -> list[Fact]:
         ),
         Fact(
             "Straggling jobs",
-            f"{count(straggling)} of {count(len(report.jobs))}",
+            f"{count(straggling)} of {count(report.spent.measured)}",
             f"S from {STRAGGLING} on in their median session",
         ),
         Fact(
@@ -237,7 +257,8 @@ def _neighbor(report: FleetReport, address: Address, way: int) -> str:
     """Return the address of the time of the same length before or after."""
     move = way * (report.until - report.since)
     since, until = report.since + move, report.until + move
-    return Address(address.path, {}).but(**{"from": _written(since), "to": _written(until)})
+    moved = {"range": None, "from": _written(since), "to": _written(until)}
+    return address.but(**moved)
 
 
 def _written(moment: datetime) -> str:
@@ -245,16 +266,16 @@ def _written(moment: datetime) -> str:
 
 
 def _causes_title(report: FleetReport) -> str:
-    if not report.causes or not report.costs.lost:
+    if not report.spent.causes or not report.costs.lost:
         return "No cause was named"
-    first = report.causes[0]
+    first = report.spent.causes[0]
     share = min(1.0, first.lost / report.costs.lost)
     return f"{title_of(first.cause)} costs {rough_percent(share)} of what is lost"
 
 
 def _causes(report: FleetReport) -> list[BarLine]:
     lost = report.costs.lost
-    rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.causes]
+    rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.spent.causes]
     if lost:
         rows.append(("Unexplained", report.unexplained, report.costs.jobs, True))
     most = max((row[1] for row in rows), default=0.0) or 1.0
@@ -273,15 +294,15 @@ def _causes(report: FleetReport) -> list[BarLine]:
 
 
 def _jobs_title(report: FleetReport) -> str:
-    if not report.most_expensive or not report.costs.lost:
+    if not report.spent.jobs or not report.costs.lost:
         return "No job lost anything"
-    first = report.most_expensive[0]
+    first = report.spent.jobs[0]
     share = first.lost / report.costs.lost
     return f"{first.job} lost the most, {rough_percent(share)} of it"
 
 
 def _jobs(report: FleetReport) -> list[BarLine]:
-    most = max((job.lost for job in report.most_expensive), default=0.0) or 1.0
+    most = max((job.lost for job in report.spent.jobs), default=0.0) or 1.0
     return [
         BarLine(
             job.job,
@@ -291,17 +312,64 @@ def _jobs(report: FleetReport) -> list[BarLine]:
             rough_percent(job.lost / job.used) if job.used else "",
             count(job.sessions),
         )
-        for job in report.most_expensive
+        for job in report.spent.jobs
     ]
 
 
+def _figures_url(report: FleetReport, about: Range) -> str:
+    """Return where the figures of the paper are, of the same time and sessions."""
+    asked = {"owner": report.filters.owner, "team": report.filters.team}
+    return Address("/", {"tab": "figures", **about.parameters(DAY), **asked}).but()
+
+
+def _labeled(name: str, costs: Sequence[LabelCost], address: Address) -> LabelTable:
+    """Return what teams or owners cost: the first ten, and the others together."""
+    used, lost = sum(one.used for one in costs), sum(one.lost for one in costs)
+    named = [one for one in costs if one.name is not None]
+    most = max((one.lost for one in costs), default=0.0) or 1.0
+    lines = [
+        BarLine(
+            one.name or f"no {name}",
+            address.but(**{name: one.name}) if one.name else "",
+            100 * one.lost / most,
+            hours(one.lost),
+            rough_percent(one.lost / one.used) if one.used else "",
+            count(one.jobs),
+            plain=one.name is None,
+        )
+        for one in costs[:NAMED]
+    ]
+    if others := costs[NAMED:]:
+        cost, of = sum(one.lost for one in others), sum(one.used for one in others)
+        lines.append(
+            BarLine(
+                plural(len(others), f"other {name}"),
+                "",
+                100 * min(1.0, cost / most),
+                hours(cost),
+                rough_percent(cost / of) if of else "",
+                count(sum(one.jobs for one in others)),
+                plain=True,
+            )
+        )
+    if not named:
+        title = f"No job names its {name}"
+    elif not lost or not used:
+        title = f"No {name} lost anything"
+    else:
+        first = named[0]
+        title = f"{first.name} lost the most of all {name}s, {rough_percent(first.lost / lost)}"
+    return LabelTable(title, lines if named else [])
+
+
 def _hosts_title(report: FleetReport) -> str:
-    if not report.hosts:
+    hosts = report.spent.hosts
+    if not hosts:
         return "No host was slow more than once"
-    total = sum(host.lost for host in report.hosts)
-    if len(report.hosts) == 1:
-        return f"{report.hosts[0].host} alone was slow more than once"
-    return f"{plural(len(report.hosts), 'host')} slow more than once cost {hours(total)} GPU-hours"
+    total = hours(sum(host.lost for host in hosts))
+    if len(hosts) == 1:
+        return f"{hosts[0].host} alone was slow more than once"
+    return f"{plural(len(hosts), 'host')} slow more than once cost {total} GPU-hours"
 
 
 def _hosts(report: FleetReport) -> list[BarLine]:
@@ -314,7 +382,7 @@ def _hosts(report: FleetReport) -> list[BarLine]:
             count(host.jobs),
             count(host.sessions),
         )
-        for host in report.hosts
+        for host in report.spent.hosts
     ]
 
 

@@ -17,6 +17,7 @@ from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertAssignee, AlertDelivery, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.services.alerts.store import INSIDE, OPEN
+from app.services.sessions.labels import has_label
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -153,9 +154,7 @@ def matches(filtered: IncidentFilter) -> list[ColumnElement[bool]]:
         blamed = [{"where": [filtered.host]}]
         found.append(or_(filtered.host == WHERE, _DOCUMENT["facts"]["causes"].contains(blamed)))
     if filtered.label:
-        name, has_value, value = filtered.label.partition("=")
-        of_job = LABELS[name.strip()].astext
-        found.append(of_job == value.strip() if has_value else of_job.is_not(None))
+        found.append(has_label(LABELS, filtered.label))
     if filtered.message:
         told = func.jsonb_path_query(AlertDelivery.message, cast("$.alerts[*].incident", JSONPATH))
         of_message = select(cast(told.op("#>>")(cast([], ARRAY(Text))), Uuid)).where(

@@ -17,6 +17,7 @@ from app.db.models.sessions import WASTE, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import OPEN
 from app.services.fleet.rows import FLEET
+from app.services.sessions.labels import has_label
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -202,9 +203,7 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
     if filters.owner:
         found.append(one.labels["owner"].astext == filters.owner)
     if filters.label:
-        name, has_value, value = filters.label.partition("=")
-        of_job = one.labels[name.strip()].astext
-        found.append(of_job == value.strip() if has_value else of_job.is_not(None))
+        found.append(has_label(one.labels, filters.label))
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
     for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]

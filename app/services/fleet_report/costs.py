@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Double, Integer, Text, cast, column, func, literal, select, true
+from pydantic import TypeAdapter
+from sqlalchemy import (
+    Double,
+    Integer,
+    Text,
+    case,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    true,
+)
 
+from app.analysis.replay.metrics import STRAGGLING
+from app.db.models.access import Project
 from app.db.models.sessions import WASTE, Job, StoredVerdict
 from app.db.sums import total
 from app.services.hosts.costs import Span, priced, standing
 
 if TYPE_CHECKING:
-    from sqlalchemy import CTE
+    from sqlalchemy import CTE, ColumnElement, ScalarSelect, Select, Subquery
 
     from app.db.unit_of_work import Reads
+    from app.services.fleet_report.filters import ReportFilter
 
 # Jobs and hosts that a report names.
 NAMED: Final = 10
+# Teams or owners that are told apart.
+MOST_LABELS: Final = 1000
 # Times of equal length, one after the other, that a trend is of.
 PERIODS: Final = 8
 _HOUR_S: Final = 3600.0
@@ -79,98 +97,225 @@ class HostCost:
     sessions: int
 
 
-def _sessions(tx: Reads, span: Span) -> CTE:
-    """Return the sessions of a time with what each used and lost, GPU-hours."""
-    session, verdict = standing(tx, span).c, StoredVerdict
+@dataclass(frozen=True, slots=True)
+class LabelCost:
+    """What stragglers cost the sessions of a label, GPU-hours."""
+
+    name: str | None  # None: those without it
+    used: float
+    lost: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a time cost, broken down."""
+
+    trend: Sequence[Period]  # the earliest first, the time itself last
+    jobs: Sequence[JobCost]  # those that lost most
+    causes: Sequence[CauseCost]  # the most expensive first
+    # teams, owners: by the labels of these names, the most expensive first
+    teams: Sequence[LabelCost]
+    owners: Sequence[LabelCost]
+    hosts: Sequence[HostCost]  # that causes name in more than one session
+    # measured, straggling: jobs with S, and of these those that straggle in their median session
+    measured: int
+    straggling: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a trend as the database returns it."""
+
+    back: int
+    used: float
+    lost: float
+    jobs: int
+    sessions: int
+
+
+_PARTS: Final = TypeAdapter(tuple[_Part, ...])
+_JOBS: Final = TypeAdapter(tuple[JobCost, ...])
+_CAUSES: Final = TypeAdapter(tuple[CauseCost, ...])
+_HOSTS: Final = TypeAdapter(tuple[HostCost, ...])
+_LABELS: Final = TypeAdapter(tuple[LabelCost, ...])
+
+
+def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) -> Spent:
+    """Return what a time cost, and the times of the same length before it, with one statement."""
+    width = until - since
+    span = Span(until - PERIODS * width, until)
+    stands = standing(tx, span)
+    costs = _sessions(stands, span, width, filters)
+    measured = _medians(costs)
+    found = tx.session.execute(
+        select(
+            _listed(_trend(costs)),
+            _listed(_by_job(costs)),
+            _listed(_by_cause(costs)),
+            _listed(_by_label(costs, costs.c.team)),
+            _listed(_by_label(costs, costs.c.owner)),
+            _listed(_by_host(tx, stands, Span(since, until), filters)),
+            select(func.count()).select_from(measured).scalar_subquery(),
+            select(func.count()).where(measured.c.median >= STRAGGLING).scalar_subquery(),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    parts = {one.back: one for one in _PARTS.validate_python(found[0] or ())}
+    return Spent(
+        trend=tuple(
+            Period(until - (back + 1) * width, until - back * width, _costs_of(parts.get(back)))
+            for back in reversed(range(PERIODS))
+        ),
+        jobs=_JOBS.validate_python(found[1] or ()),
+        causes=_CAUSES.validate_python(found[2] or ()),
+        teams=_LABELS.validate_python(found[3] or ()),
+        owners=_LABELS.validate_python(found[4] or ()),
+        hosts=_HOSTS.validate_python(found[5] or ()),
+        measured=found[6],
+        straggling=found[7],
+    )
+
+
+def _costs_of(part: _Part | None) -> Costs:
+    return Costs() if part is None else Costs(part.used, part.lost, part.jobs, part.sessions)
+
+
+def _listed(query: Select[Any]) -> ScalarSelect[Any]:
+    """Return the rows of a query as JSON, in its order."""
+    rows = query.subquery()
+    return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
+
+
+def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
+    """Return the sessions of a trend with what each used and lost, GPU-hours.
+
+    It is made once, whatever is asked of it; only the last part of the trend has causes and S.
+    """
+    session, verdict, until = stands.c, StoredVerdict, span.until
     hours = func.greatest(verdict.measured_s, func.extract("epoch", session.stands)) / _HOUR_S
+    passed = func.extract("epoch", literal(until) - session.received_at)
+    # What came in the first moment of all belongs to the earliest.
+    back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
+    now = session.received_at >= literal(until) - width
     return (
         select(
             session.job_id,
-            session.received_at,
-            verdict.document["lost_by_cause"].label("causes"),
+            cast(case((now, 0), else_=func.greatest(back, 1)), Integer).label("back"),
+            session.labels["team"].astext.label("team"),
+            session.labels["owner"].astext.label("owner"),
+            case((now, verdict.document["lost_by_cause"])).label("causes"),
+            case((now, verdict.published)).label("published"),
             hours.label("hours"),
             (session.world * hours).label("used"),
             (session.world * WASTE * hours).label("lost"),
         )
         .join(verdict, verdict.session_id == session.id)
-        .where(WASTE.is_not(None), *span.holds(session.received_at))
-        .cte("costs")
-    )
-
-
-def trend(tx: Reads, since: datetime, until: datetime) -> tuple[Period, ...]:
-    """Return what a time cost, and the times of the same length before it, the earliest first."""
-    width: timedelta = until - since
-    width_s = width.total_seconds()
-    one = _sessions(tx, Span(until - PERIODS * width, until)).c
-    back = func.floor(func.extract("epoch", literal(until) - one.received_at) / width_s)
-    # What came in the first moment of all belongs to the earliest.
-    period = cast(func.least(back, PERIODS - 1), Integer)
-    found = {
-        row[0]: Costs(float(row[1]), float(row[2]), row[3], row[4])
-        for row in tx.session.execute(
-            select(
-                period,
-                total(one.used),
-                total(one.lost),
-                func.count(one.job_id.distinct()),
-                func.count(),
-            ).group_by(period)
+        .where(
+            WASTE.is_not(None),
+            *span.holds(session.received_at),
+            *filters.of(session.labels),
         )
-    }
-    return tuple(
-        Period(until - (back + 1) * width, until - back * width, found.get(back, Costs()))
-        for back in reversed(range(PERIODS))
+        .cte("costs")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
     )
 
 
-def most_expensive_jobs(tx: Reads, span: Span) -> tuple[JobCost, ...]:
-    """Return the jobs that lost most."""
-    one = _sessions(tx, span).c
-    lost = total(one.lost)
-    rows = tx.session.execute(
-        select(Job.name, total(one.used), lost, func.count())
+def _trend(costs: CTE) -> Select[Any]:
+    one = costs.c
+    return select(
+        one.back,
+        total(one.used).label("used"),
+        total(one.lost).label("lost"),
+        func.count(one.job_id.distinct()).label("jobs"),
+        func.count().label("sessions"),
+    ).group_by(one.back)
+
+
+def _by_job(costs: CTE) -> Select[Any]:
+    one, lost = costs.c, total(costs.c.lost)
+    columns: list[ColumnElement[Any]] = [
+        Job.name.label("job"),
+        total(one.used).label("used"),
+        lost.label("lost"),
+        func.count().label("sessions"),
+    ]
+    return (
+        select(*columns)
         .join(Job, Job.id == one.job_id)
+        .where(one.back == 0)
         .group_by(Job.name)
         .order_by(lost.desc(), Job.name)
         .limit(NAMED)
     )
-    return tuple(JobCost(row[0], row[1], row[2], row[3]) for row in rows)
 
 
-def by_cause(tx: Reads, span: Span) -> tuple[CauseCost, ...]:
-    """Return what each cause cost, the most expensive first."""
-    one = _sessions(tx, span).c
+def _by_cause(costs: CTE) -> Select[Any]:
+    one = costs.c
     each = (
         func.jsonb_each_text(one.causes)
         .table_valued(column("key", Text), column("value", Text))
         .lateral("each")
     )
     lost = total(cast(each.c.value, Double) * one.hours)
-    rows = tx.session.execute(
-        select(each.c.key, lost, func.count(one.job_id.distinct()))
+    return (
+        select(
+            each.c.key.label("cause"),
+            lost.label("lost"),
+            func.count(one.job_id.distinct()).label("jobs"),
+        )
         .join(each, true())
+        .where(one.back == 0)
         .group_by(each.c.key)
         .order_by(lost.desc(), each.c.key)
     )
-    return tuple(CauseCost(*row) for row in map(tuple, rows))
 
 
-def most_expensive_hosts(tx: Reads, span: Span) -> tuple[HostCost, ...]:
-    """Return the hosts that causes name in more than one session, the most expensive first."""
-    one = priced(tx, span).c
-    lost = total(one.cost)
-    rows = tx.session.execute(
+def _by_label(costs: CTE, label: ColumnElement[Any]) -> Select[Any]:
+    one, lost = costs.c, total(costs.c.lost)
+    return (
         select(
-            one.host,
-            lost,
-            func.count(one.job_id.distinct()),
-            func.count(),
+            label.label("name"),
+            total(one.used).label("used"),
+            lost.label("lost"),
+            func.count(one.job_id.distinct()).label("jobs"),
         )
-        .where(one.cause.is_not(None))
+        .where(one.back == 0)
+        .group_by(label)
+        .order_by(lost.desc(), label)
+        .limit(MOST_LABELS)
+    )
+
+
+def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
+    """Return the hosts that causes name in more than one session."""
+    one = priced(tx, span, slow=True, stands=stands).c
+    lost = total(one.cost)
+    query = select(
+        one.host,
+        lost.label("lost"),
+        func.count(one.job_id.distinct()).label("jobs"),
+        func.count().label("sessions"),
+    )
+    if filters.asked:
+        query = query.join(stands, stands.c.id == one.session_id)
+    return (
+        query.where(*filters.of(stands.c.labels))
         .group_by(one.host)
         .having(func.count() > 1)
         .order_by(lost.desc(), one.host)
         .limit(NAMED)
     )
-    return tuple(HostCost(*row) for row in map(tuple, rows))
+
+
+def _medians(costs: CTE) -> Subquery:
+    """Return S of the median session of each job: one that was."""
+    one = costs.c
+    median = func.percentile_disc(0.5).within_group(one.published)
+    return (
+        select(median.label("median"))
+        .where(one.published.is_not(None))
+        .group_by(one.job_id)
+        .subquery("medians")
+    )

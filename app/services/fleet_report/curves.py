@@ -26,7 +26,7 @@ from app.analysis.fleet.statistics import (
 from app.analysis.report.paper import KINDS
 
 if TYPE_CHECKING:
-    from app.services.fleet_report.read import JobFigures
+    from app.services.fleet_report.jobs import JobFigures
 
 # Jobs that a figure names: those at its upper end.
 EXAMPLES: Final = 3

@@ -1,78 +1,32 @@
-"""The read side of the fleet's report: what a time cost, why, and the figures of the paper."""
+"""The read side of the fleet's report: what a time cost, whom and why."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
 
-from sqlalchemy import func, select, type_coerce
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import func, select, true
 
-from app.analysis.replay.metrics import STRAGGLING
+from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import OF_SESSION, WASTE, Job, Session, StoredVerdict
+from app.db.models.sessions import OF_SESSION, WASTE, Job, Session
 from app.db.states import SessionState
-from app.services.fleet_report.costs import (
-    CauseCost,
-    Costs,
-    HostCost,
-    JobCost,
-    Period,
-    by_cause,
-    most_expensive_hosts,
-    most_expensive_jobs,
-    trend,
-)
-from app.services.hosts.costs import Span
+from app.services.alerts.filters import LABELS
+from app.services.fleet_report.costs import Costs, Spent, spent
+from app.services.fleet_report.filters import EVERYTHING, ReportFilter
+from app.services.fleet_report.jobs import span_of
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
     from app.db.unit_of_work import Reads
+    from app.services.hosts.costs import Span
 
-# What a time without a beginning is counted from.
-WEEK: Final = timedelta(days=7)
-# Shorter times have no period to compare.
-SHORTEST: Final = timedelta(minutes=1)
-# Jobs whose figures are drawn; the counts are of all.
-MOST_JOBS: Final = 20_000
 MOST_FIXES: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class JobFigures:
-    """A job in the figures: its median session by S, of those with a verdict.
-
-    Fields are those of `app.analysis.report.paper.PaperMeasures`, and the slowdown is S.
-    """
-
-    job: str
-    session: uuid.UUID
-    number: int
-    sessions: int
-    gpus: int
-    stages: int
-    context: int | None
-    slowdown: float
-    m_w: float | None
-    m_s: float | None
-    correlation: float | None
-    waste_by: Mapping[str, float]
-    steps: Sequence[float]
-
-    @property
-    def waste(self) -> float:
-        """Return the share of its step time that is wasted, by S."""
-        return 1 - 1 / self.slowdown
-
-    @property
-    def straggles(self) -> bool:
-        """Return whether it straggles, as the paper has it."""
-        return self.slowdown >= STRAGGLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +64,9 @@ class FleetReport:
     now: datetime
     since: datetime
     until: datetime
+    filters: ReportFilter
     coverage: Coverage
-    trend: Sequence[Period]
-    """The last one is the time itself."""
-    jobs: Sequence[JobFigures]
-    """By S, the slowest first."""
-    most_expensive: Sequence[JobCost]
-    causes: Sequence[CauseCost]
-    hosts: Sequence[HostCost]
+    spent: Spent
     fixes: Sequence[FixLine]
     opened: int
     """Incidents that were sent, and those that ended."""
@@ -127,135 +76,94 @@ class FleetReport:
     @property
     def costs(self) -> Costs:
         """Return what the time itself cost."""
-        return self.trend[-1].costs
+        return self.spent.trend[-1].costs
 
     @property
     def before(self) -> Costs:
         """Return what the time of the same length before it cost."""
-        return self.trend[-2].costs
-
-    @property
-    def straggling(self) -> Sequence[JobFigures]:
-        """Return the jobs that straggle."""
-        return [job for job in self.jobs if job.straggles]
+        return self.spent.trend[-2].costs
 
     @property
     def unexplained(self) -> float:
         """Return the GPU-hours that no cause explains; causes may overlap."""
-        return max(0.0, self.costs.lost - sum(cause.lost for cause in self.causes))
+        return max(0.0, self.costs.lost - sum(cause.lost for cause in self.spent.causes))
 
 
-def fleet_report(tx: Reads, since: datetime | None, until: datetime | None) -> FleetReport:
-    """Return what stragglers cost in a time.
+def fleet_report(
+    tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
+) -> FleetReport:
+    """Return what stragglers cost in the time that `span_of` returns.
 
     Parameters
     ----------
-    since : datetime or None
-        A week before the end where there is none.
-    until : datetime or None
-        Now where there is none, or it is yet to come.
+    filters : ReportFilter
+        Only sessions that are labeled so.
     """
-    end = tx.now if until is None else min(until, tx.now)
-    begin = end - WEEK if since is None else min(since, end - SHORTEST)
-    span = Span(begin, end)
-    opened, resolved = _incidents(tx, span)
+    span = span_of(tx, since, until)
+    begin, end = cast("tuple[datetime, datetime]", (span.since, span.until))
+    opened, resolved = _incidents(tx, span, filters)
     return FleetReport(
         now=tx.now,
         since=begin,
         until=end,
-        coverage=_coverage(tx, span),
-        trend=trend(tx, begin, end),
-        jobs=_jobs(tx, span),
-        most_expensive=most_expensive_jobs(tx, span),
-        causes=by_cause(tx, span),
-        hosts=most_expensive_hosts(tx, span),
-        fixes=_fixes(tx, span),
+        filters=filters,
+        coverage=_coverage(tx, span, filters),
+        spent=spent(tx, begin, end, filters),
+        fixes=_fixes(tx, span, filters),
         opened=opened,
         resolved=resolved,
     )
 
 
-def _jobs(tx: Reads, span: Span) -> tuple[JobFigures, ...]:
-    """Return each job with its median session: one that was, so that it can be opened."""
-    published = StoredVerdict.published
-    place = func.row_number().over(partition_by=Session.job_id, order_by=(published, Session.id))
-    ranked = (
-        select(
-            Session.id.label("session_id"),
-            place.label("place"),
-            func.count().over(partition_by=Session.job_id).label("sessions"),
-        )
-        .join(*OF_SESSION)
-        .where(published.is_not(None), *span.holds(Session.received_at.expression))
-        .subquery()
-    )
-    measures = StoredVerdict.document["measures"]
-    rows = tx.session.execute(
-        select(
-            Job.name,
-            Session.id,
-            Session.number,
-            ranked.c.sessions,
-            Session.world,
-            Session.pp,
-            measures["context"].as_integer(),
-            published,
-            measures["m_w"].as_float(),
-            measures["m_s"].as_float(),
-            measures["fb_correlation"].as_float(),
-            type_coerce(measures["waste"], JSONB),
-            type_coerce(measures["steps"], JSONB),
-        )
-        .join(ranked, ranked.c.session_id == Session.id)
-        .join(*OF_SESSION)
-        .join(Job, Job.id == Session.job_id)
-        .where(ranked.c.place == (ranked.c.sessions + 1) // 2)
-        .order_by(published.desc(), Job.name)
-        .limit(MOST_JOBS)
-    )
-    # More columns than the types of a row go: their order is that of the fields.
-    return tuple(JobFigures(*values) for values in map(tuple, rows))
-
-
-def _coverage(tx: Reads, span: Span) -> Coverage:
-    counted = WASTE.is_not(None)
-    rows = tx.session.execute(
-        select(Session.state, counted, func.count())
+def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
+    """Return what counts, with one statement: its sessions by state, and one row of their jobs."""
+    of = filters.of(Session.labels.expression)
+    sent = (
+        select(Session.job_id, Session.state, WASTE.is_not(None).label("counted"))
         .outerjoin(*OF_SESSION)
-        .where(*span.holds(Session.received_at.expression))
-        .group_by(Session.state, counted)
+        .where(*span.holds(Session.received_at.expression), *of)
+        .cte("sent")
+    )
+    one = sent.c
+    before = (
+        select(Session.id)
+        .where(Session.job_id == Job.id, Session.received_at < span.since, *of)
+        .exists()
+    )
+    silent = select(func.count()).where(
+        Job.archived_at.is_(None),
+        Job.created_at <= span.until,
+        Job.id.not_in(select(one.job_id)),
+        before,
+    )
+    jobs = select(func.count(one.job_id.distinct()))
+    rows = tx.session.execute(
+        select(
+            one.state,
+            one.counted,
+            func.count(),
+            jobs.scalar_subquery(),
+            jobs.where(one.counted).scalar_subquery(),
+            silent.scalar_subquery(),
+        )
+        .select_from(Project)
+        .outerjoin(sent, true())
+        .where(Project.id == tx.scope.project_id)
+        .group_by(one.state, one.counted)
     ).all()
-    jobs, counted_jobs = tx.session.execute(
-        select(
-            func.count(Session.job_id.distinct()),
-            func.count(Session.job_id.distinct()).filter(counted),
-        )
-        .outerjoin(*OF_SESSION)
-        .where(*span.holds(Session.received_at.expression))
-    ).one()
-    here = select(Session.job_id).where(*span.holds(Session.received_at.expression))
-    silent = tx.session.execute(
-        select(func.count()).where(
-            Job.archived_at.is_(None),
-            Job.created_at <= span.until,
-            Job.id.not_in(here),
-            select(Session.id)
-            .where(Session.job_id == Job.id, Session.received_at < span.since)
-            .exists(),
-        )
-    ).scalar_one()
+    known = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
     return Coverage(
-        received=sum(row[2] for row in rows),
-        counted=sum(row[2] for row in rows if row[1]),
-        without={state: number for state, is_counted, number in rows if not is_counted},
-        jobs=jobs,
-        counted_jobs=counted_jobs,
-        silent=silent,
+        received=sum(number for _, _, number in known),
+        counted=sum(number for _, counted, number in known if counted),
+        without={state: number for state, counted, number in known if not counted},
+        jobs=rows[0][3],
+        counted_jobs=rows[0][4],
+        silent=rows[0][5],
     )
 
 
-def _incidents(tx: Reads, span: Span) -> tuple[int, int]:
-    told = AlertIncident.fired_at.is_not(None)
+def _incidents(tx: Reads, span: Span, filters: ReportFilter) -> tuple[int, int]:
+    told = [AlertIncident.fired_at.is_not(None), *filters.of(LABELS)]
     opened, resolved = tx.session.execute(
         select(
             func.count().filter(
@@ -264,12 +172,12 @@ def _incidents(tx: Reads, span: Span) -> tuple[int, int]:
             func.count().filter(
                 *span.holds(cast("ColumnElement[datetime]", AlertIncident.resolved_at.expression))
             ),
-        ).where(told)
+        ).where(*told)
     ).one()
     return opened, resolved
 
 
-def _fixes(tx: Reads, span: Span) -> tuple[FixLine, ...]:
+def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
     """Return the fixes whose outcome a session of the time measured, the newest first."""
     rows = tx.session.execute(
         select(
@@ -289,6 +197,7 @@ def _fixes(tx: Reads, span: Span) -> tuple[FixLine, ...]:
         .where(
             AppliedFix.realized_gain.is_not(None),
             *span.holds(Session.received_at.expression),
+            *filters.of(Session.labels.expression),
         )
         .order_by(Session.received_at.desc(), AppliedFix.id.desc())
         .limit(MOST_FIXES)

@@ -38,7 +38,14 @@ class Span:
         return found
 
 
-def priced(tx: Reads, span: Span, host: str | None = None, *, slow: bool = False) -> CTE:
+def priced(
+    tx: Reads,
+    span: Span,
+    host: str | None = None,
+    *,
+    slow: bool = False,
+    stands: CTE | None = None,
+) -> CTE:
     """Return the readings of a time with what each costs, GPU-hours.
 
     A verdict stands from its session until the next one of the job, at most `STANDS`; the latest
@@ -48,8 +55,11 @@ def priced(tx: Reads, span: Span, host: str | None = None, *, slow: bool = False
     ----------
     slow : bool
         Only those that a cause names: no other reading costs anything.
+    stands : CTE, optional
+        What `standing` returned for this time or a longer one, where it is in the statement.
     """
-    stands = standing(tx, span)
+    if stands is None:
+        stands = standing(tx, span)
     standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
     query = (
         select(
@@ -88,7 +98,7 @@ def standing(tx: Reads, span: Span) -> CTE:
         received + STANDS,
         literal(tx.now if span.until is None else min(tx.now, span.until)),
     )
-    columns = (Session.id, Session.job_id, Session.world, received)
+    columns = (Session.id, Session.job_id, Session.world, Session.labels, received)
     query = select(*columns, (end - received).label("stands"))
     if span.since is not None:
         # Sessions of before matter only for the gap that follows them.

@@ -14,7 +14,9 @@ from app.analysis.wording import hours, percent
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Sequence
 
+    from app.services.fleet_report.costs import LabelCost
     from app.services.fleet_report.read import FixLine, FleetReport
 
 WEEK: Final = timedelta(days=7)
@@ -39,6 +41,8 @@ def compose(
         Section("Cost", tuple(_cost(report))),
         Section("Jobs that lost most", tuple(_jobs(report))),
         Section("Causes", tuple(_causes(report))),
+        Section("Teams", tuple(_labels(report.spent.teams))),
+        Section("Owners", tuple(_labels(report.spent.owners))),
         Section("Hosts slow more than once", tuple(_hosts(report))),
         Section(
             "Incidents",
@@ -83,7 +87,8 @@ def _cost(report: FleetReport) -> list[str]:
         )
         lines.append(f"{trend} the week before ({hours(before.lost)} GPU-hours)")
     lines.append(
-        f"{len(report.straggling)} of {len(report.jobs)} jobs straggle (S from {STRAGGLING} on)"
+        f"{report.spent.straggling} of {report.spent.measured} jobs straggle "
+        f"(S from {STRAGGLING} on)"
     )
     return lines
 
@@ -91,7 +96,7 @@ def _cost(report: FleetReport) -> list[str]:
 def _jobs(report: FleetReport) -> list[str]:
     return [
         f"{job.job}: {hours(job.lost)} GPU-hours, {percent(job.lost / job.used)} of its own"
-        for job in report.most_expensive[:NAMED]
+        for job in report.spent.jobs[:NAMED]
         if job.lost > 0 and job.used
     ]
 
@@ -103,17 +108,27 @@ def _causes(report: FleetReport) -> list[str]:
     lines = [
         f"{title_of(cause.cause)}: {hours(cause.lost)} GPU-hours, {percent(cause.lost / lost, 0)}"
         f" of it, {cause.jobs} {'job' if cause.jobs == 1 else 'jobs'}"
-        for cause in report.causes[:NAMED]
+        for cause in report.spent.causes[:NAMED]
     ]
     if report.unexplained > 0:
         lines.append(f"Unexplained: {hours(report.unexplained)} GPU-hours")
     return lines
 
 
+def _labels(costs: Sequence[LabelCost]) -> list[str]:
+    """Return what the most expensive teams or owners lost; nothing where no job names one."""
+    named = [one for one in costs if one.name is not None]
+    return [
+        f"{one.name}: {hours(one.lost)} GPU-hours, {percent(one.lost / one.used)} of its own"
+        for one in named[:NAMED]
+        if one.lost > 0 and one.used
+    ]
+
+
 def _hosts(report: FleetReport) -> list[str]:
     return [
         f"{host.host}: {hours(host.lost)} GPU-hours, {host.sessions} sessions"
-        for host in report.hosts[:NAMED]
+        for host in report.spent.hosts[:NAMED]
     ]
 
 

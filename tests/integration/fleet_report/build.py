@@ -33,6 +33,7 @@ def session(
     lost: float | None = None,
     state: str = "analyzed",
     lost_by_cause: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
     **measures: Any,  # noqa: ANN401 - of the paper
 ) -> uuid.UUID:
     """Store a session of so long ago; without a slowdown it is in no figure."""
@@ -52,6 +53,7 @@ def session(
             state=state,
             received_at=tx.now - ago,
             meta={},
+            labels=None if labels is None else dict(labels),
             dp=4,
             pp=2,
             tp=2,

@@ -10,6 +10,8 @@ import pytest
 from app.analysis.report.verdict import KnownLoss
 from app.db.models.sessions import StoredVerdict
 from app.db.states import SessionState
+from app.services.fleet_report.filters import ReportFilter
+from app.services.fleet_report.jobs import job_figures
 from app.services.fleet_report.read import FleetReport, fleet_report
 from benchmarks.support.verdicts import made_verdict
 from tests.integration.fleet_report.build import DAY, HOUR, session
@@ -25,7 +27,8 @@ def week(container: Container) -> FleetReport:
 
 def test_a_fleet_without_a_session_has_a_report_of_nothing(container: Container) -> None:
     found = week(container)
-    assert (found.jobs, found.costs.used, found.coverage.received) == ((), 0.0, 0)
+    assert (found.spent.jobs, found.costs.used, found.coverage.received) == ((), 0.0, 0)
+    assert (found.spent.measured, found.spent.straggling) == (0, 0)
     assert found.costs.share == 0.0
 
 
@@ -43,12 +46,14 @@ def test_a_job_is_drawn_once_with_its_median_session(container: Container) -> No
     for hours, slowdown in ((3, 1.5), (2, 1.1), (1, 1.3)):
         made = session(container, slowdown, ago=hours * HOUR)
     session(container, 1.01, ago=HOUR, job="other")
-    jobs = week(container).jobs
+    jobs = read(container, job_figures, None, None)
     assert [(job.job, job.slowdown, job.sessions) for job in jobs] == [
         ("llm", 1.3, 3),
         ("other", 1.01, 1),
     ]
     assert jobs[0].session == made
+    found = week(container).spent
+    assert (found.measured, found.straggling) == (2, 1)
 
 
 def test_the_trend_is_of_eight_times_of_the_same_length(container: Container) -> None:
@@ -56,13 +61,13 @@ def test_the_trend_is_of_eight_times_of_the_same_length(container: Container) ->
     session(container, 1.25, ago=8 * DAY)
     session(container, 4.0, ago=70 * DAY)
     found = week(container)
-    assert [period.costs.sessions for period in found.trend] == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert [period.costs.sessions for period in found.spent.trend] == [0, 0, 0, 0, 0, 0, 1, 1]
     assert found.costs.share == pytest.approx(0.5)
     assert found.before.share == pytest.approx(0.2)
-    assert found.trend[-1].until == found.until
+    assert found.spent.trend[-1].until == found.until
     assert all(
         earlier.until == later.since
-        for earlier, later in zip(found.trend, found.trend[1:], strict=False)
+        for earlier, later in zip(found.spent.trend, found.spent.trend[1:], strict=False)
     )
 
 
@@ -103,13 +108,13 @@ def test_causes_and_jobs_are_named_the_most_expensive_first(container: Container
         lost_by_cause={"stage_imbalance": 100.0, "slow_worker": 1.0},
     )
     found = week(container)
-    assert [cost.job for cost in found.most_expensive] == ["large", "small"]
-    assert [(cost.cause, cost.jobs) for cost in found.causes] == [
+    assert [cost.job for cost in found.spent.jobs] == ["large", "small"]
+    assert [(cost.cause, cost.jobs) for cost in found.spent.causes] == [
         ("stage_imbalance", 1),
         ("slow_worker", 2),
     ]
     assert found.unexplained == pytest.approx(
-        found.costs.lost - sum(cost.lost for cost in found.causes)
+        found.costs.lost - sum(cost.lost for cost in found.spent.causes)
     )
     assert found.unexplained > 0
 
@@ -119,7 +124,37 @@ def test_a_time_of_ones_own_is_kept_to(container: Container) -> None:
     session(container, 1.2, ago=HOUR)
     now = week(container).now
     found = read(container, fleet_report, now - 4 * DAY, now - 2 * DAY)
-    assert [job.slowdown for job in found.jobs] == [1.5]
+    figures = read(container, job_figures, now - 4 * DAY, now - 2 * DAY)
+    assert [job.slowdown for job in figures] == [1.5]
+    assert (found.spent.measured, found.coverage.received) == (1, 1)
     assert found.until - found.since == timedelta(days=2)
     later = read(container, fleet_report, now + DAY, now + 2 * DAY)
-    assert later.jobs == (), "of a time to come nothing is known"
+    assert later.spent.jobs == (), "of a time to come nothing is known"
+
+
+def test_a_report_is_broken_down_by_team_and_owner_and_filtered_by_them(
+    container: Container,
+) -> None:
+    moe = {"team": "moe", "owner": "ann"}
+    session(container, 1.5, ago=2 * HOUR, job="large", gpus=800, lost=300.0, labels=moe)
+    session(container, 1.2, ago=HOUR, job="small", gpus=8, lost=2.0, labels={"team": "speech"})
+    session(container, 1.2, ago=HOUR, job="unlabeled", gpus=8, lost=1.0)
+    session(container, None, ago=HOUR, job="untold", state="no_verdict", labels=moe)
+    session(container, 1.5, ago=9 * DAY, job="silent", labels=moe)
+    whole = week(container)
+    teams = whole.spent.teams
+    assert [(one.name, one.jobs) for one in teams] == [("moe", 1), ("speech", 1), (None, 1)]
+    assert sum(one.lost for one in teams) == pytest.approx(whole.costs.lost)
+    assert sum(one.used for one in teams) == pytest.approx(whole.costs.used)
+    assert [one.name for one in whole.spent.owners] == ["ann", None]
+    for asked in (ReportFilter(team="moe"), ReportFilter(owner="ann"), ReportFilter(label="owner")):
+        found = read(container, fleet_report, None, None, asked)
+        assert found.costs.lost == pytest.approx(teams[0].lost)
+        assert [one.job for one in found.spent.jobs] == ["large"]
+        assert found.coverage.without == {SessionState.NO_VERDICT: 1}
+        assert (found.coverage.jobs, found.coverage.counted_jobs) == (2, 1)
+        assert found.coverage.silent == 1
+        figures = read(container, job_figures, None, None, asked)
+        assert [one.job for one in figures] == ["large"]
+    unknown = read(container, fleet_report, None, None, ReportFilter(team="unknown"))
+    assert (unknown.costs.sessions, unknown.coverage.received, unknown.spent.hosts) == (0, 0, ())

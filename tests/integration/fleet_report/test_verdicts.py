@@ -10,6 +10,7 @@ from app.analysis.report.paper import KINDS, QUANTILES
 from app.db.models.sessions import StoredVerdict
 from app.services.access.moves import move_job
 from app.services.access.projects import create_project
+from app.services.fleet_report.jobs import job_figures
 from app.services.fleet_report.read import fleet_report
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
@@ -24,7 +25,7 @@ def test_an_analyzed_session_is_in_the_figures(container: Container) -> None:
     stored = analyzed(container)
     report = read(container, report_document, stored.session)
     found = read(container, fleet_report, None, None)
-    (job,) = found.jobs
+    (job,) = read(container, job_figures, None, None)
     assert (job.session, job.slowdown) == (stored.session, report.slowdown)
     assert (job.gpus, job.stages) == (report.sizes.world, report.sizes.pp)
     assert (job.m_w, job.m_s, job.correlation) == (
@@ -34,12 +35,12 @@ def test_an_analyzed_session_is_in_the_figures(container: Container) -> None:
     )
     assert set(job.waste_by) == set(KINDS)
     assert len(job.steps) == QUANTILES
-    assert {cause.cause for cause in found.causes} == {cause.cause for cause in report.causes}
+    assert {cause.cause for cause in found.spent.causes} == {cause.cause for cause in report.causes}
 
 
 def test_a_session_without_a_report_is_in_no_figure(container: Container) -> None:
     store(container, short_trace())
-    assert read(container, fleet_report, None, None).jobs == ()
+    assert read(container, job_figures, None, None) == ()
 
 
 def test_verdicts_move_with_their_job(container: Container) -> None:
