@@ -23,7 +23,6 @@ FIRST_OF_FILE: Final = (
     *("tests/integration/client/", "tests/integration/db/embedded/", "tests/integration/test_"),
     "tests/integration/access/test_guesses.py",
     "tests/integration/alerts/test_command.py",
-    "tests/integration/api/test_demo.py",
     "tests/integration/dashboard/test_reads.py",
     "tests/integration/durable/test_database_restart.py",
     "tests/integration/durable/test_workers.py",

@@ -46,13 +46,22 @@ class Reads:
         The session's: whose rows it sees.
     objects : Objects, optional
         Where large blobs are; without it all are in the database.
+    now : datetime, optional
+        Its time, where that is not the database's: of a history that is written afterwards.
     """
 
-    def __init__(self, session: Session, scope: Scope, objects: Objects | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        scope: Scope,
+        objects: Objects | None = None,
+        *,
+        now: datetime | None = None,
+    ) -> None:
         self.session = session
         self.scope = scope
         self.objects = objects
-        self._now: datetime | None = None
+        self._now = now
 
     @property
     def now(self) -> datetime:
@@ -63,7 +72,9 @@ class Reads:
 
 
 @contextlib.contextmanager
-def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Iterator[Reads]:
+def reading(
+    engine: Engine, scope: Scope, objects: Objects | None = None, *, now: datetime | None = None
+) -> Iterator[Reads]:
     """Open a transaction that sees the rows of one moment and can write none.
 
     What is read stays readable afterwards. Compute and render outside of it: it holds one of the
@@ -71,7 +82,7 @@ def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Ite
 
     Parameters
     ----------
-    objects : Objects, optional
+    objects, now
         As for `Reads`.
 
     Raises
@@ -83,7 +94,7 @@ def reading(engine: Engine, scope: Scope, objects: Objects | None = None) -> Ite
         session.connection(
             execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         )
-        yield Reads(session, scope, objects)
+        yield Reads(session, scope, objects, now=now)
 
 
 class UnitOfWork(Reads):
@@ -101,15 +112,22 @@ class UnitOfWork(Reads):
         Takes the id of a task run and its kind; must not block and must not fail.
     scope : Scope
         Whose rows it sees and writes.
-    objects : Objects, optional
+    objects, now
         As for `Reads`.
     """
 
     def __init__(
-        self, engine: Engine, publish: Publish, scope: Scope, objects: Objects | None = None
+        self,
+        engine: Engine,
+        publish: Publish,
+        scope: Scope,
+        objects: Objects | None = None,
+        *,
+        now: datetime | None = None,
     ) -> None:
         # Rows stay readable after the commit: services return them as values.
-        super().__init__(ScopedSession(scope, bind=engine, expire_on_commit=False), scope, objects)
+        session = ScopedSession(scope, bind=engine, expire_on_commit=False)
+        super().__init__(session, scope, objects, now=now)
         self._publish = publish
         self._to_publish: dict[uuid.UUID, str] = {}
 

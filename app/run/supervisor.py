@@ -36,10 +36,13 @@ from app.web import create_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import FrameType
 
     from app.bootstrap import Container
     from app.settings import Settings
+
+    Meanwhile = Callable[[str, Settings], AbstractContextManager[None]]
 
 # A worker gives back its leases in this time; what it forked is killed with it afterwards.
 WORKER_STOP_LIMIT_S: Final = 5.0
@@ -55,7 +58,7 @@ NO_ADMINISTRATOR: Final = (
 _log = structlog.get_logger(__name__)
 
 
-def serve(settings: Settings, *, after_start: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     """Serve the API and the dashboard until SIGINT or SIGTERM.
 
     Without a database URL this is the whole installation: the embedded database, its schema and the
@@ -63,8 +66,9 @@ def serve(settings: Settings, *, after_start: Callable[[str], None] | None = Non
 
     Parameters
     ----------
-    after_start : callable, optional
-        Called with the server's URL in a thread of its own once requests are answered.
+    meanwhile : callable, optional
+        Takes the server's URL and its settings, with the database's address, once requests are
+        answered; the context that it returns is left before anything is stopped.
 
     Raises
     ------
@@ -77,7 +81,7 @@ def serve(settings: Settings, *, after_start: Callable[[str], None] | None = Non
     _raise_open_files_limit()
     with _stop_signals() as stop, contextlib.ExitStack() as running:
         try:
-            _serve(settings, running, stop, after_start)
+            _serve(settings, running, stop, meanwhile)
         except StartupError:
             # A start that a signal cut short is a stop like any other.
             if not stop.is_set():
@@ -117,7 +121,7 @@ def _serve(
     settings: Settings,
     running: contextlib.ExitStack,
     stop: threading.Event,
-    after_start: Callable[[str], None] | None,
+    meanwhile: Meanwhile | None,
 ) -> None:
     postgres: EmbeddedPostgres | None = None
     if settings.database_url is None:
@@ -145,7 +149,9 @@ def _serve(
         worker.tend()
     http.start(stop.is_set)
     if not stop.is_set():
-        _announce(address_of(listener), after_start)
+        url = _announce(address_of(listener))
+        along = contextlib.nullcontext() if meanwhile is None else meanwhile(url, settings)
+        running.enter_context(along)
     while not stop.wait(_TEND_INTERVAL_S):
         for worker in workers:
             worker.tend()
@@ -182,11 +188,10 @@ def require_administrator(container: Container) -> None:
         )
 
 
-def _announce(url: str, after_start: Callable[[str], None] | None) -> None:
+def _announce(url: str) -> str:
     sys.stderr.write(f"Paceline is ready: {url}\n")
     sys.stderr.flush()
-    if after_start is not None:
-        threading.Thread(target=after_start, args=(url,), name="after-start", daemon=True).start()
+    return url
 
 
 def _workers(settings: Settings, running: contextlib.ExitStack) -> list[SupervisedChild]:

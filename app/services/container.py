@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
+    from datetime import datetime
 
     from sqlalchemy import Engine
 
@@ -88,6 +89,8 @@ class Container:
     """What this process refused and has not written yet."""
     objects: Objects | None = None
     """Where large blobs go; None keeps all in the database."""
+    moment: datetime | None = None
+    """The time of its transactions; None: the database's."""
 
     def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
         """Return this container for a user's requests in one project."""
@@ -97,17 +100,27 @@ class Container:
         """Return this container for what concerns all projects."""
         return replace(self, scope=EVERY_PROJECT)
 
+    def at(self, moment: datetime) -> Self:
+        """Return this container for what happened at a moment, which is written afterwards.
+
+        Only the demo's history is. Leases and task runs that workers share stay at the database's
+        time: take them without this.
+        """
+        return replace(self, moment=moment)
+
     def named(self, principal: Principal) -> Self:
         """Return this container for another principal."""
         return replace(self, principal=principal)
 
     def uow(self) -> UnitOfWork:
         """Return a new unit of work: ``with container.uow() as tx: …``."""
-        return UnitOfWork(self.engine, self.publish, self._required(), self.objects)
+        return UnitOfWork(
+            self.engine, self.publish, self._required(), self.objects, now=self.moment
+        )
 
     def reading(self) -> AbstractContextManager[Reads]:
         """Return a new transaction that only reads: ``with container.reading() as tx: …``."""
-        return reading(self.engine, self._required(), self.objects)
+        return reading(self.engine, self._required(), self.objects, now=self.moment)
 
     def stage(self, pieces: Iterable[bytes]) -> Staged:
         """Send bytes to where large blobs are, before the transaction that stores them.

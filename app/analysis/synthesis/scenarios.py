@@ -66,9 +66,12 @@ class Scenario:
             Sessions of one job have one, so that the same worker is at fault in all of them;
             `seed` where not given.
         """
-        fault_seed = seed if fault_seed is None else fault_seed
-        injections = self.draw(self.job, stream(fault_seed, "scenario", self.name))
+        injections = self.faults(seed if fault_seed is None else fault_seed)
         return synthesize(self.job, injections, seed=seed)
+
+    def faults(self, seed: int) -> tuple[Injection, ...]:
+        """Return what goes wrong; equal seeds put the same workers at fault."""
+        return self.draw(self.job, stream(seed, "scenario", self.name))
 
 
 def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:

@@ -1,19 +1,38 @@
-"""`paceline demo`: an installation of its own with a synthetic fleet to look at."""
+"""`paceline demo`: an installation of its own with two weeks of a synthetic fleet to look at."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from app.cli.demo.place import open_place, settings_of_demo
-from app.cli.demo.sessions import send_demo_sessions
+from app.analysis.synthesis.fleet.history import FAULT_SEED, SITES, runs
+from app.analysis.synthesis.scenarios import SCENARIOS
+from app.cli.demo.place import Place, open_place, settings_of_demo
+from app.cli.demo.plan import ask_for_plan
+from app.cli.demo.tensor import report_groups
+from app.cli.server import Server, ServerError
 from app.run.supervisor import serve
+from app.system.processes import spawn
+from app.system.scratch import Scratch
+from workers.child import SINGLE_THREADED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from app.analysis.synthesis.synthesize import SyntheticSession
     from app.settings import Settings
+
+# Its straggler also reports its times while it trains.
+REPORTING: Final = "tensor-parallel"
 
 
 def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None:
@@ -39,20 +58,100 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None
         # A person reads along, and looks for the address.
         own = own.model_copy(update={"log_level": "warning"})
     place = open_place(own.data_dir, fresh=fresh)
-    sys.stderr.write(f"The demo keeps its data in {place.directory}\n")
+    _say(f"The demo keeps its data in {place.directory}")
     if left_alone:
-        sys.stderr.write(f"It does not use what {', '.join(left_alone)} names\n")
+        _say(f"It does not use what {', '.join(left_alone)} names")
     until = place.told_until
     if until is not None:
         age_h = (datetime.now(UTC) - until).total_seconds() / 3600
-        sys.stderr.write(
-            f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one\n"
-        )
+        _say(f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one")
         serve(own)
         return
 
-    def make(url: str) -> None:
-        send_demo_sessions(url)
-        place.tell(datetime.now(UTC))
+    @contextlib.contextmanager
+    def meanwhile(url: str, settings: Settings) -> Iterator[None]:
+        with _history(place, url, settings):
+            yield
 
-    serve(own, after_start=make)
+    serve(own, meanwhile=meanwhile)
+
+
+@contextlib.contextmanager
+def _history(place: Place, url: str, settings: Settings) -> Iterator[None]:
+    """Make the history while the context lasts, in a process for each site."""
+    until = datetime.now(UTC)
+    scratch = Scratch()
+    environment = {
+        **settings.environment_of_child(os.environ),
+        **dict.fromkeys(SINGLE_THREADED, "1"),
+        "TMPDIR": str(scratch.path),
+    }
+    count = sum(1 for run in runs() for _ in run.sessions())
+    _say(f"Analyzing two weeks of {len(runs())} jobs, {count} sessions: about a minute")
+    # The processes end when their standard input does, however this one ends.
+    children = [
+        spawn(
+            [
+                *(sys.executable, "-m", "app.cli.demo.replay"),
+                *("--site", site, "--until", until.isoformat()),
+            ],
+            parent_death=signal.SIGKILL,
+            environment=environment,
+            stdin=subprocess.PIPE,
+        )
+        for site in SITES
+    ]
+    leaving = threading.Event()
+    thread = threading.Thread(
+        target=_complete, args=(children, leaving, place, until, url), name="demo"
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        for child in children:
+            child.kill()
+        thread.join()
+        scratch.remove()
+
+
+def _complete(
+    children: Sequence[subprocess.Popen[bytes]],
+    leaving: threading.Event,
+    place: Place,
+    until: datetime,
+    url: str,
+) -> None:
+    """Wait for the sites, then add what a running job reports, and a plan."""
+    began_s = time.monotonic()
+    statuses = [child.wait() for child in children]
+    if leaving.is_set():
+        return
+    if any(statuses):
+        _say("The demo's history could not be made; its processes said why")
+        return
+    try:
+        with Server(url) as server:
+            report_groups(server, _reporting(until))
+            ask_for_plan(server)
+    except ServerError as error:
+        if not leaving.is_set():
+            _say(f"The demo's history could not be made: {error.message}")
+        return
+    place.tell(until)
+    _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {url}")
+
+
+def _reporting(until: datetime) -> SyntheticSession:
+    """Return the latest session of the job that also reports while it trains."""
+    session = SCENARIOS[REPORTING].synthesize(0, FAULT_SEED)
+    run = next(run for run in runs() if run.name == session.job.name)
+    *_, latest = run.sessions()
+    trace = latest.synthesize(int(until.timestamp() * 1e9), session.trace.meta.labels)
+    return replace(session, trace=trace)
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()

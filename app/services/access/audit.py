@@ -117,6 +117,7 @@ def record(  # noqa: PLR0913 - who did what to what, and where
             project_id=concerned,
             project=name,
             count=count,
+            at=tx.now,
         )
     )
 

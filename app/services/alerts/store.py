@@ -212,6 +212,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
             actor=actor,
             note=note or incident.why_resolved,
             session_id=incident.facts.session if incident.facts else None,
+            at=tx.now,
         )
     )
     if change.tells:

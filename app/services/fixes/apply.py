@@ -124,9 +124,8 @@ def note_applied(  # noqa: PLR0913 - what is known of it
         "step_time_s": fmean(report.step_times.recorded),
         "predicted_gain": fix.predicted_gain,
         "at_most": fix.at_most,
+        "applied_at": tx.now if at is None else at,
     }
-    if at is not None:
-        values["applied_at"] = at
     return (
         tx.session.execute(
             insert(AppliedFix)

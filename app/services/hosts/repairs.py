@@ -71,7 +71,9 @@ def note_repair(  # noqa: PLR0913 - what people say of a repair
         done_at = tx.now if at is None else at
         if done_at > tx.now + EARLY:
             raise ConflictError("A repair is noted once it is done.", code="repair.in_future")
-        tx.session.add(HostRepair(host=host, gpu=gpu, what=what, by=who.name, at=done_at))
+        tx.session.add(
+            HostRepair(host=host, gpu=gpu, what=what, by=who.name, at=done_at, noted_at=tx.now)
+        )
         record(tx, who, Action.REPAIRED, f"host {host}", detail=what)
 
 

@@ -57,6 +57,8 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
                 layers=len(request.spec.layers),
                 gpus=request.spec.gpus,
                 state=PlanState.QUEUED,
+                created_at=tx.now,
+                state_changed_at=tx.now,
             )
             .on_conflict_do_nothing()
             .returning(Plan.id)

@@ -149,7 +149,9 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
         If it comes and goes.
     """
     found = select(Job.id).where(Job.name == name).with_for_update(key_share=True)
-    made = insert(Job).values(name=name).on_conflict_do_nothing().returning(Job.id)
+    made = (
+        insert(Job).values(name=name, created_at=tx.now).on_conflict_do_nothing().returning(Job.id)
+    )
     for _ in range(TRIES):
         job_id = tx.session.execute(found).scalar()
         if job_id is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, update
+from sqlalchemy import update
 
 from app.db.models.sessions import Session
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 def move_session(tx: UnitOfWork, session_id: uuid.UUID, **values: Any) -> None:  # noqa: ANN401 - columns differ in type
     """Set columns of a session that changes its state, and tell listeners on commit."""
     tx.session.execute(
-        update(Session)
-        .where(Session.id == session_id)
-        .values(state_changed_at=func.now(), **values)
+        update(Session).where(Session.id == session_id).values(state_changed_at=tx.now, **values)
     )
     tx.notify_session(session_id)

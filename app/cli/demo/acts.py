@@ -1,0 +1,244 @@
+"""What people and launchers said during the two weeks of the demo, told to the use cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from app.alerts.states import IncidentState
+from app.analysis.synthesis.fleet.history import (
+    BACK_H,
+    BAD_FROM_H,
+    BAD_HOST,
+    DEPLOYED_H,
+    DIVIDED,
+    DIVIDED_ENDED_H,
+    DIVIDED_H,
+    DRAINED_H,
+    HEALTHY,
+    HOT,
+    LAUNCHING,
+    LAUNCHING_ENDED_H,
+    REPAIRED_H,
+    ROLLED_BACK_H,
+    SECOND_SPARE,
+    SPARE,
+    SWAPPED_H,
+    host_name,
+)
+from app.db.models.alerts import AlertGroup, AlertIncident
+from app.db.models.sessions import Job
+from app.db.states import NoteKind
+from app.services.alerts.incidents import (
+    acknowledge_incident,
+    resolve_incident,
+    silence_incident,
+)
+from app.services.fixes.apply import apply_fix
+from app.services.fixes.report import report_of
+from app.services.history.notes import write_note
+from app.services.hosts.repairs import note_repair
+from app.services.sessions.attempts import finish_job
+
+if TYPE_CHECKING:
+    import uuid
+
+    from app.bootstrap import Container
+
+ON_CALL: Final = "on-call"
+LAUNCHER: Final = "launcher"
+_SILENCED_FOR: Final = timedelta(hours=18)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What there is when something is said: the container at that time, and the sessions so far."""
+
+    container: Container
+    moment: datetime
+    latest: Mapping[str, uuid.UUID]  # id of the latest session of each job
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that was said, hours before the end of the history."""
+
+    at_h: float
+    site: str
+    tell: Callable[[Told], None]
+
+
+def _noted(job: str, kind: NoteKind, words: str, by: str = LAUNCHER) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        write_note(told.container, job, words=words, kind=kind, at=told.moment, by=by)
+
+    return tell
+
+
+def _repaired(host: str, what: str) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        note_repair(told.container, host, what=what, at=told.moment, by=ON_CALL)
+
+    return tell
+
+
+def _acknowledged(job: str, note: str) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        for incident in _firing(told.container, job):
+            acknowledge_incident(told.container, incident, by=ON_CALL, note=note)
+
+    return tell
+
+
+def _silenced(job: str, reason: str) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        until = told.moment + _SILENCED_FOR
+        for incident in _firing(told.container, job):
+            silence_incident(told.container, incident, until=until, reason=reason, by=ON_CALL)
+
+    return tell
+
+
+def _resolved(job: str, note: str) -> Callable[[Told], None]:
+    def tell(told: Told) -> None:
+        for incident in _firing(told.container, job):
+            resolve_incident(told.container, incident, by=ON_CALL, note=note)
+
+    return tell
+
+
+def _applied(job: str) -> Callable[[Told], None]:
+    """Return that the first fix of the job's latest report was applied."""
+
+    def tell(told: Told) -> None:
+        session = told.latest[job]
+        with told.container.reading() as tx:
+            fix = report_of(tx, session).recommendations[0]
+        apply_fix(told.container, session, fix.action, fix.title, by=ON_CALL)
+
+    return tell
+
+
+def _finished(job: str) -> Callable[[Told], None]:
+    return lambda told: finish_job(told.container, job)
+
+
+def _firing(container: Container, job: str) -> list[uuid.UUID]:
+    with container.reading() as tx:
+        return list(
+            tx.session.execute(
+                select(AlertIncident.id)
+                .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+                .join(Job, Job.id == AlertGroup.job_id)
+                .where(Job.name == job, AlertIncident.state == IncidentState.FIRING)
+                .order_by(AlertIncident.opened_at, AlertIncident.id)
+            ).scalars()
+        )
+
+
+_BAD: Final = host_name(BAD_HOST)
+
+ACTS: Final = (
+    # The host that is slow in two jobs.
+    Act(
+        BAD_FROM_H - 9.0,
+        "north",
+        _acknowledged(HEALTHY.name, f"{_BAD} goes with the next checkpoint"),
+    ),
+    Act(
+        SWAPPED_H,
+        "north",
+        _noted(
+            HEALTHY.name,
+            NoteKind.MAINTENANCE,
+            f"{_BAD} replaced by {host_name(SPARE)}; {_BAD} back to the pool",
+            ON_CALL,
+        ),
+    ),
+    Act(
+        DRAINED_H + 12.0,
+        "north",
+        _acknowledged(HOT.name, f"{_BAD} again; draining it this time"),
+    ),
+    Act(
+        DRAINED_H,
+        "north",
+        _noted(
+            HOT.name,
+            NoteKind.MAINTENANCE,
+            f"{_BAD} drained, {host_name(SECOND_SPARE)} in its place",
+            ON_CALL,
+        ),
+    ),
+    Act(REPAIRED_H, "north", _repaired(_BAD, "Power supply replaced; burn-in passed")),
+    Act(
+        BACK_H - 6.0,
+        "north",
+        _noted("dense-110b", NoteKind.MAINTENANCE, f"Starts on {_BAD} after its repair"),
+    ),
+    # The deployment.
+    Act(
+        DEPLOYED_H,
+        "north",
+        _noted(
+            HEALTHY.name,
+            NoteKind.DEPLOYMENT,
+            "Deployment: image 25.11, garbage collection automatic again",
+        ),
+    ),
+    Act(
+        DEPLOYED_H - 13.0,
+        "north",
+        _acknowledged(HEALTHY.name, "Since the new image; rolling back tomorrow morning"),
+    ),
+    Act(ROLLED_BACK_H, "north", _applied(HEALTHY.name)),
+    Act(
+        ROLLED_BACK_H,
+        "north",
+        _noted(
+            HEALTHY.name,
+            NoteKind.DEPLOYMENT,
+            "Rolled back to image 25.10: garbage is collected on all workers at once",
+        ),
+    ),
+    # The job that is divided anew and ends.
+    Act(
+        DIVIDED_H + 24.0,
+        "south",
+        _acknowledged(DIVIDED, "Layers are divided anew with the next restart"),
+    ),
+    Act(
+        DIVIDED_H,
+        "south",
+        _noted(DIVIDED, NoteKind.CONFIG_CHANGE, "Layers divided 18, 17, 17, 8 instead of 15 each"),
+    ),
+    Act(DIVIDED_ENDED_H, "south", _finished(DIVIDED)),
+    # Short remarks on the jobs of these days.
+    Act(
+        9 * 24.0,
+        "north",
+        _acknowledged("dense-34b", "Known; the layers move with the next version"),
+    ),
+    Act(
+        LAUNCHING_ENDED_H,
+        "north",
+        _resolved(LAUNCHING, "The job ends; its host gets the new driver before the next one"),
+    ),
+    Act(LAUNCHING_ENDED_H, "north", _finished(LAUNCHING)),
+    Act(
+        21.0,
+        "south",
+        _noted("dense-13b", NoteKind.MAINTENANCE, "New firmware on the switches of the rack"),
+    ),
+    Act(12.0, "south", _silenced("dense-11b", "The backup that loads the network moves tonight")),
+    Act(
+        15.0,
+        "south",
+        _noted("moe-8x22b", NoteKind.DEPLOYMENT, "Deployment: image 25.11"),
+    ),
+    Act(6.0, "south", _acknowledged("dense-180b", "Spare host is ordered")),
+)

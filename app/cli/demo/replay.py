@@ -1,0 +1,165 @@
+"""The history of one site of the demo: ``python -m app.cli.demo.replay --site north``.
+
+Each session is synthesized, received, analyzed and held against the rules by the use cases that do
+so for any other, in the order of time; only the time of their transactions is the session's. It
+runs in a process of its own, so that pages are answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from app.access.principals import LOCAL
+from app.alerts.rules import DEMO_LABELS
+from app.analysis.synthesis.fleet.history import SITES, PlannedSession, runs
+from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.formats.parquet import PARQUET
+from app.bootstrap import Container, build
+from app.cli.demo.acts import ACTS, Act, Told
+from app.db.models.access import DEFAULT_PROJECT_ID
+from app.db.models.sessions import Session
+from app.db.states import SessionState
+from app.services.sessions.receive import Body, receive_session
+from app.services.tasks.leases import LeaseKeeper
+from app.services.tasks.task_runs import claim
+from app.settings import Settings
+from app.system.logs import configure_logging
+from app.system.processes import follow_lifeline
+
+if TYPE_CHECKING:
+    import uuid
+
+# From the last operation until the session is there.
+_SENT_IN: Final = timedelta(seconds=20)
+_LOOK_S: Final = 0.1
+# Who answers for the jobs of a team.
+OWNERS: Final[Mapping[str, str]] = {
+    "pretraining": "foundation",
+    "research": "foundation",
+    "moe": "foundation",
+    "long-context": "applied",
+    "multimodal": "applied",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What the history of a site is written with."""
+
+    container: Container
+    keeper: LeaseKeeper
+    until: datetime
+    directory: Path
+    published: list[uuid.UUID]  # task runs that the last transaction asked for
+
+    def at(self, hours: float) -> tuple[Container, datetime]:
+        moment = self.until - timedelta(hours=hours)
+        return self.container.at(moment), moment
+
+
+def write_history(container: Container, site: str, until: datetime) -> int:
+    """Write the history of a site; return how many sessions it has.
+
+    Parameters
+    ----------
+    container : Container
+        Of a project that has none of the jobs.
+    until : datetime
+        When the history ends.
+    """
+    published: list[uuid.UUID] = []
+    # Workers are not told: the analyses are run here, in order and at their own times.
+    quiet = replace(container, publish=lambda run, _kind: published.append(run))
+    keeper = LeaseKeeper(container)
+    latest: dict[str, uuid.UUID] = {}
+    sessions = [one for run in runs() if run.site == site for one in run.sessions()]
+    acts = [act for act in ACTS if act.site == site]
+    events: list[PlannedSession | Act] = [*sessions, *acts]
+    events.sort(key=lambda event: -event.at_h)
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-demo-") as directory:
+            here = _Site(quiet, keeper, until, Path(directory), published)
+            for event in events:
+                if isinstance(event, Act):
+                    event.tell(Told(*here.at(event.at_h), latest))
+                else:
+                    latest[event.run.name] = _send(here, event)
+    finally:
+        keeper.stop()
+    return len(sessions)
+
+
+def labels_of(session: PlannedSession) -> Mapping[str, str]:
+    """Return the labels of a session."""
+    team = session.run.team
+    # No rule that waits for data waits for more of these.
+    return {"team": team, "owner": OWNERS[team], "site": session.run.site, **DEMO_LABELS}
+
+
+def _send(site: _Site, session: PlannedSession) -> uuid.UUID:
+    """Receive and analyze a session at its time; return its id."""
+    container, moment = site.at(session.at_h)
+    end_ns = int((moment - _SENT_IN).timestamp() * 1e9)
+    trace = session.synthesize(end_ns, labels_of(session))
+    content, media_type = to_parquet(trace), PARQUET.media_types[0]
+    path = site.directory / "trace.parquet"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).digest()
+    body = Body(path, len(content), digest, media_type, trace.meta)
+    site.published.clear()
+    receipt = receive_session(container, session.run.name, body)
+    for run_id in site.published:
+        _analyze(site, container, run_id, receipt.session)
+    return receipt.session
+
+
+def _analyze(site: _Site, container: Container, run_id: uuid.UUID, session: uuid.UUID) -> None:
+    taken = claim(site.container, run_id)
+    if taken is None:
+        # Published again by the sweeper, and taken by a worker: this process was very slow.
+        _wait_for(site.container, session)
+        return
+    with site.keeper.hold(taken):
+        container.kinds[taken.kind].run(container, taken)
+
+
+def _wait_for(container: Container, session: uuid.UUID) -> None:
+    while True:
+        with container.reading() as tx:
+            state = tx.session.execute(
+                select(Session.state).where(Session.id == session)
+            ).scalar_one()
+        if state in SessionState.REPORTED or state in SessionState.UNREPORTED:
+            return
+        time.sleep(_LOOK_S)
+
+
+def main() -> None:
+    """Write the history of a site; the configuration comes from the environment."""
+    parser = argparse.ArgumentParser(prog="python -m app.cli.demo.replay", description=__doc__)
+    parser.add_argument("--site", choices=SITES, required=True)
+    parser.add_argument("--until", type=datetime.fromisoformat, required=True)
+    arguments = parser.parse_args()
+    follow_lifeline()
+    settings = Settings()
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    container = build(settings, application_name=f"paceline demo {arguments.site}")
+    try:
+        of_demo = container.within(DEFAULT_PROJECT_ID, LOCAL)
+        write_history(of_demo, arguments.site, arguments.until)
+    finally:
+        container.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""`paceline demo` in a process that a test waits for, looks at and stops."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import uuid
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self
+
+from tests.support.processes import descendants, wait_until_gone
+from tests.support.waiting import LIMIT_S, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.plain_user import User
+
+# Far more than the two weeks take on a loaded machine.
+WHOLE_LIMIT_S: Final = 900.0
+
+
+class Command:
+    """``paceline COMMAND --port 0`` of a user, whose home is its own.
+
+    Parameters
+    ----------
+    user : User
+        Who runs it.
+    arguments : str
+        The command and its options.
+    environment : mapping of str to str
+        Added to the environment.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        *arguments: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._words = user.home / f"words-{uuid.uuid4()}"
+        with self._words.open("wb") as words:
+            self.process = user.popen(
+                *("-m", "app.cli.main", *arguments, "--port", "0"),
+                environment={"HOME": str(user.home), "XDG_DATA_HOME": "", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self.process.poll() is None:
+            running = descendants(self.process.pid)
+            self.process.kill()
+            self.process.wait(LIMIT_S)
+            wait_until_gone(running)
+
+    def words(self) -> str:
+        """Return what it has said."""
+        return self._words.read_text()
+
+    def url(self) -> str:
+        """Wait until requests are answered, and return the address."""
+        return self._said("Paceline is ready: ", LIMIT_S).rstrip("/")
+
+    def whole(self) -> None:
+        """Wait until the demo's history is there whole."""
+        self._said("All analyzed after ", WHOLE_LIMIT_S)
+
+    def stop(self) -> None:
+        """Stop it as Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(LIMIT_S) == 0, self.words()
+
+    def _said(self, begin: str, limit_s: float) -> str:
+        def look() -> str:
+            assert self.process.poll() is None, self.words()
+            assert "could not" not in self.words(), self.words()
+            return next(
+                (
+                    line.removeprefix(begin)
+                    for line in self.words().splitlines()
+                    if line.startswith(begin)
+                ),
+                "",
+            )
+
+        return wait_for(look, begin, limit_s=limit_s)
