@@ -275,6 +275,12 @@ class StartupError(PacelineError):
     code = "startup.failed"
 
 
+class NotMigratedError(StartupError):
+    """The database lacks the schema of this version."""
+
+    code = "database.not_migrated"
+
+
 class InvalidSettingsError(StartupError):
     """Settings that are unknown, cannot be read or contradict each other; `faults` says which."""
 

@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from app.broker.celery import QUEUES
 from app.db.engine import make_engine
+from app.db.migrate import require_schema
 from app.db.models.installation import WorkerHeartbeat
 from app.errors import PacelineError, StartupError, lines_of
 from app.services.installation.status import MISSED_HEARTBEATS
@@ -48,6 +49,7 @@ def main() -> int:
         raise StartupError("Set PACELINE_DATABASE_URL to the database of the workers.")
     engine = make_engine(settings.database_url, application_name="paceline health")
     try:
+        require_schema(engine)
         missing = missing_queues(engine, settings, socket.gethostname())
     finally:
         engine.dispose()

@@ -1,7 +1,7 @@
 """Names that look like others: letters of several scripts, accents apart, blanks that do not show.
 
-After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may stand beside
-one other script, but not beside one whose letters look like them.
+After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may stand next to
+one other script, but not next to one whose letters look like them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def _parts(settings: Settings) -> Iterator[Part]:
             return
         settings = settings.model_copy(update={"database_url": served})
     # What is wrong with the store alone is no reason to say nothing of the rest.
-    with opened(settings.model_copy(update={"blob_url": None}), "doctor") as container:
+    without_store = settings.model_copy(update={"blob_url": None})
+    with opened(without_store, "doctor", migrated=False) as container:
         parts = Readiness(container).now(BUDGET_S)
         yield from parts
         migrated = all(part.ready for part in parts if part.name in SCHEMA)

@@ -13,8 +13,8 @@ from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.metadata import load_metadata
 from app.cli.convert import META_NAME, files_in
 from app.cli.files import FileError, read_metadata
-from app.cli.server import Body, Sent, Server
-from app.errors import InvalidMetadataError
+from app.cli.server import Body, Sent, Server, ServerError
+from app.errors import ForbiddenError, InvalidMetadataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,10 @@ CONTENT_TYPES: Final = {
     for suffix in known.suffixes
 }
 METADATA_TYPES: Final = {".json": "application/json"}
+UNREADABLE: Final = (
+    "The upload was accepted. This token may not read the verdict: it lacks the scope read. Look "
+    "at the address, or use a token that has it."
+)
 COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
 
@@ -46,8 +50,16 @@ def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait:
             sys.stdout.write(f"{sent.url}\n")
             return
         console.print(f"Session {sent.number} of {name}: {sent.url}", soft_wrap=True)
-        with console.status("Waiting for a worker") as status:
-            report = api.wait_for_report(sent.session, status.update)
+        try:
+            with console.status("Waiting for a worker") as status:
+                report = api.wait_for_report(sent.session, status.update)
+        except ServerError as error:
+            if error.stable_code != ForbiddenError.code:
+                raise
+            # What was asked for is done: the trace is stored, and its analysis will be.
+            console.print(UNREADABLE, soft_wrap=True)
+            sys.stdout.write(f"{sent.url}\n")
+            return
         sys.stdout.write(f"{report['verdict']['sentence']}\n")
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, text
 
 from app.db.engine import make_engine
 from app.db.table_locks import TablesInUseError, give_up_soon, patiently
-from app.errors import StartupError
+from app.errors import NotMigratedError, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,8 +55,43 @@ def expected_revision() -> str | None:
 
 def current_revision(engine: Engine) -> str | None:
     """Return the revision that the database is at; None where it was never migrated."""
+    # Alembic would log two lines each time.
     with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+            return None
+        found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+        return found
+
+
+def require_schema(engine: Engine) -> None:
+    """Refuse a database that lacks revisions of this code; a later version's is good.
+
+    Raises
+    ------
+    NotMigratedError
+    """
+    require_tables(engine)
+    current = current_revision(engine)
+    with as_file(files("migrations")) as folder:
+        scripts = ScriptDirectory(str(folder))
+        head = scripts.get_current_head()
+        behind = {script.revision for script in scripts.walk_revisions()} - {head}
+    if current in behind:
+        raise NotMigratedError(
+            f"The database is at revision {current}, and this version needs {head}: run "
+            "`paceline migrate`."
+        )
+
+
+def require_tables(engine: Engine) -> None:
+    """Refuse a database that no version has migrated.
+
+    Raises
+    ------
+    NotMigratedError
+    """
+    if current_revision(engine) is None:
+        raise NotMigratedError("The database was never migrated: run `paceline migrate`.")
 
 
 def check(connection: Connection) -> None:

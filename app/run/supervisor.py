@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from app.bootstrap import build
 from app.broker.celery import QUEUES
@@ -99,7 +99,7 @@ def run_workers(settings: Settings) -> None:
     Raises
     ------
     StartupError
-        There is no database URL.
+        There is no database URL, or the database lacks the schema of this version.
     """
     if settings.database_url is None:
         raise StartupError(
@@ -107,6 +107,7 @@ def run_workers(settings: Settings) -> None:
             "Set PACELINE_DATABASE_URL for workers of their own."
         )
     configure_logging(json=settings.log_json, level=settings.log_level)
+    _require_schema(settings)
     with _stop_signals() as stop, contextlib.ExitStack() as running:
         workers = _workers(settings, running)
         container = build(settings, application_name="paceline sweeper")
@@ -129,6 +130,8 @@ def _serve(
         running.callback(postgres.stop)
         postgres.start(stop.is_set)
         settings = settings.model_copy(update={"database_url": postgres.url})
+    else:
+        _require_schema(settings)
     settings = _asking_others_who_they_are(settings)
     listener = running.enter_context(listen(settings))
 
@@ -159,6 +162,22 @@ def _serve(
             raise StartupError("The embedded database ended by itself; its log says why.")
         if not http.alive:
             raise StartupError("The HTTP server ended by itself; the log says why.")
+
+
+def _require_schema(settings: Settings) -> None:
+    """Refuse a database without the schema of this version; one that is away may come back.
+
+    Raises
+    ------
+    NotMigratedError
+    """
+    container = build(settings, application_name="paceline start")
+    try:
+        migrate.require_schema(container.engine)
+    except OperationalError as error:
+        _log.warning("schema not known, the database is away", error=said(error))
+    finally:
+        container.close()
 
 
 def _asking_others_who_they_are(settings: Settings) -> Settings:

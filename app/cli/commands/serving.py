@@ -80,7 +80,7 @@ def migrate() -> None:
         raise StartupError(
             "PACELINE_DATABASE_URL is not set; the embedded database is migrated when it starts"
         )
-    with opened(settings, "migrate") as container:
+    with opened(settings, "migrate", migrated=False) as container:
         upgrade(url)
         make_first_token(container)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.retention.installation import database, opened
 from app.db.backup import back_up, restore
+from app.db.migrate import require_tables
 from app.services.retention.objects import References, references
 from app.settings import Settings
 
@@ -21,6 +22,11 @@ def make_backup(target: Path) -> None:
     """Write the database into a file; the installation may run meanwhile."""
     settings = Settings()
     with database(settings, also_running=True) as url:
+        # One of an older schema too: a backup comes before the migration.
+        with opened(
+            settings.model_copy(update={"database_url": url}), "backup", migrated=False
+        ) as container:
+            require_tables(container.engine)
         back_up(url, target)
         outside = _references(settings, url)
     sys.stderr.write(f"{target}: {target.stat().st_size:,} bytes\n")
@@ -51,5 +57,5 @@ def restore_backup(source: Path) -> None:
 
 def _references(settings: Settings, url: str, *, ask_store: bool = False) -> References:
     changed = {"database_url": url} if ask_store else {"database_url": url, "blob_url": None}
-    with opened(settings.model_copy(update=changed), "backup") as container:
+    with opened(settings.model_copy(update=changed), "backup", migrated=False) as container:
         return references(container)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import NAME, make_first_token
 from app.services.access.sign_ins import sign_in
 from app.services.access.tokens import list_tokens, revoke_token
+from tests.integration.api import bodies
 from tests.support.command import paceline
 
 if TYPE_CHECKING:
@@ -153,3 +155,34 @@ def test_the_command_line_shows_the_token_of_its_environment(
     monkeypatch.setenv("PACELINE_PROJECT", "other")
     with Server(company.url) as server:
         assert server.get("/api/v1/sessions") == {"sessions": []}
+
+
+def test_an_upload_with_a_token_that_may_only_send_is_accepted_and_not_waited_for(
+    company: Company, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", company.token(Right.INGEST))
+    trace, meta = tmp_path / "trace.parquet", tmp_path / "meta.json"
+    trace.write_bytes(bodies.parquet())
+    meta.write_text(json.dumps(bodies.SIZES))
+
+    done = paceline(
+        "upload", trace, "--meta", meta, "--job", "llama", "--wait", "--server", company.url
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{company.url}/sessions/")
+    assert "The upload was accepted. This token may not read the verdict" in done.stderr
+
+
+def test_an_upload_for_a_job_with_a_slash_says_the_rule(company: Company, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.parquet"
+    trace.write_bytes(bodies.parquet())
+
+    done = paceline("upload", trace, "--job", "team/llama", "--server", company.url)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "paceline: team/llama has a slash, which would be a folder in an address: write - or . "
+        "instead. A job's name has 1 to 200 printable characters of any script, without a slash "
+        "and without blanks around them. [job.invalid_name]"
+    )

@@ -25,7 +25,7 @@ from app.access.lookalikes import lookalike
         "m² ½ № … 🚀",
     ],
 )
-def test_names_of_one_script_and_latin_beside_east_asian_ones_are_plain(name: str) -> None:
+def test_names_of_one_script_and_latin_next_to_east_asian_ones_are_plain(name: str) -> None:
     assert lookalike(name) is None
 
 

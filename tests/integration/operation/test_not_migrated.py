@@ -1,0 +1,110 @@
+"""Every command that takes a database says in a line that it is not migrated, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import typer
+from sqlalchemy import text
+
+from app.cli.commands.program import app
+from app.db import migrate
+from app.db.engine import make_engine
+from tests.support.command import paceline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# With what they need; `migrate` is the remedy, and `doctor` says the same in its table.
+ON_THE_DATABASE: Final = {
+    "serve": ("--port", "0"),
+    "worker": (),
+    "backup": ("file.dump",),
+    "blobs move": (),
+    "blobs check": (),
+    "retention run": (),
+    "token create": ("ci", "--scope", "read"),
+    "token list": (),
+    "token revoke": ("ci",),
+    "token renew": ("ci",),
+    "user create": ("ada",),
+    "user list": (),
+    "user password": ("ada",),
+    "user role": ("ada", "--role", "reader"),
+    "user disable": ("ada",),
+    "user enable": ("ada",),
+    "user delete": ("ada",),
+    "project create": ("other",),
+    "project delete": ("other",),
+    "project move-job": ("job", "--from", "default", "--to", "other"),
+}
+WITHOUT_ONE: Final = {"analyze", "convert", "synth", "plan", "mitigate", "demo"}
+# These make the schema, or look whether it is there.
+OTHERS: Final = {"migrate", "restore", "doctor"}
+
+
+def _commands(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield each command, and whether a server does its work."""
+    for name, found in group.commands.items():
+        if isinstance(found, typer.core.TyperGroup):
+            yield from _commands(found, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", any(option.name == "server" for option in found.params)
+
+
+def test_all_commands_are_sorted() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    local = {name for name, asks_a_server in _commands(group) if not asks_a_server}
+
+    assert local == {*ON_THE_DATABASE, *OTHERS, *(WITHOUT_ONE & local)}
+
+
+@pytest.mark.parametrize("command", ON_THE_DATABASE)
+def test_a_database_that_was_never_migrated_is_refused(
+    command: str, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("PACELINE_PASSWORD", "correct horse battery")
+
+    done = paceline(*command.split(), *ON_THE_DATABASE[command])
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "paceline: The database was never migrated: run `paceline migrate`. [database.not_migrated]"
+    ]
+
+
+@pytest.mark.parametrize("command", ["user list", "serve"])
+def test_an_older_schema_is_refused_and_a_later_one_is_not(
+    command: str, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
+    migrate.upgrade(empty_database_url, "0004")
+
+    done = paceline(*command.split(), *ON_THE_DATABASE[command])
+
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line == (
+        "paceline: The database is at revision 0004, and this version needs "
+        f"{migrate.expected_revision()}: run `paceline migrate`. [database.not_migrated]"
+    )
+    migrate.upgrade(empty_database_url)
+    engine = make_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    migrate.require_schema(engine)
+    engine.dispose()
+
+
+def test_doctor_names_the_remedy(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("COLUMNS", "300")
+
+    done = paceline("doctor")
+
+    assert done.returncode == 1
+    assert "run `paceline migrate`" in done.stdout
+    assert "Traceback" not in done.stderr
