@@ -12,12 +12,12 @@ from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
+from app.db.labels import has_label
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import WASTE, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import OPEN
 from app.services.fleet.rows import FLEET
-from app.services.sessions.labels import has_label
 
 if TYPE_CHECKING:
     from datetime import datetime
