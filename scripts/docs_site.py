@@ -16,6 +16,7 @@ from mkdocs.structure.files import File
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 STATIC: Final = Path(__file__).parents[1] / "frontend" / "static"
 # What the site takes of the dashboard.
@@ -37,6 +38,15 @@ _TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
 _SCROLLED: Final = '<div class="scroll" role="region" aria-label="Table {}" tabindex="0">{}</div>'
 
 
+_TERM: Final = re.compile(r"<tr>\s*<td>(.*?)</td>")
+
+
+def _anchor(term: str) -> str:
+    """Return the anchor of a term, which app/dashboard/terms.py links to."""
+    first = re.split(r", | \(", re.sub("<[^>]+>", "", term))[0]
+    return re.sub(r"\W+", "-", first.lower()).strip("-")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files that the site shares with the dashboard."""
     for place, source in SHARED.items():
@@ -49,8 +59,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - of MkDoc
     return _OUTSIDE.sub(r"\1", markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
-    """Let wide tables and code scroll, also by the keyboard."""
+def on_page_content(html: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Let wide tables and code scroll, also by the keyboard, and terms be linked to."""
+    if page.file.src_uri == "glossary.md":
+        html = _TERM.sub(lambda found: f'<tr>\n<td id="{_anchor(found[1])}">{found[1]}</td>', html)
     numbers = itertools.count(1)
     html = _TABLE.sub(lambda found: _SCROLLED.format(next(numbers), found[0]), html)
     return html.replace("<pre>", '<pre tabindex="0">')

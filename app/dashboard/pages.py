@@ -16,6 +16,14 @@ from markupsafe import Markup
 
 from app.access.principals import ActorKind, Right
 from app.auth.project_paths import prefix_of
+from app.dashboard.terms import (
+    explained,
+    explains,
+    glossary,
+    labeled,
+    term,
+    with_terms,
+)
 from app.dashboard.ui import format as fmt
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.assets import PLOTLY_SIZE
@@ -44,6 +52,10 @@ PARTS: Final = (
     html.swatch,
     html.spark,
     html.where,
+    explained,
+    explains,
+    labeled,
+    term,
     moments.ago,
     moments.when,
     moments.minute,
@@ -84,6 +96,8 @@ class Pages:
             **{part.__name__: part for part in PARTS},
         )
         self._environment.filters["count"] = fmt.count
+        # An installation without it fails when it starts.
+        glossary()
 
     @contextlib.contextmanager
     def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
@@ -114,7 +128,7 @@ class Pages:
         **values: Any,  # noqa: ANN401 - what templates take
     ) -> HTMLResponse:
         """Return a rendered page."""
-        html = self._environment.get_template(name).render(nav=nav, **values)
+        html = with_terms(self._environment.get_template(name).render(nav=nav, **values))
         if nav.base:
             html = OWN_PATHS.sub(rf'="{nav.base}\1', html)
         return HTMLResponse(html, status, PAGE_HEADERS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from app.dashboard.terms import glossary
 from app.run.http import HttpServer, address_of
 from app.web import create_app
 from tests.conftest import skip_or_fail
@@ -84,6 +85,12 @@ def test_the_search_finds_sections_and_the_keyboard_reaches_them(
     expect(page.locator("#found-count")).to_have_text("Nothing found")
     page.keyboard.press("Escape")
     expect(page.locator("#found")).to_be_hidden()
+
+
+def test_each_term_has_a_place_in_the_glossary(documented: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{documented}/docs/glossary/")
+    places = page.locator("td[id]").evaluate_all("rows => rows.map((row) => row.id)")
+    assert set(places) == {term.anchor for term in glossary().values()}
 
 
 def test_on_a_narrow_window_all_pages_are_a_choice_away(documented: str, visitor: Visitor) -> None:

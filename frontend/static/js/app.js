@@ -9,6 +9,7 @@ import { asking, ranged } from './ranges.js';
 import { DistrustedReport, SessionReport } from './session/page.js';
 import { sortable } from './tables.js';
 import { tabbed } from './tabs.js';
+import { mountTerms } from './terms.js';
 
 const TICK_MS = 10_000;
 const GATHER_MS = 200;
@@ -148,6 +149,7 @@ function unsure() {
 
 mount();
 mountKeys();
+mountTerms();
 new Live(document.getElementById('live'), { changed, unsure });
 setInterval(tick, TICK_MS);
 addEventListener('themechange', () => mounted.report?.redraw());
