@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.dashboard.pages import TEMPLATES_DIR
 from app.dashboard.terms import HERE, LABELS, explained, glossary, labeled, parsed, term, with_terms
+from app.dashboard.ui.moments import plain
 
 DASHBOARD = Path(__file__).parents[3] / "app" / "dashboard"
 # A use in a template or in Python: term("discrepancy"), explains('S').
@@ -41,7 +42,7 @@ def test_a_term_is_a_link_to_the_glossary_that_its_sentence_describes() -> None:
 def test_labels_that_are_no_terms_stay_as_they_are() -> None:
     assert labeled("a <b>") == "a <b>"
     assert explained("Session") == ""
-    assert labeled("Lost each hour").striptags() == "Lost each hour"
+    assert plain(labeled("Lost each hour")) == "Lost each hour"
 
 
 def test_a_page_has_the_sentence_of_each_of_its_terms_once() -> None:
