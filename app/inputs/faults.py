@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
+
+from pydantic_core.core_schema import ErrorType
 
 from app.errors import Fault
 
@@ -13,8 +15,12 @@ if TYPE_CHECKING:
 
 MOST_FAULTS: Final = 100
 
-# What precedes the predicate in messages about values.
-OF_VALUES: Final = "Input should "
+# Every type of error that pydantic has, whose own words reach no user.
+PYDANTICS: Final = frozenset(get_args(ErrorType))
+# What is said where there are no words below: of values that nothing of ours takes.
+OTHERWISE: Final = "is not valid"
+# Of a text or a list that needs one at least.
+EMPTY: Final = "must not be empty"
 # By pydantic's types of errors, with the names of their contexts.
 WORDS: Final[Mapping[str, str]] = {
     "missing": "is missing",
@@ -52,8 +58,55 @@ WORDS: Final[Mapping[str, str]] = {
     "datetime_type": "must be a time, as 2026-11-25T02:10:00Z",
     "timezone_aware": "must say its offset, as 2026-11-25T02:10:00Z",
     "json_invalid": "is not JSON: {error}",
-    # A sentence of ours.
+    "json_type": "must be JSON",
+    "invalid_key": "must have texts as keys",
+    "none_required": "must be null",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "string_unicode": "must be a text in UTF-8",
+    "string_not_ascii": "must have ASCII characters only",
+    "mapping_type": "must be an object",
+    "dataclass_exact_type": "must be an object",
+    "iterable_type": "must be a list",
+    "tuple_type": "must be a list",
+    "set_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "is_instance_of": "is of the wrong kind",
+    "union_tag_invalid": "must have one of {expected_tags} as {discriminator}",
+    "union_tag_not_found": "must have {discriminator}",
+    "missing_argument": "is missing",
+    "missing_keyword_only_argument": "is missing",
+    "missing_positional_only_argument": "is missing",
+    "unexpected_keyword_argument": "is not known here",
+    "unexpected_positional_argument": "is not known here",
+    "uuid_version": "must be an id of version {expected_version}",
+    "datetime_object_invalid": "must be a time, as 2026-11-25T02:10:00Z",
+    "datetime_past": "must be in the past",
+    "datetime_future": "must be in the future",
+    "timezone_naive": "must not say an offset",
+    "timezone_offset": "must have the offset {tz_expected} s",
+    "date_type": "must be a date, as 2026-11-25",
+    "date_parsing": "must be a date, as 2026-11-25",
+    "date_from_datetime_parsing": "must be a date, as 2026-11-25",
+    "date_from_datetime_inexact": "must be a date, as 2026-11-25",
+    "date_past": "must be in the past",
+    "date_future": "must be in the future",
+    "time_type": "must be a time of day, as 02:10",
+    "time_parsing": "must be a time of day, as 02:10",
+    "time_delta_type": "must be a number of seconds",
+    "time_delta_parsing": "must be a number of seconds",
+    "bytes_type": "must be a text",
+    "bytes_too_short": "needs at least {min_length} bytes",
+    "bytes_too_long": "must have at most {max_length} bytes",
+    "url_type": "must be an address, as https://paceline.example",
+    "url_parsing": "must be an address, as https://paceline.example",
+    "url_syntax_violation": "must be an address, as https://paceline.example",
+    "url_too_long": "must have at most {max_length} characters",
+    "url_scheme": "must begin with {expected_schemes}",
+    "decimal_type": "must be a number",
+    "decimal_parsing": "must be a number",
+    # Sentences of ours.
     "value_error": "{error}",
+    "assertion_error": "{error}",
 }
 
 
@@ -108,19 +161,17 @@ def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) ->
 def predicate(item: ErrorDetails) -> str:
     """Return what is wrong with a value, as it follows its name: ``must be at least 1``.
 
-    Where there are no words of ours, those of whoever checked it, which may be a whole sentence.
+    Errors of kinds of our own say it themselves, some in a whole sentence.
     """
-    said, context = item["msg"], item.get("ctx", {})
-    if item["type"] == "string_too_short" and context.get("min_length") == 1:
-        return "must not be empty"
-    words = WORDS.get(item["type"])
-    if words is not None:
-        shown = {
-            name: f"{value:g}" if isinstance(value, float) else value
-            for name, value in context.items()
-        }
-        return words.format_map(shown)
-    return f"must {said.removeprefix(OF_VALUES)}" if said.startswith(OF_VALUES) else said
+    kind, context = item["type"], item.get("ctx", {})
+    if kind not in PYDANTICS:
+        return item["msg"]
+    if kind in {"string_too_short", "too_short", "bytes_too_short"} and context["min_length"] == 1:
+        return EMPTY
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()
+    }
+    return WORDS.get(kind, OTHERWISE).format_map(shown)
 
 
 def _sentence(item: ErrorDetails) -> str:

@@ -26,7 +26,7 @@ MOST_KEYS: Final = 1001
 def few(value: object) -> object:
     """Refuse a mapping so large that naming its faults would take seconds."""
     if isinstance(value, Mapping) and len(value) > MOST_KEYS:
-        raise PydanticCustomError("too_many_keys", f"Input should have at most {MOST_KEYS} keys")
+        raise PydanticCustomError("too_many_keys", f"must have at most {MOST_KEYS} keys")
     return value
 
 
@@ -41,7 +41,7 @@ class Written(BaseModel):
 def _numeric(value: object) -> object:
     """Return a number that YAML 1.1 reads as a text, as 1e9; flags are no numbers."""
     if isinstance(value, bool):
-        raise PydanticCustomError("bad_type", "Input should be a number")
+        raise PydanticCustomError("bad_type", "must be a number")
     if isinstance(value, str):
         try:
             return float(value)
@@ -58,13 +58,13 @@ def _name(value: object) -> object:
 def word(value: object) -> object:
     """Refuse what can be none of some words."""
     if not isinstance(value, str):
-        raise PydanticCustomError("bad_type", "Input should be a text")
+        raise PydanticCustomError("bad_type", "must be a text")
     return value
 
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise PydanticCustomError("bad_type", "Input should have printable characters only")
+        raise PydanticCustomError("bad_type", "must have printable characters only")
     return value
 
 

@@ -53,7 +53,7 @@ def _as_one(what: str) -> WrapValidator:
         try:
             return inner(value)
         except ValidationError:
-            message = f"Input should be a list of {what}"
+            message = f"must be a list of {what}"
             raise PydanticCustomError("type", message) from None
 
     return WrapValidator(check)

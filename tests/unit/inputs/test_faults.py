@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_core._pydantic_core import list_all_errors
 
 from app.alerts.states import DeliveryState
-from app.inputs.faults import MOST_FAULTS, faults_of, field_faults, path_of
+from app.bootstrap import build
+from app.inputs.faults import (
+    MOST_FAULTS,
+    PYDANTICS,
+    WORDS,
+    faults_of,
+    field_faults,
+    path_of,
+    predicate,
+)
 from app.inputs.values import MOST_KEYS, Name, Positive, Whole, Written
+from app.settings import Settings
 
+BOUNDS = (
+    "greater_than",
+    "greater_than_equal",
+    "less_than",
+    "less_than_equal",
+    "multiple_of",
+)
 CODES = {"extra_forbidden": "unknown_key", "greater_than": "out_of_range"}
 
 
@@ -143,3 +163,120 @@ def test_no_word_of_the_library_reaches_a_user() -> None:
             for fault in field_faults(caught.value.errors()):
                 said = fault.message
                 assert not re.search(r"Input|String|should|valid (integer|number)", said), said
+
+
+# What each kind of schema can raise; those of our models are looked up below.
+RAISED: dict[str, set[str]] = {
+    "str": {
+        "string_type",
+        "string_too_short",
+        "string_too_long",
+        "string_pattern_mismatch",
+        "string_unicode",
+    },
+    "int": {"int_type", "int_parsing", "int_parsing_size", "int_from_float", *BOUNDS},
+    "float": {"float_type", "float_parsing", "finite_number", *BOUNDS},
+    "bool": {"bool_type", "bool_parsing"},
+    "list": {"list_type", "too_short", "too_long"},
+    "tuple": {"tuple_type", "too_short", "too_long", "missing"},
+    "dict": {"dict_type", "mapping_type", "too_short", "too_long", "invalid_key"},
+    "datetime": {
+        "datetime_type",
+        "datetime_parsing",
+        "datetime_object_invalid",
+        "datetime_from_date_parsing",
+        "timezone_aware",
+        "timezone_naive",
+        "timezone_offset",
+    },
+    "timedelta": {"time_delta_type", "time_delta_parsing"},
+    "uuid": {"uuid_type", "uuid_parsing", "uuid_version"},
+    "literal": {"literal_error"},
+    "enum": {"enum"},
+    "none": {"none_required"},
+    "is-instance": {"is_instance_of"},
+    "tagged-union": {"union_tag_invalid", "union_tag_not_found"},
+    "model": {"model_type", "model_attributes_type"},
+    "model-fields": {"missing", "extra_forbidden", "model_attributes_type", "invalid_key"},
+    "dataclass": {"dataclass_type", "dataclass_exact_type"},
+    "dataclass-args": {"missing", "unexpected_keyword_argument", "unexpected_positional_argument"},
+    "typed-dict": {"dict_type", "missing", "extra_forbidden", "invalid_key"},
+    "bytes": {"bytes_type", "bytes_too_short", "bytes_too_long"},
+    "function": {"value_error", "assertion_error"},
+}
+# They only pass on what stands in them.
+FRAMES = {
+    "any",
+    "chain",
+    "computed-field",
+    "dataclass-field",
+    "default",
+    "definition-ref",
+    "definitions",
+    "json-or-python",
+    "lax-or-strict",
+    "model-field",
+    "no-info",
+    "nullable",
+    "typed-dict-field",
+    "union",
+    "with-info",
+}
+OF_PYDANTIC = re.compile(r"Input|String|should|valid (integer|number|string)|[Uu]nable")
+
+
+def _kinds(schema: object) -> set[str]:
+    """Return the kinds of schemas that one consists of."""
+    if isinstance(schema, list | tuple):
+        return {kind for part in schema for kind in _kinds(part)}
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["type"]} if isinstance(schema.get("type"), str) else set()
+    return own | {kind for part in schema.values() for kind in _kinds(part)}
+
+
+def _schemas() -> list[object]:
+    """Return the schemas of all that the program reads with pydantic."""
+    build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none"))
+    modules = [name for name in sys.modules if name.startswith("app.")]
+    models = [
+        value
+        for name in modules
+        for value in vars(sys.modules[name]).values()
+        if isinstance(value, TypeAdapter)
+        or (isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel)
+    ]
+    return [
+        model.core_schema if isinstance(model, TypeAdapter) else model.__pydantic_core_schema__
+        for model in models
+    ]
+
+
+def test_every_error_that_a_model_of_ours_can_raise_has_words_of_ours() -> None:
+    import app.web  # noqa: F401, PLC0415 - loads the models of all routes
+
+    kinds = _kinds(_schemas()) - FRAMES
+    kinds = {"function" if kind.startswith("function-") else kind for kind in kinds}
+
+    assert kinds <= RAISED.keys()
+    assert {"str", "float", "tagged-union", "datetime", "uuid", "model"} <= kinds
+    assert set().union(*(RAISED[kind] for kind in kinds)) | {"json_invalid"} <= WORDS.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(PYDANTICS))
+def test_no_error_of_pydantic_s_is_said_in_its_words(kind: str) -> None:
+    example = next(known for known in list_all_errors() if known["type"] == kind)
+    context = example.get("example_context")
+    item = ErrorDetails(
+        type=kind,
+        loc=("field",),
+        msg=example["message_template_python"],
+        input="",
+        ctx=context or {},
+    )
+
+    said = predicate(item)
+
+    assert not OF_PYDANTIC.search(said), said
+    assert said or kind in {"value_error", "assertion_error"}
+    assert said != item["msg"] or kind in {"value_error", "assertion_error"}
