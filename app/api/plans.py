@@ -32,7 +32,7 @@ MAX_LIMIT: Final = 1000
 EXAMPLE: Final = {
     "name": "two kinds of GPUs",
     "method": "optimal",
-    "objective": "t_std",
+    "objective": "simulated",
     "time_limit_s": 60,
     "spec": {
         "model": {"layers": [{"forward_ms": 4.0, "backward_ms": 8.0}] * 4},

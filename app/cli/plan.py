@@ -57,7 +57,7 @@ def show(document: PlanDocument, console: Console) -> None:
     console.print(Text(_sentence(document), style="bold"), soft_wrap=True)
     oobleck = "" if times.t_oobleck is None else f", T_oobleck {_seconds(times.t_oobleck)}"
     console.print(
-        f"t_std {_seconds(times.t_std)}, simulated 1F1B {_seconds(times.simulated)}{oobleck}; "
+        f"simulated 1F1B {_seconds(times.simulated)}, t_std {_seconds(times.t_std)}{oobleck}; "
         f"planned in {document.planning_time_s * MS_PER_S:.0f} ms",
         highlight=False,
         soft_wrap=True,
@@ -70,8 +70,8 @@ def show(document: PlanDocument, console: Console) -> None:
             line = other.reason
         else:
             line = (
-                f"{_seconds(other.iteration_time_ms.t_std)} t_std, "
                 f"{_seconds(other.iteration_time_ms.simulated)} simulated, "
+                f"{_seconds(other.iteration_time_ms.t_std)} t_std, "
                 f"{_difference(other.relative)} by {document.objective}"
             )
         console.print(f"{name}: {line}", highlight=False, soft_wrap=True)
@@ -87,12 +87,18 @@ def _difference(relative: float | None) -> str:
 
 def _sentence(document: PlanDocument) -> str:
     stages = len(document.stages)
-    what = f"{stages} stages, {_seconds(document.iteration_time_ms.t_std)} an iteration"
+    what = f"{stages} stages, {_seconds(document.iteration_time_ms.simulated)} an iteration"
+    executed = document.objective == "simulated"
     if document.optimal:
-        return f"{what}; proven: no template is better by {document.objective}"
+        better = "executes faster" if executed else f"is better by {document.objective}"
+        return f"{what}; proven: no template {better}"
     if document.gap is not None:
-        gap, objective = 100 * document.gap, document.objective
-        return f"{what}; at most {gap:.1f} % above the optimum by {objective}"
+        least = (
+            "what any template can execute in"
+            if executed
+            else f"the optimum by {document.objective}"
+        )
+        return f"{what}; at most {100 * document.gap:.1f} % above {least}"
     return f"{what}, by {document.method}"
 
 

@@ -220,7 +220,7 @@ def test_the_page_of_a_session_recommends_a_template(
     expect(region.locator("h2")).to_contain_text("saves")
     expect(region.locator(".placed")).to_have_count(2)
     expect(region.locator(".placed").first.locator("tbody tr")).to_have_count(8)
-    expect(region).to_contain_text("proven optimal for the measured times")
+    expect(region).to_contain_text("for the measured times")
     region.scroll_into_view_if_needed()
     keep(region, f"session-template-{look.name}")
     expect_well_made(page, site, look)

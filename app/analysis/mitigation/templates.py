@@ -59,7 +59,10 @@ class PlannedTemplate:
     microbatches: int
     """Of a step."""
     proven: bool
-    """Whether the template is optimal for the measured times, by the planner's certificate."""
+    """Whether it is proven that no template executes faster at the measured times."""
+    gap: float | None = None
+    """The share by which its execution at the measured times is at most above the fastest possible
+    one, by the planner's certificate; None where nothing is proven."""
     predicted_step_time: float
     """Mean step time with it, seconds."""
     predicted_gain: float

@@ -44,7 +44,7 @@ DIGITS: Final = 3
 def plan_document(found: FoundPlan) -> PlanDocument:
     """Return what a plan is published as."""
     bound = found.lower_bound_ps
-    own = getattr(evaluate(found.problem, found.template), found.objective)
+    own = found.cost_ps
     return PlanDocument(
         schema=SCHEMA,
         **_template_fields(found),
@@ -103,7 +103,7 @@ def _template_fields(found: FoundPlan) -> dict[str, Any]:
 
 
 def _against(found: FoundPlan, best: int | None) -> ComparedTemplate:
-    own = getattr(evaluate(found.problem, found.template), found.objective)
+    own = found.cost_ps
     ratio = None if own is None or best is None else own / best
     return ComparedTemplate(**_template_fields(found), relative=ratio)
 

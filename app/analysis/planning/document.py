@@ -217,12 +217,12 @@ class PlanDocument(FoundTemplate, _Versioned):
     lower_bound_ms: float | None
     """No template costs less by the objective, ms; None where the method proves nothing."""
     alternatives: tuple[PlanAlternative, ...]
-    """At most ten that cost at most 2 % more than the best, the best simulated first. Costs are by
-    the objective, by ``t_std`` where that is ``simulated``. Empty for other methods than
+    """At most ten that cost at most 2 % more than the plan by the objective, the best simulated
+    first; by ``simulated``, none is better than the plan. Empty for other methods than
     ``optimal``."""
     certificate: BoundProof | None
-    """The search's proof by the objective, by ``t_std`` where that is ``simulated``; None where the
-    method proves nothing."""
+    """The search's proof by the objective. Where that is ``simulated``: by ``t_std``, near whose
+    optimum the search for the fastest execution began. None where the method proves nothing."""
     comparison: Mapping[str, ComparedTemplate | NoAnswer]
     """By method, what Ditto and its greedy recovery give on the same specification."""
 

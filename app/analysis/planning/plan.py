@@ -19,7 +19,7 @@ from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.advice import nearest_changes
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate
-from app.analysis.planning.search.optimal import OptimalPlan, plan_optimal
+from app.analysis.planning.search.optimal import plan_optimal
 from app.analysis.planning.search.passes import TooManyCellsError
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES, Spec
 from app.analysis.planning.template import (
@@ -57,19 +57,29 @@ class FoundPlan:
     reasons: dict[str, str] = field(default_factory=dict)
 
     @property
+    def cost_ps(self) -> int | None:
+        """Return what an iteration takes by the objective; None where that is not defined."""
+        cost: int | None = getattr(evaluate(self.problem, self.template), self.objective)
+        return cost
+
+    @property
     def optimal(self) -> bool:
         """Return whether it is proven that nothing is better by the objective."""
-        if self.lower_bound_ps is None:
-            return False
-        cost = getattr(evaluate(self.problem, self.template), self.objective)
-        return cost is not None and self.lower_bound_ps >= cost
+        bound, cost = self.lower_bound_ps, self.cost_ps
+        return bound is not None and cost is not None and bound >= cost
+
+    @property
+    def gap(self) -> float | None:
+        """Return how far above its bound the plan may be, a fraction; None without a proof."""
+        bound, cost = self.lower_bound_ps, self.cost_ps
+        return None if bound is None or cost is None else max(cost / bound - 1, 0.0)
 
 
 def plan(
     spec: Spec,
     *,
     method: str = "optimal",
-    objective: str = "t_std",
+    objective: str = OBJECTIVES[0],
     budget: SearchBudget | None = None,
     compare: bool = True,
 ) -> FoundPlan:
@@ -81,7 +91,7 @@ def plan(
         One of `METHODS`.
     objective : str
         One of `OBJECTIVES`. By ``simulated``, every method searches by t_std; ``optimal`` then
-        returns the one of its near-optimal templates that is best simulated.
+        looks for the template that executes fastest, and of equally fast ones for the most even.
     budget : SearchBudget, optional
         Its clock measures `planning_time_s`. A time limit ends the optimal search with a gap; the
         other methods end without an answer.
@@ -180,26 +190,17 @@ def _search_objective(objective: str) -> str:
 
 def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
     began = budget.clock()
-    found = plan_optimal(problem, _search_objective(objective), budget)
-    template, bound = found.template, found.certificate.lower_bound_ps
-    if objective == "simulated":
-        template = found.near[0] if found.near else found.template
-        bound = _simulated_bound(problem, found)
+    found = plan_optimal(problem, objective, budget)
     return FoundPlan(
         problem=problem,
         method="optimal",
         objective=objective,
-        template=template,
+        template=found.template,
         planning_time_s=budget.clock() - began,
-        lower_bound_ps=bound,
+        lower_bound_ps=found.lower_bound_ps,
         certificate=found.certificate,
         alternatives=found.near[:ALTERNATIVES],
     )
-
-
-def _simulated_bound(problem: PlanningProblem, found: OptimalPlan) -> int:
-    """Return what no execution is shorter than: the busiest stage works for all microbatches."""
-    return problem.spec.microbatches * found.smallest_bottleneck_ps
 
 
 def _ditto(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:

@@ -62,7 +62,7 @@ def simulate(
     send_forward_ps, send_backward_ps : sequence of int
         Time of a transfer between stage i and i + 1, in each direction.
     """
-    start, end = _execute(
+    start, end = execute(
         np.array(forward_ps, dtype=np.int64),
         np.array(backward_ps, dtype=np.int64),
         np.array(send_forward_ps, dtype=np.int64),
@@ -73,13 +73,14 @@ def simulate(
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
-def _execute(
+def execute(
     forward: IntArray,
     backward: IntArray,
     send_forward: IntArray,
     send_backward: IntArray,
     microbatches: int,
 ) -> tuple[IntArray, IntArray]:
+    """Return when each computation starts and ends: see `SimulatedTimeline`."""
     stages = forward.shape[0]
     start = np.zeros((2, stages, microbatches), dtype=np.int64)
     end = np.zeros((2, stages, microbatches), dtype=np.int64)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Node = tuple[int, int]
 
+# A stage is slight if it takes less than the mean stage's time / this.
+SLIGHT = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -59,14 +62,30 @@ class TemplateTimes:
 
 def stage_times(problem: PlanningProblem, template: Template) -> list[int]:
     """Return what each stage takes for one microbatch, transfers included."""
-    kinds = _links(template)
+    kinds = links(template)
     return [
         problem.stage_ps(stage.option, stage.first, stage.end, left, right)
         for stage, left, right in zip(template, kinds[:-1], kinds[1:], strict=True)
     ]
 
 
-def _links(template: Template) -> list[int]:
+def compute_times(problem: PlanningProblem, template: Template) -> list[int]:
+    """Return what each stage computes for one microbatch, without transfers."""
+    return [int(problem.cost_ps[stage.option, stage.end, stage.first]) for stage in template]
+
+
+def unevenness(problem: PlanningProblem, template: Template) -> float:
+    """Return ΣL²: of templates that execute as fast, the least is the most even one."""
+    return sum(float(time) ** 2 for time in stage_times(problem, template))
+
+
+def has_slight_stage(problem: PlanningProblem, template: Template) -> bool:
+    """Return whether devices all but idle: a stage takes under a tenth of the mean one's time."""
+    times = stage_times(problem, template)
+    return min(times) * len(times) * SLIGHT < sum(times)
+
+
+def links(template: Template) -> list[int]:
     """Return where data comes from before each stage, and goes behind the last."""
     inside = [INSIDE if set(a.nodes) & set(b.nodes) else BETWEEN for a, b in pairwise(template)]
     return [BETWEEN, *inside, BETWEEN]
@@ -102,8 +121,8 @@ def evaluate(problem: PlanningProblem, template: Template) -> TemplateTimes:
 def timeline(problem: PlanningProblem, template: Template) -> SimulatedTimeline:
     """Execute the template with 1F1B."""
     forward = [int(problem.forward_ps[s.option, s.end, s.first]) for s in template]
-    cost = [int(problem.cost_ps[s.option, s.end, s.first]) for s in template]
-    kinds = _links(template)[1:-1]
+    cost = compute_times(problem, template)
+    kinds = links(template)[1:-1]
     cuts = [stage.end for stage in template[:-1]]
     return simulate(
         forward,

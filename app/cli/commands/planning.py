@@ -23,9 +23,9 @@ class Method(StrEnum):
 class Objective(StrEnum):
     """What `paceline plan` makes small."""
 
+    SIMULATED = "simulated"
     T_STD = "t_std"
     T_OOBLECK = "t_oobleck"
-    SIMULATED = "simulated"
 
 
 @app.command()
@@ -35,7 +35,9 @@ def plan(
     ],
     *,
     method: Annotated[Method, typer.Option(help="How the template is found")] = Method.OPTIMAL,
-    objective: Annotated[Objective, typer.Option(help="What is made small")] = Objective.T_STD,
+    objective: Annotated[
+        Objective, typer.Option(help="What is made small: the executed time, or an estimate of it")
+    ] = Objective.SIMULATED,
     time_limit: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds; then the best so far with its proven gap"),

@@ -45,10 +45,11 @@ STATES: Final = {
 PROVEN: Final = StateLabel("done", "Proven optimal", 4)
 
 OBJECTIVE_WORDS: Final = {
-    "t_std": "least ΣL + (N − 1)·max L (t_std); near-optimal templates executed and ranked",
-    "t_oobleck": "least by Oobleck's estimate (t_oobleck)",
-    "simulated": "least executed time among near-optimal templates (simulated 1F1B)",
+    "simulated": "least time executed under 1F1B (simulated)",
+    "t_std": "least ΣL + (N − 1)·max L (t_std), of equals the fastest executed",
+    "t_oobleck": "least by Oobleck's estimate (t_oobleck), of equals the fastest executed",
 }
+EXECUTED: Final = "simulated"
 # Stages within this of one another leave nothing to gain by moving a layer.
 _EVEN: Final = 0.1
 
@@ -132,10 +133,12 @@ def plan_page(view: PlanView) -> PlanPage:
 def sentence(document: PlanDocument) -> str:
     """Return the verdict: what an iteration takes, what is proven, what others would give."""
     text = f"{seconds(document.iteration_time_ms.simulated * MS)} an iteration"
+    executed = document.objective == EXECUTED
     if document.optimal:
-        text += ", proven optimal"
+        text += ", proven optimal" + ("" if executed else f" by {document.objective}")
     elif document.gap is not None:
-        text += f", at most {rough_percent(document.gap)} above the optimum"
+        least = "what is possible" if executed else f"the optimum by {document.objective}"
+        text += f", at most {rough_percent(document.gap)} above {least}"
     else:
         text += f" by {METHOD_NAMES[document.method]}"
     others = _others(document)
@@ -232,7 +235,9 @@ def _proof(document: PlanDocument) -> Fact:
     return Fact(
         "Proof",
         "Gap 0" if document.optimal else f"Gap {percent(gap)}",
-        f"bound {seconds(bound * MS)} ({document.objective})",
+        f"no template executes in under {seconds(bound * MS)}"
+        if document.objective == EXECUTED
+        else f"bound {seconds(bound * MS)} ({document.objective})",
         hint=f"{own:.6f} ms, no template below {bound:.6f} ms",
     )
 
@@ -314,6 +319,9 @@ def _template_title(document: PlanDocument) -> str:
         return f"{text}: nothing to gain by moving a layer"
     if spread > _EVEN:
         slowest = durations.index(max(durations))
+        if spread >= 1:
+            times = f"{max(durations) / min(durations):.3g}"
+            return f"Stage {slowest} takes longest, {times} times as long as the shortest"
         return f"Stage {slowest} takes longest, {rough_percent(spread)} more than the shortest"
     return text
 
@@ -337,7 +345,11 @@ def _alternatives_title(document: PlanDocument) -> str:
         return "No alternatives: only the optimal search looks for them"
     if count == 1:
         return "No other template comes within 2 %"
-    return f"{count} templates come within 2 % of the best"
+    text = f"{count} templates come within 2 % of the best"
+    faster = -min(map(document.over, document.alternatives))
+    if faster < 0.0005:  # noqa: PLR2004 - rounds to 0.0 %
+        return text
+    return f"{text} by {document.objective}; one executes {percent(faster)} faster"
 
 
 def _text(document: PlanDocument) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.report.document import Report
 from app.dashboard.plans.parts import layer_ticks, milliseconds
-from app.dashboard.ui.format import heat_color, listing, percent, seconds, times
+from app.dashboard.ui.format import heat_color, listing, percent, rough_percent, seconds, times
 
 # Below it a template is not worth a restart.
 MIN_GAIN: Final = 0.02
@@ -18,6 +18,8 @@ MIN_GAIN: Final = 0.02
 _SLOW: Final = 1.05
 # Where a label finds no room behind its block, in per cent.
 _LATE: Final = 84.0
+# A proven gap below this rounds to nothing.
+_EXACT: Final = 0.0005
 _DARK: Final = 1.15
 
 
@@ -57,6 +59,14 @@ class SessionTemplate:
     remarks: str = ""
 
 
+def _proof(found: PlannedTemplate) -> str:
+    if found.proven or (found.gap is not None and found.gap < _EXACT):
+        return ", proven optimal for the measured times"
+    if found.gap is None:
+        return ""
+    return f", at most {rough_percent(found.gap)} above the fastest possible for the measured times"
+
+
 def session_template(report: Report) -> SessionTemplate | None:
     """Return the region of a report's page; None where there is nothing to say."""
     found = report.template
@@ -71,7 +81,7 @@ def session_template(report: Report) -> SessionTemplate | None:
     layers, moved = found.layers, _moved(found)
     longest = max(found.stage_ms.today + found.stage_ms.template)
     today = list(range(len(layers.today)))
-    proof = ", proven optimal for the measured times" if found.proven else ""
+    proof = _proof(found)
     return SessionTemplate(
         title=f"Dividing the layers by what each worker can do saves {percent(gain)} of every step",
         note="Layers of each stage now and in the recommended pipeline template, replayed on this "

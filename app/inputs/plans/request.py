@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from app.analysis.planning.spec.model import Method, Objective, Spec
+from app.analysis.planning.spec.model import OBJECTIVES, Method, Objective, Spec
 from app.errors import Fault, InvalidSpecError
 from app.inputs.faults import faults_of
 from app.inputs.plans.reading import Reading, reading_of
@@ -30,7 +30,7 @@ class WrittenRequest(Written):
     """A request for a plan; `spec` may be a text of YAML or JSON as well."""
 
     method: Annotated[Method, BeforeValidator(word)] = "optimal"
-    objective: Annotated[Objective, BeforeValidator(word)] = "t_std"
+    objective: Annotated[Objective, BeforeValidator(word)] = OBJECTIVES[0]
     time_limit_s: Annotated[
         float, Field(gt=0, le=MOST_TIME_LIMIT_S, allow_inf_nan=False), FromYaml
     ] = DEFAULT_TIME_LIMIT_S

@@ -10,8 +10,7 @@ import numpy as np
 
 from app.analysis.planning.problem import PlanningProblem, compile_problem
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.search.kernels import FAR
-from app.analysis.planning.search.passes import AT_MOST, EXACT, SearchGoal, SearchPasses
+from app.analysis.planning.search.passes import AT_MOST, EXACT, SearchPasses, cheapest_within
 from app.analysis.planning.search.states import build_states
 from app.analysis.planning.template import Template, memory_of
 from app.errors import Fault
@@ -144,11 +143,10 @@ def _unlimited(problem: PlanningProblem) -> PlanningProblem:
 def _some_template(problem: PlanningProblem) -> Template | None:
     """Return any template that fits; on large clusters only one that certainly does."""
     longest = int(problem.cost_ps[:, -1, 0].max()) * 4
-    goal = SearchGoal(longest, ((0, 0, 1, 0, 0, longest),), FAR)
     space = build_states(problem)
     most = min(problem.spec.gpus, problem.layers, problem.spec.microbatches)
     exact = space.states * (problem.layers + 1) * (most + 1) <= _MOST_CELLS
-    table = SearchPasses(problem, space, EXACT if exact else AT_MOST).run(goal)
+    table = SearchPasses(problem, space, EXACT if exact else AT_MOST).run(cheapest_within(longest))
     if table is None or table.best is None:
         return None
     return table.template_to(table.best)

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from app.analysis.planning.problem import NEVER
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.certificate import Certificate, Leaf
 from app.analysis.planning.search.kernels import FAR
+from app.analysis.planning.search.objectives import (
+    OobleckEstimate,
+    SearchObjective,
+    StandardTime,
+)
 from app.analysis.planning.search.passes import (
-    SearchGoal,
     SearchPasses,
     Table,
     TooManyCellsError,
     candidate_times,
 )
-from app.analysis.planning.template import Template, stage_times, t_oobleck, t_std
+from app.analysis.planning.template import Template, stage_times
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,85 +48,40 @@ class Found:
     template: Template
     cost_ps: int
     certificate: Certificate
-
-
-class _Objective(Protocol):
-    """What differs between objectives."""
-
-    @property
-    def name(self) -> str:
-        """Return the objective's name."""
-
-    def bound(self, cheapest: int, low_ps: int) -> int:
-        """Return what no template costs less than, with its slowest stage at least low_ps."""
-
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
-        """Return what to look for in an interval."""
-
-    def value(self, times: list[int]) -> int:
-        """Return the true cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Standard:
-    microbatches: int
-    name: str = "t_std"
-
-    def bound(self, cheapest: int, low_ps: int) -> int:
-        return cheapest + (self.microbatches - 1) * low_ps
-
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
-        cutoff = min(best - (self.microbatches - 1) * low_ps, FAR)
-        return SearchGoal(high_ps, ((0, 0, 1, 0, 0, high_ps),), cutoff)
-
-    def value(self, times: list[int]) -> int:
-        return t_std(times, self.microbatches)
-
-
-@dataclass(frozen=True, slots=True)
-class _Oobleck:
-    """With the slowest stage's time t: ΣL before it, (N_b + 2)·t, Σ(2·L − t) behind it."""
-
-    microbatches: int
-    most_stages: int
-    name: str = "t_oobleck"
-
-    def bound(self, cheapest: int, low_ps: int) -> int:
-        steady = max(self.microbatches - self.most_stages + 1, 1)
-        return cheapest + (steady + 1) * low_ps
-
-    def goal(self, low_ps: int, high_ps: int, best: int) -> SearchGoal:
-        variants = (
-            (0, 0, 2, -high_ps, 0, high_ps - 1),
-            (0, 1, self.microbatches + 2, 0, low_ps, high_ps),
-            (1, 1, 1, 0, 0, high_ps),
-        )
-        return SearchGoal(high_ps, variants, min(best, FAR))
-
-    def value(self, times: list[int]) -> int:
-        value = t_oobleck(times, self.microbatches)
-        return FAR if value is None else value
+    # what the passes found on the way, from the last one on
+    others: tuple[Template, ...] = ()
 
 
 class Search:
-    """One optimal search."""
+    """One optimal search.
 
-    def __init__(self, passes: SearchPasses, objective: str, budget: SearchBudget) -> None:
+    Parameters
+    ----------
+    standing : (template, int), optional
+        A template and its cost: what cannot cost less is not looked into. With it and a limit of
+        the passes' cells, the search ends with the bound that it has proven within the limit.
+    """
+
+    def __init__(
+        self,
+        passes: SearchPasses,
+        objective: SearchObjective,
+        budget: SearchBudget,
+        standing: tuple[Template, int] | None = None,
+    ) -> None:
         problem = passes.problem
         self.passes, self.problem, self.budget = passes, problem, budget
-        most = min(problem.spec.gpus, problem.layers)
-        self.objective: _Objective = (
-            _Oobleck(problem.spec.microbatches, most)
-            if objective == "t_oobleck"
-            else _Standard(problem.spec.microbatches)
-        )
-        self.times = candidate_times(problem)
-        if isinstance(self.objective, _Oobleck):
+        self.objective = objective
+        self.times = candidate_times(problem, with_transfers=self.objective.with_transfers)
+        if isinstance(self.objective, OobleckEstimate):
             # A single stage is priced by a formula of its own: it is looked at apart.
             passes.cost = problem.cost_ps.copy()
             passes.cost[:, problem.layers, 0] = NEVER
         self.best: Template | None = None
         self.best_cost = FAR
+        if standing is not None:
+            self.best, self.best_cost = standing
+        self.offered: list[Template] = []
         self.open: list[_Interval] = []
         self.closed: list[_Interval] = []
         self.explored = 0
@@ -144,22 +102,25 @@ class Search:
             try:
                 self._look_into(interval)
             except TooManyCellsError:
+                if self.passes.most_cells is not None and interval.low == interval.high:
+                    self._push(interval)
+                    break
                 self._halve(interval)
             if self.best is not None and self.open:
                 self.budget.tell(max(self.best_cost / max(self.open[0].bound, 1) - 1, 0.0))
         if self.best is None:
             return None
-        return Found(self.best, self.best_cost, self._certificate())
+        return Found(self.best, self.best_cost, self._certificate(), tuple(reversed(self.offered)))
 
     def _begin(self) -> bool:
         """Find first templates and open the interval to search; False: there is no template."""
-        if isinstance(self.objective, _Oobleck):
+        if isinstance(self.objective, OobleckEstimate):
             for template in self.passes.single_stages():
                 self._offer(template)
         first = self._smallest_feasible()
         if first is None:
             return False
-        if isinstance(self.objective, _Standard):
+        if isinstance(self.objective, StandardTime):
             first = self._first_template(first)
         if first < len(self.times):
             least = int(self.passes.rest[-1])
@@ -217,8 +178,8 @@ class Search:
             )
             self._push(replace(interval, high=useful))
             return
-        if isinstance(objective, _Oobleck):
-            self._look_into_oobleck(interval, high)
+        if not isinstance(objective, StandardTime):
+            self._look_into_phases(interval, high)
             return
         at = (low + high) // 2 if interval.looked_into else high
         cutoff = min(self.best_cost - (self.problem.spec.microbatches - 1) * low_ps, FAR)
@@ -240,7 +201,7 @@ class Search:
             bound = objective.bound(cheapest, low_ps)
             self._push(_Interval(bound, low, split - 1, cheapest, looked_into=True))
 
-    def _look_into_oobleck(self, interval: _Interval, high: int) -> None:
+    def _look_into_phases(self, interval: _Interval, high: int) -> None:
         low = interval.low
         standing = self.best_cost
         table = self._pass(low, high, standing)
@@ -253,7 +214,9 @@ class Search:
             return
         middle = (low + high) // 2
         for begin, end in ((low, middle), (middle + 1, high)):
-            self._push(_Interval(bound, begin, end, interval.cheapest, looked_into=True))
+            least = self.objective.bound(interval.cheapest, int(self.times[begin]))
+            part = _Interval(max(bound, least), begin, end, interval.cheapest, looked_into=True)
+            self._push(part)
 
     def _halve(self, interval: _Interval) -> None:
         """Look into halves where the whole is too much; the shorter times need fewer cells.
@@ -267,7 +230,9 @@ class Search:
             raise TooManyCellsError
         middle = (interval.low + interval.high) // 2
         for low, high in ((interval.low, middle), (middle + 1, interval.high)):
-            self._push(replace(interval, low=low, high=high, looked_into=False))
+            least = self.objective.bound(interval.cheapest, int(self.times[low]))
+            bound = max(interval.bound, least)
+            self._push(replace(interval, bound=bound, low=low, high=high, looked_into=False))
 
     def _last_useful(self, interval: _Interval) -> int:
         """Return the last position of the interval where something better may be."""
@@ -292,7 +257,8 @@ class Search:
         return table
 
     def _offer(self, template: Template) -> None:
-        cost = self.objective.value(stage_times(self.problem, template))
+        self.offered.append(template)
+        cost = self.objective.value(self.problem, template)
         if cost < self.best_cost:
             self.best, self.best_cost = template, cost
 

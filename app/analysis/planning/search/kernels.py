@@ -50,8 +50,8 @@ class PassCosts(NamedTuple):
     # (options, counts, layers + 1): lowest first layer of a stage that ends before layer b and is
     # the n-th from the end, by its time and its memory
     lowest_first: IntArray
-    # (variants, 6): from phase, to phase, factor and summand of a stage's cost, its shortest and
-    # longest time
+    # (variants, 8): from phase, to phase, factor and summand of a stage's cost, its shortest and
+    # longest time, whether its time counts transfers, factor of transfers that it does not count
     variants: IntArray
     stage_counts: int  # planes for each phase: 1, or the number of stages is part of the cell
     # (states,): where it is not, the number of stages that a stage into this state is taken to make
@@ -181,6 +181,7 @@ def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> Int
                 for k in range(variants.shape[0]):
                     factor, summand = variants[k, 2], variants[k, 3]
                     shortest, longest = variants[k, 4], variants[k, 5]
+                    counted, apart = variants[k, 6], variants[k, 7]
                     from_phase, to_phase = variants[k, 0], variants[k, 1]
                     for n in range(stage_counts):
                         to_n = min(n + 1, stage_counts - 1)
@@ -196,9 +197,10 @@ def cheapest(steps: Steps, costs: PassCosts, rest: IntArray, cutoff: int) -> Int
                             outside = costs.gradient_ps[steps.right[step], b]
                             begins = max(costs.lowest_first[o, count, b], low[s])
                             for a in range(begins, min(b - 1, high[s]) + 1):
-                                time = cost[o, b, a] + outside + costs.input_ps[steps.left[step], a]
+                                moved = outside + costs.input_ps[steps.left[step], a]
+                                time = cost[o, b, a] + counted * moved
                                 if shortest <= time <= longest:
-                                    total = value + factor * time + summand
+                                    total = value + factor * time + apart * moved + summand
                                     table[at_s + a - low[s]] = min(table[at_s + a - low[s]], total)
     return table
 
@@ -248,14 +250,14 @@ def steps_into(
                     value = table[at_p + b - low[p]]
                     if value >= FAR or costs.lowest_first[o, count, b] > a:
                         continue
-                    time = (
-                        cost[o, b, a]
-                        + costs.gradient_ps[steps.right[step], b]
+                    moved = (
+                        costs.gradient_ps[steps.right[step], b]
                         + costs.input_ps[steps.left[step], a]
                     )
+                    time = cost[o, b, a] + variants[k, 6] * moved
                     if not variants[k, 4] <= time <= variants[k, 5]:
                         continue
-                    stage = variants[k, 2] * time + variants[k, 3]
+                    stage = variants[k, 2] * time + variants[k, 7] * moved + variants[k, 3]
                     if value + stage <= budget and number < most:
                         found[number, 0], found[number, 1] = step, k
                         found[number, 2], found[number, 3] = before_v, steps.source[step]

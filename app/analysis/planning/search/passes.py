@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,13 +35,27 @@ class TooManyCellsError(Exception):
     """The pass would take more memory than is reasonable."""
 
 
+class Variant(NamedTuple):
+    """How a pass prices a stage: see `app.analysis.planning.search.kernels.PassCosts`."""
+
+    from_phase: int
+    to_phase: int
+    factor: int
+    summand: int
+    shortest_ps: int
+    longest_ps: int
+    # whether the stage's time counts its transfers
+    counted: int = 1
+    # factor of transfers that the time does not count
+    apart: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SearchGoal:
     """What a pass minimizes."""
 
     longest_ps: int  # no stage takes longer
-    # See `app.analysis.planning.search.kernels.cheapest`.
-    variants: tuple[tuple[int, int, int, int, int, int], ...]
+    variants: tuple[Variant, ...]
     cutoff: int = FAR  # sums from here on do not matter
 
 
@@ -69,8 +83,16 @@ class Way:
 class SearchPasses:
     """All that the passes of one search share."""
 
-    def __init__(self, problem: PlanningProblem, space: StateSpace, counting: str) -> None:
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        space: StateSpace,
+        counting: str,
+        most_cells: int | None = None,
+    ) -> None:
         self.problem = problem
+        # cells that all passes together may have, and have had
+        self.most_cells, self.cells = most_cells, 0
         self.space = space
         self.layers = problem.layers
         self.counting = counting if problem.limited else AT_LEAST
@@ -175,14 +197,15 @@ class SearchPasses:
         Raises
         ------
         TooManyCellsError
-            There are more cells than `MOST_CELLS`.
+            There are more cells than `MOST_CELLS`, or than are left of `most_cells`.
         """
         lowest = self.lowest_first(goal.longest_ps)
         low, high = self.bounds(lowest)
-        phases = 1 + max(variant[1] for variant in goal.variants)
+        phases = 1 + max(variant.to_phase for variant in goal.variants)
         begin = lay_out(low, high, phases * self.counts)
-        if begin[-1] > MOST_CELLS:
+        if begin[-1] > (MOST_CELLS if self.most_cells is None else self.most_cells - self.cells):
             raise TooManyCellsError
+        self.cells += int(begin[-1])
         costs = PassCosts(
             self.cost,
             self.problem.input_ps,
@@ -256,10 +279,17 @@ class Table:
         return number_nodes(self.passes.problem, parts)
 
 
-def candidate_times(problem: PlanningProblem) -> IntArray:
+def cheapest_within(longest_ps: int, cutoff: int = FAR, shortest_ps: int = 0) -> SearchGoal:
+    """Return the goal of the least ΣL with every stage between two times."""
+    return SearchGoal(longest_ps, (Variant(0, 0, 1, 0, shortest_ps, longest_ps),), cutoff)
+
+
+def candidate_times(problem: PlanningProblem, *, with_transfers: bool = True) -> IntArray:
     """Return every time that a stage can take, sorted."""
     inside = np.tri(problem.layers + 1, k=-1, dtype=bool)
     cost = problem.cost_ps[:, inside]
+    if not with_transfers:
+        return np.unique(cost)
     ends, begins = np.nonzero(inside)
     kinds = (INSIDE, BETWEEN)
     totals = {

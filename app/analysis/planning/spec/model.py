@@ -15,8 +15,9 @@ WEIGHT_STATES: Final = 6
 # Where only the forward pass was profiled (Oobleck's profiler).
 BACKWARD_PER_FORWARD: Final = 3.0
 
-Objective = Literal["t_std", "t_oobleck", "simulated"]
+Objective = Literal["simulated", "t_std", "t_oobleck"]
 Method = Literal["optimal", "ditto", "greedy", "exhaustive"]
+# The first one of each is the default.
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 

@@ -50,7 +50,7 @@ def test_ditto_on_equal_blocks() -> None:
 @pytest.mark.parametrize("speeds", ["code", "paper"])
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_optimum_of_every_example_is_proven(name: str, speeds: str) -> None:
-    found = plan(uniform_example(name, speeds), compare=False)
+    found = plan(uniform_example(name, speeds), objective="t_std", compare=False)
     assert found.optimal
     assert found.certificate is not None
     assert found.certificate.lower_bound_ps == found.certificate.upper_bound_ps
@@ -70,7 +70,7 @@ def test_divide_and_conquer_is_never_below_the_optimum(objective: str) -> None:
 
 
 def test_near_templates_are_ranked_by_execution() -> None:
-    found = plan(uniform_example("Ex5"), compare=False)
+    found = plan(uniform_example("Ex5"), objective="t_std", compare=False)
     times = [evaluate(found.problem, template) for template in found.alternatives]
     assert len(times) == 10
     assert [time.simulated for time in times] == sorted(time.simulated for time in times)
@@ -79,21 +79,25 @@ def test_near_templates_are_ranked_by_execution() -> None:
     assert times[0].simulated <= best.simulated
 
 
-def test_simulated_objective_returns_the_best_executed_of_the_near_ones() -> None:
+def test_by_default_the_plan_executes_fastest_and_says_what_is_proven() -> None:
     spec = uniform_example("Ex5")
-    standard = plan(spec, compare=False)
-    simulated = plan(spec, objective="simulated", compare=False)
-    assert simulated.template == standard.alternatives[0]
-    assert simulated.lower_bound_ps is not None
-    assert simulated.lower_bound_ps <= evaluate(simulated.problem, simulated.template).simulated
-    assert not simulated.optimal
+    standard = plan(spec, objective="t_std", compare=False)
+    found = plan(spec, compare=False)
+    assert found.objective == "simulated"
+    assert found.template == found.alternatives[0]
+    assert cost_ms(found, "simulated") < cost_ms(standard, "simulated")
+    assert found.lower_bound_ps is not None
+    assert found.lower_bound_ps <= evaluate(found.problem, found.template).simulated
+    assert found.gap is not None
+    assert 0 < found.gap < 0.01
+    assert not found.optimal
 
 
 def test_time_limit_leaves_a_proven_gap() -> None:
     ticks = iter(range(10**6))
     gaps: list[float] = []
     budget = SearchBudget(lambda: float(next(ticks)), deadline_s=2.0, report=gaps.append)
-    found = plan(uniform_example("Ex3"), budget=budget, compare=False)
+    found = plan(uniform_example("Ex3"), objective="t_std", budget=budget, compare=False)
     assert not found.optimal
     assert found.certificate is not None
     assert 0 < found.certificate.gap < 1
@@ -132,7 +136,7 @@ def test_every_method_is_canceled_by_its_clock(method: str) -> None:
 
 @pytest.mark.slow
 def test_checker_refuses_a_certificate_that_claims_too_much() -> None:
-    found = plan(uniform_example("Ex1"), compare=False)
+    found = plan(uniform_example("Ex1"), objective="t_std", compare=False)
     certificate = found.certificate
     assert certificate is not None
 

@@ -18,10 +18,10 @@ def test_a_template_that_fits_for_certain_comes_with_its_gap(
     seed: int, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tight_spec(seed)
-    best = plan(spec, compare=False)
+    best = plan(spec, objective="t_std", compare=False)
     assert best.optimal
     monkeypatch.setattr(passes, "MOST_CELLS", cells)
-    found = plan(spec, compare=False)
+    found = plan(spec, objective="t_std", compare=False)
     assert not found.optimal
     assert faults_of_template(found.problem, found.template) == []
     assert found.certificate is not None
@@ -31,12 +31,12 @@ def test_a_template_that_fits_for_certain_comes_with_its_gap(
 
 def test_wide_intervals_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = uniform_example("Ex3")
-    best = plan(spec, compare=False)
+    best = plan(spec, objective="t_std", compare=False)
     assert best.certificate is not None
     for cells in (2_000, 3_000, 5_000, 8_000, 15_000):
         monkeypatch.setattr(passes, "MOST_CELLS", cells)
         try:
-            found = plan(spec, compare=False)
+            found = plan(spec, objective="t_std", compare=False)
         except InfeasiblePlanError as error:
             assert error.stable_code == "plan.too_large"  # noqa: PT017 - either is right
             continue
