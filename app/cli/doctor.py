@@ -19,7 +19,7 @@ from app.bootstrap import Container, object_store
 from app.cli.retention.installation import opened
 from app.db.embedded.server import running_url
 from app.errors import StartupError
-from app.services.installation.status import Part, Readiness
+from app.services.installation.readiness import Part, ReadinessProbe
 from app.services.installation.store import NAME, placed, store_part
 from app.settings import Settings
 from app.settings.showing import shown
@@ -74,7 +74,7 @@ def _parts(settings: Settings) -> Iterator[Part]:
     # What is wrong with the store alone is no reason to say nothing of the rest.
     without_store = settings.model_copy(update={"blob_url": None})
     with opened(without_store, "doctor", migrated=False) as container:
-        parts = Readiness(container).now(BUDGET_S)
+        parts = ReadinessProbe(container).now(BUDGET_S)
         yield from parts
         migrated = all(part.ready for part in parts if part.name in SCHEMA)
         yield _store(settings, container if migrated else None)

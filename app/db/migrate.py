@@ -63,8 +63,17 @@ def current_revision(engine: Engine) -> str | None:
         return found
 
 
+def is_behind(current: str | None) -> bool:
+    """Return whether a database at a revision lacks any of this code's; a later one lacks none."""
+    with as_file(files("migrations")) as folder:
+        scripts = ScriptDirectory(str(folder))
+        earlier = {script.revision for script in scripts.walk_revisions()}
+        earlier.discard(str(scripts.get_current_head()))
+    return current is None or current in earlier
+
+
 def require_schema(engine: Engine) -> None:
-    """Refuse a database that lacks revisions of this code; a later version's is good.
+    """Refuse a database that lacks revisions of this code.
 
     Raises
     ------
@@ -72,14 +81,10 @@ def require_schema(engine: Engine) -> None:
     """
     require_tables(engine)
     current = current_revision(engine)
-    with as_file(files("migrations")) as folder:
-        scripts = ScriptDirectory(str(folder))
-        head = scripts.get_current_head()
-        behind = {script.revision for script in scripts.walk_revisions()} - {head}
-    if current in behind:
+    if is_behind(current):
         raise NotMigratedError(
-            f"The database is at revision {current}, and this version needs {head}: run "
-            "`paceline migrate`."
+            f"The database is at revision {current}, and this version needs "
+            f"{expected_revision()}: run `paceline migrate`."
         )
 
 

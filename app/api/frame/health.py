@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from app.api.frame.routers import api_router
-from app.services.installation import status
+from app.services.installation.readiness import ReadinessProbe
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -87,7 +87,7 @@ def router(container: Container) -> APIRouter:
         status="ok", instance=container.settings.instance_name, version=version("paceline")
     )
 
-    found = Remembered(status.Readiness(container).now, READY_FOR_S)
+    found = Remembered(ReadinessProbe(container).now, READY_FOR_S)
 
     @routes.get("/healthz", summary="Whether the process answers")
     async def healthz() -> Health:

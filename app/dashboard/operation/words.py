@@ -38,7 +38,7 @@ def ingest_heading(found: IngestHealth, about: Range) -> str:
 def installation_heading(found: Overview) -> str:
     """Return what matters first about the installation."""
     alive = [worker for worker in found.status.workers if worker.alive]
-    if found.revision != found.expected:
+    if found.behind:
         return f"The schema is at {found.revision}, and this program needs {found.expected}"
     if not any("analysis" in worker.queues.split(",") for worker in alive):
         return "No live worker takes analyses"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, text
 
-from app.db.migrate import expected_revision
+from app.db.migrate import expected_revision, is_behind
 from app.db.models.tasks import TaskRun
 from app.db.states import TaskState
 from app.services.access.projects import list_projects
@@ -56,6 +56,8 @@ class Overview:
     # revision, expected: of the schema: of the database, and what this program needs
     revision: str | None
     expected: str | None
+    # whether it lacks revisions of this program
+    behind: bool
     postgres: str  # version of the server
     status: InstallationStatus
     queues: Sequence[Queue]
@@ -79,6 +81,7 @@ def overview(container: Container, tx: Reads) -> Overview:
         version=version("paceline"),
         revision=revision,
         expected=expected_revision(),
+        behind=is_behind(revision),
         postgres=postgres.split()[0],
         status=installation_status(tx, container.settings),
         queues=_queues(container, tx),

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 
 from app.db.models.blobs import BlobObject, BlobPart
 from app.errors import PacelineError
-from app.services.installation.status import Part
+from app.services.installation.readiness import Part
 
 if TYPE_CHECKING:
     from app.db.objects.store import Objects, ObjectStore

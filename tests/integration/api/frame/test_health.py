@@ -85,10 +85,19 @@ def test_a_worker_that_fell_silent_does_not_count(installation: Installation) ->
     assert installation.metric("paceline_database_up") == 1
 
 
-def test_another_schema_is_not_ready_and_says_what_to_do(installation: Installation) -> None:
+def test_the_schema_of_a_later_version_is_ready(installation: Installation) -> None:
     add_worker(installation, "analysis")
     with installation.container.engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    become_ready(installation)
+    parts = installation.client.get("/readyz").json()["parts"]
+    assert parts["schema"]["detail"] == "revision 9999, of a later version"
+
+
+def test_an_earlier_schema_is_not_ready_and_says_what_to_do(installation: Installation) -> None:
+    add_worker(installation, "analysis")
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     parts = not_ready(installation)
     assert parts.keys() == {"schema"}
     assert "paceline migrate" in parts["schema"]
