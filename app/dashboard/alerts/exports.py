@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from app.dashboard.alerts.parts import members
 from app.dashboard.alerts.rules import condition_words, jobs_words, told
 from app.dashboard.ui.csv_text import Table
 from app.services.alerts.deliveries.reads import DeliveryRow
@@ -70,7 +71,7 @@ def _delivered(rows: Sequence[DeliveryRow]) -> Table:
 
 # File name → what makes it of an incident.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
-    "inside": lambda found: Table.of(InsideRow, found.view.row.inside),
+    "inside": lambda found: Table.of(InsideRow, members(found.view.row, found.sessions)),
     "deliveries": _deliveries,
 }
 

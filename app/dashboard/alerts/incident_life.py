@@ -26,6 +26,7 @@ from app.dashboard.alerts.parts import (
     gain_text,
     labels,
     lost_each_hour,
+    members,
     said,
     session_url,
     several,
@@ -196,7 +197,7 @@ def chosen_incident(
                 slowdown="none" if one.slowdown is None else times(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in row.inside
+            for one in members(row, life.sessions)
         ],
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",

@@ -24,6 +24,7 @@ from app.dashboard.alerts.parts import (
     headline,
     labels,
     lost_each_hour,
+    members,
     several,
     since,
     title_of,
@@ -251,6 +252,7 @@ def _line(
     slowdown, rate = _slowdown(facts), lost_each_hour(row, found.sessions)
     fix = facts.fix if facts else None
     standing = _standing(incident, found.now)
+    on_machine = not together(row)
     return IncidentLine(
         id=incident.id,
         url=_page_url(f"{PATH}/{incident.id}", query, found.number),
@@ -272,13 +274,13 @@ def _line(
             InsideLine(
                 url=_page_url(f"{PATH}/{one.id}", query, found.number),
                 job=one.job,
-                headline=cause_name(one.cause),
+                headline=cause_name(one.cause) + (", on the same machine" if on_machine else ""),
                 state=STATES[one.state],
                 slowdown="none" if one.slowdown is None else times(one.slowdown),
                 color="" if one.slowdown is None else heat_color(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in row.inside
+            for one in members(row, found.sessions)
         ],
     )
 

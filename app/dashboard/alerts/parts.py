@@ -16,6 +16,7 @@ from app.dashboard.ui.format import MINUS, percent, plural
 from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import StateLabel
 from app.services.alerts.channels.reads import is_dead
+from app.services.alerts.incident_reads import InsideRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,15 +86,47 @@ def several(row: IncidentRow) -> str:
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
+def members(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> Sequence[InsideRow]:
+    """Return the jobs that an incident is about where these are several: its own one, and others.
+
+    Each stands once, however many of its incidents are inside, so that they are as many as
+    `several` says.
+    """
+    if not several(row):
+        return ()
+    incident, facts = row.incident, row.incident.facts
+    slowdown = facts.headline.slowdown if facts and facts.headline else None
+    silent = incident.cause == NO_DATA_CAUSE
+    found = {
+        row.job: InsideRow(
+            incident.id,
+            row.job,
+            incident.cause,
+            incident.state,
+            # How slow the job was says nothing of its silence.
+            None if silent else slowdown,
+            None if silent else _own_loss(row, sessions),
+        )
+    }
+    for one in row.inside:
+        found.setdefault(one.job, one)
+    return tuple(found.values())
+
+
+def _own_loss(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> float | None:
+    facts = row.incident.facts
+    if facts is None or facts.known is None or facts.session not in sessions:
+        return None
+    return facts.known.waste * sessions[facts.session].world
+
+
 def lost_each_hour(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> float | None:
     """Return GPU-hours lost each hour by the job, and by other jobs inside."""
-    facts = row.incident.facts
-    own = []
-    if facts is not None and facts.known is not None and facts.session in sessions:
-        own = [facts.known.waste * sessions[facts.session].world]
+    own = _own_loss(row, sessions)
     # A job counts once, however many of its incidents are inside.
     others = {one.job: one.lost for one in row.inside if one.lost is not None}
-    known = [*own, *(lost for job, lost in others.items() if job != row.job)]
+    known = [lost for job, lost in others.items() if job != row.job]
+    known += [] if own is None else [own]
     return sum(known) if known else None
 
 

@@ -148,7 +148,7 @@ _INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
     Shown("", lambda one: html.state(one.state), of_cells="stands"),
     Shown(
         "",
-        lambda one: html.link(one.url, one.job) + html.note(one.headline, ", on the same machine"),
+        lambda one: html.link(one.url, one.job) + html.note(one.headline),
         of_cells="grow",
     ),
     Shown("", _slowdown, classes="num"),

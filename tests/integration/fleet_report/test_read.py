@@ -92,9 +92,9 @@ def test_what_causes_cost_without_a_verdict_counts(container: Container) -> None
     found = week(container)
     assert found.costs.sessions == found.coverage.counted == 2
     assert found.costs.share == pytest.approx(0.2)
-    assert [cost.job for cost in found.most_expensive] == ["late", "llm"]
-    assert found.causes[0].cause == "data_loading"
-    assert [job.job for job in found.jobs] == ["llm"]
+    assert [cost.job for cost in found.spent.jobs] == ["late", "llm"]
+    assert found.spent.causes[0].cause == "data_loading"
+    assert [job.job for job in read(container, job_figures, None, None)] == ["llm"]
 
 
 def test_causes_and_jobs_are_named_the_most_expensive_first(container: Container) -> None:
