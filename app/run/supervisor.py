@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from app.settings import Settings
 
-    Meanwhile = Callable[[str, Settings], AbstractContextManager[None]]
-
 # A worker gives back its leases in this time; what it forked is killed with it afterwards.
 WORKER_STOP_LIMIT_S: Final = 5.0
 _SWEEPER_STOP_LIMIT_S: Final = 5.0
@@ -58,6 +57,16 @@ NO_ADMINISTRATOR: Final = (
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What begins once requests are answered, and is over before anything is stopped."""
+
+    # Takes the server's URL and its settings, with the database's address.
+    begin: Callable[[str, Settings], AbstractContextManager[None]]
+    # The sweeper waits for it: it would look at what is not there whole.
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     """Serve the API and the dashboard until SIGINT or SIGTERM.
 
@@ -66,9 +75,8 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
 
     Parameters
     ----------
-    meanwhile : callable, optional
-        Takes the server's URL and its settings, with the database's address, once requests are
-        answered; the context that it returns is left before anything is stopped.
+    meanwhile : Meanwhile, optional
+        What else goes on; nothing without.
 
     Raises
     ------
@@ -81,7 +89,7 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     _raise_open_files_limit()
     with _stop_signals() as stop, contextlib.ExitStack() as running:
         try:
-            _serve(settings, running, stop, meanwhile)
+            _serve(settings, running, stop, meanwhile or _nothing())
         except StartupError:
             # A start that a signal cut short is a stop like any other.
             if not stop.is_set():
@@ -122,7 +130,7 @@ def _serve(
     settings: Settings,
     running: contextlib.ExitStack,
     stop: threading.Event,
-    meanwhile: Meanwhile | None,
+    meanwhile: Meanwhile,
 ) -> None:
     postgres: EmbeddedPostgres | None = None
     if settings.database_url is None:
@@ -143,7 +151,7 @@ def _serve(
     running.callback(container.close)
     if postgres is not None:
         make_first_token(container)
-        _start_sweeper(container, running)
+        _start_sweeper(container, running, meanwhile.done)
     require_administrator(container)
 
     http = HttpServer(create_app(container), listener)
@@ -153,8 +161,7 @@ def _serve(
     http.start(stop.is_set)
     if not stop.is_set():
         url = _announce(address_of(listener))
-        along = contextlib.nullcontext() if meanwhile is None else meanwhile(url, settings)
-        running.enter_context(along)
+        running.enter_context(meanwhile.begin(url, settings))
     while not stop.wait(_TEND_INTERVAL_S):
         for worker in workers:
             worker.tend()
@@ -207,6 +214,13 @@ def require_administrator(container: Container) -> None:
         )
 
 
+def _nothing() -> Meanwhile:
+    """Return that nothing else goes on."""
+    nothing = Meanwhile(lambda _url, _settings: contextlib.nullcontext())
+    nothing.done.set()
+    return nothing
+
+
 def _announce(url: str) -> str:
     sys.stderr.write(f"Paceline is ready: {url}\n")
     sys.stderr.flush()
@@ -237,12 +251,23 @@ def _stop_workers(workers: Sequence[SupervisedChild]) -> None:
         worker.wait_or_kill(deadline_s)
 
 
-def _start_sweeper(container: Container, running: contextlib.ExitStack) -> None:
-    """Start the thread that finds the work that was lost or left; the first pass is at once."""
+def _start_sweeper(
+    container: Container, running: contextlib.ExitStack, after: threading.Event | None = None
+) -> None:
+    """Start the thread that finds the work that was lost or left.
+
+    Parameters
+    ----------
+    after : Event, optional
+        What the first pass waits for; without it the pass is at once.
+    """
     done = threading.Event()
 
     def sweep_until_done() -> None:
         failing = False
+        while after is not None and not after.wait(_TEND_INTERVAL_S):
+            if done.is_set():
+                return
         while True:
             try:
                 sweep(container)

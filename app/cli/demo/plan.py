@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
+
+from app.db.states import PlanState
 
 if TYPE_CHECKING:
     from app.cli.server import Server
 
+_LOOK_S: Final = 0.5
 _LAYER: Final = {
     "forward_ms": 4.2,
     "backward_ms": 8.6,
@@ -29,5 +33,7 @@ REQUEST: Final[dict[str, Any]] = {
 
 
 def ask_for_plan(server: Server) -> None:
-    """Ask for the plan; asked again it is the same one."""
-    server.exchange("POST", "/api/v1/plans", REQUEST)
+    """Ask for the plan and wait for it; asked again it is the same one."""
+    plan = server.exchange("POST", "/api/v1/plans", REQUEST)["plan"]
+    while server.get(f"/api/v1/plans/{plan}")["state"] in PlanState.UNDERWAY:
+        time.sleep(_LOOK_S)

@@ -27,8 +27,10 @@ from app.analysis.trace.formats.parquet import PARQUET
 from app.bootstrap import Container, build
 from app.cli.demo.acts import ACTS, Act, Told
 from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.sessions import Session
+from app.db.models.alerts import AlertGroup
+from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
+from app.services.alerts.evaluate import look_at_group
 from app.services.sessions.receive import Body, receive_session
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim
@@ -58,6 +60,7 @@ class _Site:
 
     container: Container
     keeper: LeaseKeeper
+    jobs: frozenset[str]
     until: datetime
     directory: Path
     published: list[uuid.UUID]  # task runs that the last transaction asked for
@@ -88,12 +91,15 @@ def write_history(container: Container, site: str, until: datetime) -> int:
     events.sort(key=lambda event: -event.at_h)
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-demo-") as directory:
-            here = _Site(quiet, keeper, until, Path(directory), published)
+            jobs = frozenset(session.run.name for session in sessions)
+            here = _Site(quiet, keeper, jobs, until, Path(directory), published)
             for event in events:
+                _let_time_pass(here, event.at_h)
                 if isinstance(event, Act):
                     event.tell(Told(*here.at(event.at_h), latest))
                 else:
                     latest[event.run.name] = _send(here, event)
+            _let_time_pass(here, 0.0)
     finally:
         keeper.stop()
     return len(sessions)
@@ -121,6 +127,24 @@ def _send(site: _Site, session: PlannedSession) -> uuid.UUID:
     for run_id in site.published:
         _analyze(site, container, run_id, receipt.session)
     return receipt.session
+
+
+def _let_time_pass(site: _Site, until_h: float) -> None:
+    """Let rules look at jobs when the sweeper would have, up to a time."""
+    until = site.until - timedelta(hours=until_h)
+    looks = (
+        select(AlertGroup.id, AlertGroup.look_at)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(Job.name.in_(site.jobs), AlertGroup.look_at <= until)
+        .order_by(AlertGroup.look_at, AlertGroup.id)
+        .limit(1)
+    )
+    while True:
+        with site.container.reading() as tx:
+            due = tx.session.execute(looks).one_or_none()
+        if due is None:
+            return
+        look_at_group(site.container.at(due.look_at), due.id)
 
 
 def _analyze(site: _Site, container: Container, run_id: uuid.UUID, session: uuid.UUID) -> None:

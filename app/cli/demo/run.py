@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from app.cli.demo.place import Place, open_place, settings_of_demo
 from app.cli.demo.plan import ask_for_plan
 from app.cli.demo.tensor import report_groups
 from app.cli.server import Server, ServerError
-from app.run.supervisor import serve
+from app.run.supervisor import Meanwhile, serve
 from app.system.processes import spawn
 from app.system.scratch import Scratch
 from workers.child import SINGLE_THREADED
@@ -68,18 +68,29 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None
         serve(own)
         return
 
+    whole = threading.Event()
+
     @contextlib.contextmanager
-    def meanwhile(url: str, settings: Settings) -> Iterator[None]:
-        with _history(place, url, settings):
+    def begin(url: str, settings: Settings) -> Iterator[None]:
+        with _history(_Making(place, url, whole), settings):
             yield
 
-    serve(own, meanwhile=meanwhile)
+    serve(own, meanwhile=Meanwhile(begin, whole))
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """What a history is made for."""
+
+    place: Place
+    url: str
+    over: threading.Event  # set once it is whole, or will not be
+    until: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @contextlib.contextmanager
-def _history(place: Place, url: str, settings: Settings) -> Iterator[None]:
+def _history(making: _Making, settings: Settings) -> Iterator[None]:
     """Make the history while the context lasts, in a process for each site."""
-    until = datetime.now(UTC)
     scratch = Scratch()
     environment = {
         **settings.environment_of_child(os.environ),
@@ -93,7 +104,7 @@ def _history(place: Place, url: str, settings: Settings) -> Iterator[None]:
         spawn(
             [
                 *(sys.executable, "-m", "app.cli.demo.replay"),
-                *("--site", site, "--until", until.isoformat()),
+                *("--site", site, "--until", making.until.isoformat()),
             ],
             parent_death=signal.SIGKILL,
             environment=environment,
@@ -102,9 +113,7 @@ def _history(place: Place, url: str, settings: Settings) -> Iterator[None]:
         for site in SITES
     ]
     leaving = threading.Event()
-    thread = threading.Thread(
-        target=_complete, args=(children, leaving, place, until, url), name="demo"
-    )
+    thread = threading.Thread(target=_complete, args=(making, children, leaving), name="demo")
     thread.start()
     try:
         yield
@@ -117,30 +126,27 @@ def _history(place: Place, url: str, settings: Settings) -> Iterator[None]:
 
 
 def _complete(
-    children: Sequence[subprocess.Popen[bytes]],
-    leaving: threading.Event,
-    place: Place,
-    until: datetime,
-    url: str,
+    making: _Making, children: Sequence[subprocess.Popen[bytes]], leaving: threading.Event
 ) -> None:
     """Wait for the sites, then add what a running job reports, and a plan."""
     began_s = time.monotonic()
     statuses = [child.wait() for child in children]
+    making.over.set()
     if leaving.is_set():
         return
     if any(statuses):
         _say("The demo's history could not be made; its processes said why")
         return
     try:
-        with Server(url) as server:
-            report_groups(server, _reporting(until))
+        with Server(making.url) as server:
+            report_groups(server, _reporting(making.until))
             ask_for_plan(server)
     except ServerError as error:
         if not leaving.is_set():
             _say(f"The demo's history could not be made: {error.message}")
         return
-    place.tell(until)
-    _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {url}")
+    making.place.tell(making.until)
+    _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {making.url}")
 
 
 def _reporting(until: datetime) -> SyntheticSession:

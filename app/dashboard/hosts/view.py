@@ -62,7 +62,10 @@ def hosts_page(found: Hosts, about: Range, show: Show, words: str, address: Addr
         title=f"Hosts: {count(totals.blamed)} blamed",
         heading=_heading(totals, about),
         states=[(state_of(firing=True, slow=True), f"{count(firing)} firing")] if firing else [],
-        seen=f"{plural(totals.hosts, 'host')} seen in {about.words}, {plural(totals.ranks, 'GPU')}",
+        seen=(
+            f"{plural(totals.hosts, 'host')} measured in {about.words}, "
+            f"{plural(totals.ranks, 'GPU')}"
+        ),
         words=words,
         parameters=[
             (name, value)
