@@ -6,7 +6,6 @@ import { mountKeys } from './keys.js';
 import { Live } from './live.js';
 import { Plot } from './plots.js';
 import { asking, ranged } from './ranges.js';
-import { DistrustedReport, SessionReport } from './session/page.js';
 import { sortable } from './tables.js';
 import { tabbed } from './tabs.js';
 import { mountTerms } from './terms.js';
@@ -37,11 +36,14 @@ class HistoryFigure {
   }
 }
 
-function report(main, signal) {
+async function report(main, signal) {
   const block = document.getElementById('data');
   if (!block) return null;
   const data = JSON.parse(block.textContent);
   if (main.dataset.view === 'job') return new HistoryFigure(data, signal);
+  // Other pages need none of it.
+  const { DistrustedReport, SessionReport } = await import('./session/page.js');
+  if (signal.aborted) return null;
   return data.map ? new SessionReport(main, data, signal) : new DistrustedReport(main, data, signal);
 }
 
@@ -56,7 +58,9 @@ function mount() {
   for (const form of document.querySelectorAll('form[data-moments]')) asking(form, stop.signal);
   for (const button of document.querySelectorAll('[data-copy], [data-copy-text]')) copyable(button, stop.signal);
   for (const tabs of document.querySelectorAll('[role=tablist]')) tabbed(tabs, stop.signal);
-  mounted = { main, stop, report: report(main, stop.signal) };
+  const page = { main, stop, report: null };
+  mounted = page;
+  report(main, stop.signal).then((shown) => { page.report = shown; });
   // For scripts of single pages.
   dispatchEvent(new CustomEvent('pagemounted', { detail: mounted }));
 }

@@ -7,9 +7,15 @@ const CONFIG = { displayModeBar: false, responsive: false, doubleClick: false, s
 /** @type {Promise<PlotlyLibrary> | null} */
 let loading = null;
 
-/** plotly.js, loaded for the first figure. */
+/** Resolves when all else of the page has been loaded. */
+const rest = () => new Promise((resolve) => {
+  if (document.readyState === 'complete') resolve(null);
+  else addEventListener('load', resolve, { once: true });
+});
+
+/** plotly.js, loaded for the first figure and after all else. */
 function plotly() {
-  loading ??= new Promise((resolve, reject) => {
+  loading ??= rest().then(() => new Promise((resolve, reject) => {
     // plotly adds a style element for maps, unless there is one with its id. The content security
     // policy refuses it; an empty one is allowed.
     const style = document.createElement('style');
@@ -25,7 +31,7 @@ function plotly() {
       reject(new Error('plotly.js did not load'));
     };
     document.head.append(style, script);
-  });
+  }));
   return loading;
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 
 from app.services.sessions.read import get_session
-from tests.e2e.looking import seen
+from tests.e2e.looking import check, seen
 from tests.e2e.recorded import analyzed, job_trace
 from tests.e2e.visiting import LOOKS, NARROW, Look
 
@@ -92,6 +92,9 @@ def test_exact_figures_open_by_keyboard_and_by_a_link_and_are_forgotten(
     expect(published).to_be_hidden()
     page.goto(f"{site}/sessions/{stored.session}?exact")
     expect(published).to_be_visible()
+    phone = visitor.open(f"{site}/sessions/{stored.session}?exact", PHONE)
+    expect(phone.get_by_role("rowheader", name="S, as published")).to_be_visible()
+    assert check(phone, "overflow") <= 0
 
 
 def test_nothing_loads_a_chart_library_before_its_chart_is_seen(
@@ -112,6 +115,23 @@ def test_nothing_loads_a_chart_library_before_its_chart_is_seen(
     assert after is not None
     assert (before["width"], before["height"]) == (after["width"], after["height"])
     assert len(plotly_requests(visitor)) == 1
+
+
+def test_pages_without_a_chart_load_no_chart_library(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    analyzed(container, job_trace(), "dense-34b")
+    for address in ("/", "/hosts", "/report", "/incidents", "/plans", "/compare?job=dense-34b"):
+        page = visitor.open(f"{site}{address}")
+        page.wait_for_load_state("networkidle")
+        page.close()
+    assert plotly_requests(visitor) == []
+    # The history of a job is a chart in view: it comes after all else, and says what it loads.
+    page = visitor.open(f"{site}/healthz")
+    page.route("**/plotly.min.js", lambda _: None)
+    page.goto(f"{site}/jobs/dense-34b")
+    history = page.locator("[data-figure=history]")
+    expect(history).to_contain_text("Chart: loading 1.2\N{NO-BREAK SPACE}MB")
 
 
 def test_without_the_chart_library_the_page_says_so_and_shows_the_rest(

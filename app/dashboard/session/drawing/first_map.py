@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.report.document import Report
-from app.dashboard.ui.format import heat_color
+import numpy as np
+from numpy.typing import NDArray
 
-# The map of more workers is the script's alone: it would be longer than the rest of the page.
-MOST_CELLS: Final = 4096
-# Cells of more DP ranks or stages stand without gaps.
+from app.analysis.report.document import Report
+from app.dashboard.ui.format import SCALE_HIGH, SCALE_LOW, heat_color
+
+# Of more workers, or more DP ranks or stages, cells stand without gaps.
+GAPPED_CELLS: Final = 1024
 GAPPED_RANKS: Final = 64
 GAPPED_STAGES: Final = 24
 # Digits that make a difference to the eye, so that many cells have the same color.
 DIGITS: Final = 2
+# A longer picture would be more than the rest of the page: the script alone draws it.
+MOST_CHARACTERS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +32,37 @@ class FirstMap:
 
 
 def first_map(report: Report) -> FirstMap | None:
-    """Return the map of mean slowdowns, or None where it is too large."""
+    """Return the map of mean slowdowns, or None where it would be too long."""
     dp, pp = report.sizes.dp, report.sizes.pp
-    if dp * pp > MOST_CELLS:
-        return None
-    cells: defaultdict[str, list[str]] = defaultdict(list)
-    for rank, row in enumerate(report.by_worker.exact):
-        for stage, value in enumerate(row):
-            cells[heat_color(round(value, DIGITS))].append(f"M{rank} {stage}h1v1h-1z")
-    return FirstMap(
-        dp,
-        pp,
-        dense=dp > GAPPED_RANKS or pp > GAPPED_STAGES,
-        paths=tuple((color, "".join(path)) for color, path in cells.items()),
+    dense = dp * pp > GAPPED_CELLS or dp > GAPPED_RANKS or pp > GAPPED_STAGES
+    by_stage = np.clip(
+        np.asarray(report.by_worker.exact, dtype=np.float64).T, SCALE_LOW, SCALE_HIGH
     )
+    shown = by_stage.round(DIGITS)
+    levels, counts = np.unique(shown, return_counts=True)
+    paths = []
+    if dense:
+        # One color below all others: that of most cells.
+        common = levels[counts.argmax()]
+        paths.append((heat_color(float(common)), f"M0 0h{dp}v{pp}h{-dp}z"))
+        levels = levels[levels != common]
+    for level in levels:
+        runs = _runs(shown == level) if dense else _cells(shown == level)
+        paths.append((heat_color(float(level)), "".join(runs)))
+    if sum(len(path) for _, path in paths) > MOST_CHARACTERS:
+        return None
+    return FirstMap(dp, pp, dense, tuple(paths))
+
+
+def _cells(chosen: NDArray[np.bool_]) -> list[str]:
+    return [f"M{rank} {stage}h1v1h-1z" for stage, rank in np.argwhere(chosen).tolist()]
+
+
+def _runs(chosen: NDArray[np.bool_]) -> list[str]:
+    """Return neighboring cells of a stage as one rectangle."""
+    edges = np.diff(np.pad(chosen, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    begins, ends = np.argwhere(edges == 1).tolist(), np.argwhere(edges == -1).tolist()
+    return [
+        f"M{begin} {stage}h{end - begin}v1H{begin}z"
+        for (stage, begin), (_, end) in zip(begins, ends, strict=True)
+    ]

@@ -12,7 +12,7 @@ const VALUE_WIDTH = 40;
 const LETTER_WIDTH = 6.2;
 const HOT = 1.05;
 // From here on cells are pixels of a picture instead of rectangles.
-const RECTANGLES = 16384;
+const RECTANGLES = 4096;
 const LEVELS = 500;
 
 export class Heatmap {
