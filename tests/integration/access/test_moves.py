@@ -220,3 +220,15 @@ def test_a_delivery_that_was_started_is_not_sent_after_its_project_was_deleted(
 def test_the_default_project_stays(container: Container) -> None:
     with pytest.raises(ConflictError):
         delete_project(container.everywhere(), "default")
+
+
+def test_deleting_a_project_over_http_answers_as_its_schema_says(company: Company) -> None:
+    with company.client(company.token(Right.ADMIN, project=None)) as client:
+        answer = client.delete("/api/v1/projects/other")
+        again = client.delete("/api/v1/projects/other")
+        document = client.get("/api/openapi.json").json()
+
+    said = document["paths"]["/api/v1/projects/{name}"]["delete"]["responses"]
+    assert (answer.status_code, answer.content) == (202, b"")
+    assert "content" not in said["202"]
+    assert (again.status_code, again.json()["code"]) == (404, "project.not_found")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
 
 
+OPERATIONS = Path(__file__).parents[4] / "docs/operations.md"
 DELIVERIES = """
 INSERT INTO alert_delivery (id, project_id, group_id, channel_id, number, generation, state,
     attempt, next_attempt_at, created_at)
@@ -69,6 +72,14 @@ def test_the_database_is_asked_at_each_scrape(installation: Installation) -> Non
         if sample.labels["queues"] == "analysis" and sample.labels["host"] == "node-1"
     ]
     assert age >= 50
+
+
+def test_the_documentation_names_every_metric_and_no_other(installation: Installation) -> None:
+    text_of_metrics = installation.client.get("/metrics").text
+    served = set(re.findall(r"^# TYPE (paceline_\w+) ", text_of_metrics, re.MULTILINE))
+    documented = set(re.findall(r"`(paceline_\w+)[`{]", OPERATIONS.read_text()))
+
+    assert {name for name in served if not name.endswith("_created")} == documented
 
 
 def test_open_tasks_are_counted_by_kind_and_queue(installation: Installation) -> None:
