@@ -153,5 +153,7 @@ def test_few_workers_are_said_once_to_recover_half_of_the_lost_time(
     section = page.get_by_role("region", name="What recovers the lost time")
 
     expect(section.locator("h2")).to_contain_text("1 worker")
-    expect(section).to_contain_text("Half of it")
-    expect(section.get_by_role("row", name=re.compile("Half of it"))).to_contain_text("1 worker")
+    expect(section).to_contain_text("Half of the lost time")
+    expect(section.get_by_role("row", name=re.compile("Half of the lost time"))).to_contain_text(
+        "1 worker"
+    )

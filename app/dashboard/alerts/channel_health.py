@@ -73,4 +73,4 @@ def channels_title(channels: Sequence[ChannelView]) -> str:
     if gone:
         return f"{len(gone)} channels are dead"
     enabled = sum(channel.enabled for channel in channels)
-    return f"{plural(enabled, 'channel')} alive" if enabled else "No channel is enabled"
+    return f"{plural(enabled, 'channel')} in order" if enabled else "No channel is enabled"

@@ -215,7 +215,7 @@ def _facts(row: IncidentRow, life: IncidentLife) -> list[Fact]:
     cause = next((one for one in facts.causes if one.cause == row.incident.cause), None)
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
-        found.append(Fact("At", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
+        found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
     rate = lost_each_hour(row, life.sessions)
     if rate is not None:
         found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))

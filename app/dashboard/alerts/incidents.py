@@ -226,7 +226,7 @@ def _over_title(found: Incidents) -> str:
         first = PAGE * (found.number - 1) + 1
         of = f"; {count(first)} to {count(first + shown - 1)}"
         return f"{text}{of}" if shown < found.total else text
-    text = f"{plural(found.over_count, 'incident')} over in the last 7 days"
+    text = f"{plural(found.over_count, 'incident')} ended in the last 7 days"
     return text if shown >= found.over_count else f"{text}; the latest {shown}"
 
 

@@ -28,7 +28,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "discrepancy": "Discrepancy of the replay, %",
     "cause": "A cause, by its confidence",
     "no_data": "No data",
-    "weekly": "None: a summary every week",
+    "weekly": "No condition: a summary every week",
 }
 # What the form shows in per cent, and the rule has as a share of 1.
 SHARES: Final = ("waste", "regression", "discrepancy", "cause")
@@ -89,7 +89,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         ),
         causes=_checks(
             "condition.causes",
-            "Causes; none chosen: any",
+            "Causes (none chosen: any of them)",
             getattr(condition, "causes", ()),
             causes,
         ),
@@ -104,10 +104,16 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
             [(day, day.capitalize()) for day in get_args(Weekday)],
         ),
         hour=_number("condition.hour", "Hour, UTC", getattr(condition, "hour", 7)),
-        consecutive=_number("consecutive", "Sessions in a row", rule.consecutive),
-        clear_sessions=_number("clear_sessions", "Good sessions to end it", rule.clear_sessions),
+        consecutive=_number("consecutive", "Sessions in a row that fire it", rule.consecutive),
+        clear_sessions=_number(
+            "clear_sessions", "Good sessions in a row that end it", rule.clear_sessions
+        ),
         jobs=_line(
-            "jobs", "lines", "Names, with * and ?", rule.selector, "all; or llama-*, vision-?"
+            "jobs",
+            "lines",
+            "Job names; * and ? stand for any letters",
+            rule.selector,
+            "all; or llama-*, vision-?",
         ),
         labels=_line(
             "labels", "pairs", "Labels", rule.selector, "all; or owner=ann, project=vision"
@@ -121,16 +127,18 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         ),
         importance=_checks(
             "selector.importance",
-            "Importance; none chosen: any",
+            "Importance (none chosen: any)",
             rule.selector.importance or get_args(Importance),
             [Option(value, value) for value in get_args(Importance)],
         ),
         severity=_select(
             "severity", "Severity", rule.severity, ((value, value) for value in get_args(Severity))
         ),
-        audience=_select("audience", "Channels for", rule.audience, AUDIENCES.items()),
-        channels=_checks("channels", "Or exactly these", rule.channels, listed),
-        escalates_at=_number("escalation.at_least", "Critical from", plan.at_least, scale, "never"),
+        audience=_select("audience", "Notify the channels of", rule.audience, AUDIENCES.items()),
+        channels=_checks("channels", "Or notify exactly these channels", rule.channels, listed),
+        escalates_at=_number(
+            "escalation.at_least", "Becomes critical from", plan.at_least, scale, "never"
+        ),
         escalates_from=_number(
             "escalation.gpu_hours_per_hour",
             "Or from GPU-hours lost each hour",
@@ -139,7 +147,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
         ),
         escalates_after=_number(
             "escalation.after_minutes",
-            "Or unacknowledged for, min",
+            "Or when not acknowledged for, min",
             plan.after_minutes,
             example="never",
         ),

@@ -87,7 +87,7 @@ def rules_page(
 
 
 def condition_words(rule: Rule) -> str:
-    """Return a condition as a sentence: ``S from 1.1 on in 2 sessions in a row``."""
+    """Return a condition as a sentence: ``S of 1.1× or more, 2 sessions in a row``."""
     condition = rule.condition
     if isinstance(condition, Weekly):
         weekday = condition.weekday.capitalize()
@@ -142,17 +142,17 @@ def _number(condition: Threshold) -> str:
     value = condition.at_least
     match condition.kind:
         case "headline":
-            return f"Slowdown from {value:g}× on"
+            return f"Slowdown of {value:g}× or more"
         case "slowdown":
-            return f"S from {value:g}× on"
+            return f"S of {value:g}× or more"
         case "waste":
-            return f"Waste by S from {_percent(value)} on"
+            return f"Waste by S of {_percent(value)} or more"
         case "gpu_hours_lost":
-            return f"From {value:g} GPU-hours lost by S on"
+            return f"{value:g} GPU-hours or more lost by S"
         case "discrepancy":
-            return f"Discrepancy from {_percent(value)} on"
+            return f"Discrepancy of {_percent(value)} or more"
         case "regression":
-            return f"Steps {_percent(value)} longer than usual"
+            return f"Steps at least {_percent(value)} longer than usual"
 
 
 def _sessions(number: int) -> str:

@@ -155,7 +155,7 @@ def _facts(found: TimesComparison) -> list[Fact]:
             if low is None or high is None
             else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
         ),
-        Fact("Chance finding", *chance(steps, "session", found.within)),
+        Fact("Chance or change?", *chance(steps, "session", found.within)),
     ]
 
 

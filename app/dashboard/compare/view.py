@@ -250,11 +250,11 @@ def _facts(found: Comparison, fix: Recommendation | None, *, done: bool) -> list
             else f"95\N{NO-BREAK SPACE}%: {change_s(low)} to {change_s(high)}",
             "Of the means; bootstrap interval over the steps of both",
         ),
-        Fact("Chance finding", *chance(steps)),
+        Fact("Chance or change?", *chance(steps)),
         _moved(a, b)
         or Fact(
-            "Gone, come",
-            f"{listing(gone) or 'none'}, {listing(came).lower() or 'none'}",
+            "Causes",
+            f"{listing(gone) or 'None'} gone, {listing(came).lower() or 'none'} new",
             "causes over 1\N{NO-BREAK SPACE}% of a step",
         ),
         _predicted(steps, fix, done=done),
@@ -358,7 +358,7 @@ def _histogram_title(steps: Difference | None) -> str:
         return ""
     if not steps.real:
         return "Step times overlap"
-    return f"The mean step takes {change_s(steps.change_s)}"
+    return f"The mean step changed by {change_s(steps.change_s)}"
 
 
 def _cause(one: CauseChange) -> CauseLine:

@@ -63,7 +63,7 @@ def map_title(found: Comparison, moved: Sequence[tuple[int, int]]) -> str:
     if not found.same_shape:
         return "The sessions have other workers: no difference can be drawn"
     if not moved:
-        return f"Difference: no worker changed by {WORTH:.2f}"
+        return f"Difference: no worker changed by {WORTH:.2f} or more"
     return f"Difference: {_changed(moved)}"
 
 

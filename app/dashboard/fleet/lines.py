@@ -149,7 +149,7 @@ def _share(cause: VerdictCause | None, measured: Slowdown | None) -> str:
     """Return what share a cause has, and that the slowdown is S where it is."""
     by_s = measured is not None and measured.kind is not HeadlineKind.CAUSES
     if cause is None:
-        return "none, by S" if by_s else ""
+        return "no cause, by S" if by_s else ""
     share = rough_percent(cause.contribution or 0.0)
     return f"{share}, by S" if by_s else share
 

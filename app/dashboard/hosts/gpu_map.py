@@ -111,7 +111,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
     measure = "Time against peers of its stage" if against_peers else "Slowdown of the job by it"
     return GpuMap(
         title=_title(values),
-        note=f"{measure}, all jobs, the largest in each part of {age(part.total_seconds())}; "
+        note=f"{measure}, of all jobs: the largest in each {age(part.total_seconds())}; "
         "hatched: no session",
         width=LEFT + COLUMNS * CELL_WIDTH + RIGHT,
         height=TOP + len(names) * CELL_HEIGHT + BOTTOM,

@@ -275,8 +275,9 @@ def _jobs(sessions: Sequence[HostSession]) -> list[JobLine]:
 
 def _jobs_title(sessions: Sequence[HostSession], jobs: Sequence[JobLine]) -> str:
     slow = len({one.job for one in sessions if one.cause})
-    verb = "was" if slow == 1 else "were"
-    return f"{count(slow) if slow else 'None'} of its {plural(len(jobs), 'job')} {verb} slow by it"
+    if len(jobs) == 1:
+        return "It slowed its only job" if slow else "It did not slow its only job"
+    return f"It slowed {count(slow) if slow else 'none'} of its {plural(len(jobs), 'job')}"
 
 
 def _repair(one: Repair) -> RepairLine:

@@ -142,8 +142,8 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         cleared_url=address.but(team=None, owner=None, label=None) if report.filters.asked else "",
         figures_url=_figures_url(report, about),
         trend_title=_trend_title(report.spent.trend),
-        trend_note=f"Share of GPU-hours lost, of {_length(report.until - report.since)} each; "
-        "from 0",
+        trend_note=f"Share of the GPU-hours that was lost, in each "
+        f"{_length(report.until - report.since)}; the axis begins at 0",
         trend=_trend(report.spent.trend, report.now),
         hosts_title=_hosts_title(report),
         hosts=_hosts(report),
@@ -182,7 +182,7 @@ def _heading(report: FleetReport, about: Range) -> str:
     if not report.spent.causes or not costs.lost:
         return text
     first = report.spent.causes[0]
-    return f"{text}; {title_of(first.cause).lower()} leads"
+    return f"{text}; {title_of(first.cause).lower()} costs the most"
 
 
 def _counted(coverage: Coverage) -> str:
@@ -217,26 +217,27 @@ def _facts(report: FleetReport) -> list[Fact]:
         Fact(
             "GPU-hours used",
             hours(costs.used),
-            f"{hours(before.used)} the time before" if before.sessions else was,
+            f"{hours(before.used)} in the time before" if before.sessions else was,
             "While a verdict stood: until its job’s next session, at most 6 h",
         ),
         Fact(
             "Lost",
             hours(costs.lost),
-            f"{hours(before.lost)} the time before" if before.sessions else was,
+            f"{hours(before.lost)} in the time before" if before.sessions else was,
             "Against each job without its causes, else by S",
         ),
         Fact(
             "Waste",
             rough_percent(costs.share),
-            f"{rough_percent(before.share)} the time before; paper {rough_percent(PAPER_WASTED)}"
+            f"{rough_percent(before.share)} in the time before; "
+            f"{rough_percent(PAPER_WASTED)} in the paper"
             if before.sessions
-            else f"paper {rough_percent(PAPER_WASTED)}",
+            else f"{rough_percent(PAPER_WASTED)} in the paper",
         ),
         Fact(
             "Straggling jobs",
             f"{count(straggling)} of {count(report.spent.measured)}",
-            f"S from {STRAGGLING} on in their median session",
+            f"S of {STRAGGLING} or more in their median session",
         ),
         Fact(
             "Incidents",
@@ -298,7 +299,7 @@ def _jobs_title(report: FleetReport) -> str:
         return "No job lost anything"
     first = report.spent.jobs[0]
     share = first.lost / report.costs.lost
-    return f"{first.job} lost the most, {rough_percent(share)} of it"
+    return f"{first.job} lost the most: {rough_percent(share)} of all that is lost"
 
 
 def _jobs(report: FleetReport) -> list[BarLine]:
@@ -369,7 +370,7 @@ def _hosts_title(report: FleetReport) -> str:
     total = hours(sum(host.lost for host in hosts))
     if len(hosts) == 1:
         return f"{hosts[0].host} alone was slow more than once"
-    return f"{plural(len(hosts), 'host')} slow more than once cost {total} GPU-hours"
+    return f"{plural(len(hosts), 'host')} that were slow more than once cost {total} GPU-hours"
 
 
 def _hosts(report: FleetReport) -> list[BarLine]:

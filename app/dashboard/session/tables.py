@@ -236,18 +236,25 @@ def recovered_rows(report: Report) -> tuple[Row, ...]:
         Row(
             Markup("Slowest 3\N{NO-BREAK SPACE}% of workers (M<sub>W</sub>)"),
             _share(m_w.rem),
-            f"{plural(len(m_w.workers), 'worker')}{_range(m_w)}; kept alone: {_share(m_w.add)}",
+            f"{plural(len(m_w.workers), 'worker')}{_range(m_w)}; "
+            f"if only they kept their times: {_share(m_w.add)}",
         ),
         Row(
             Markup("Last stage (M<sub>S</sub>)"),
             _share(m_s.rem),
-            f"stage {stage}{_range(m_s)}; kept alone: {_share(m_s.add)}"
+            f"stage {stage}{_range(m_s)}; if only it kept its times: {_share(m_s.add)}"
             if stage
             else "there is one stage only",
         ),
     ]
     if k50 is not None:
-        rows.append(Row("Half of it", plural(k50, "worker"), "fewest, in order of slowdown"))
+        rows.append(
+            Row(
+                "Half of the lost time",
+                plural(k50, "worker"),
+                "the fewest that recover it, slowest first",
+            )
+        )
     return tuple(rows)
 
 
@@ -257,7 +264,8 @@ def _range(recovery: Recovery) -> str:
         return ""
     # with the digits that the share itself is said with, which would seem to be outside otherwise
     digits = rough_digits(recovery.rem or 0.0)
-    return f", 95\N{NO-BREAK SPACE}%: {percent(ci95[0], digits)} to {percent(ci95[1], digits)}"
+    low, high = (percent(end, digits) for end in ci95)
+    return f", 95\N{NO-BREAK SPACE}% interval {low} to {high}"
 
 
 def _share(value: float | None) -> str:

@@ -31,7 +31,7 @@ def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
             try:
                 found = list_groups(tx, job)
             except NotFoundError:
-                return pages.not_found(f"tensor-parallel groups of job {job}", nav)
+                return pages.not_found(f"tensor-parallel group of job {job}", nav)
         return pages.render("tensor/list.html", nav, page=groups_page(found), now=found.now)
 
     @routes.get("/jobs/{job}/tensor.csv")

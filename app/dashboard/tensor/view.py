@@ -250,7 +250,9 @@ def _facts(
             seconds(max(latest.times_s)),
             "" if standing is None else f"predicted {seconds(standing.predicted_time_s)}",
         ),
-        Fact("To shed", f"γ {_to_shed(view):.3f}", "Eq. 1 with T_min"),
+        Fact(
+            "Excess work", f"γ {_to_shed(view):.3f}", "columns that the slowest rank has too many"
+        ),
         Fact(
             "Accuracy budget", f"γ {view.problem.accuracy_budget:g}", _budget_note(view, standing)
         ),

@@ -93,7 +93,7 @@ def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
         return Range("", "the chosen time", begin=first, end=last)
     name = name if name in SPANS or name == ALL else default
     if name == ALL:
-        return Range(ALL, "all its time")
+        return Range(ALL, "the whole time")
     span, label = SPANS[name]
     return Range(name, f"the last {label}", span=span)
 

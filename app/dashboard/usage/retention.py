@@ -75,7 +75,7 @@ def retention_heading(rules: RetentionRules) -> str:
     if not goes:
         return "Sessions are kept without limit"
     if len(goes) == len(of_sessions):
-        return "Old sessions keep only what lists show"
+        return "Old sessions keep only what lists show of them"
     return f"Old sessions lose {listing(goes)}"
 
 

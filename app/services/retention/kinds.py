@@ -261,7 +261,7 @@ KINDS: Final = (
     Kind(
         "reports",
         "Reports",
-        "without one, what lists show of the session stays",
+        "a session without one keeps what lists show",
         _reports,
         _remove_reports,
     ),
@@ -275,9 +275,9 @@ KINDS: Final = (
     Kind(
         "deliveries",
         "Deliveries",
-        "the last about each job stays",
+        "the last one of each job stays",
         _deliveries,
         _remove_deliveries,
     ),
-    Kind("audit", "Audit log", "nothing of the last two years goes", _audit, _remove_audit),
+    Kind("audit", "Audit log", "entries of the last two years stay", _audit, _remove_audit),
 )

@@ -129,15 +129,15 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     page.get_by_label("Condition").select_option("waste")
     page.get_by_label("From, %", exact=True).fill("20")
     page.get_by_label("Ends below, %").fill("17.5")
-    page.get_by_label("Names, with * and ?").fill("llama-*, moe-1t")
+    page.get_by_label("Job names; * and ? stand for any letters").fill("llama-*, moe-1t")
     page.get_by_label("Labels").fill("owner=ann")
     page.get_by_label("low", exact=True).uncheck()
     page.get_by_label("Severity").select_option("critical")
-    page.get_by_label("Or unacknowledged for, min").fill("30")
+    page.get_by_label("Or when not acknowledged for, min").fill("30")
     press(page, "Add rule")
     expect(page).to_have_url(re.compile(r"/rules/[0-9a-f-]{36}$"))
     expect(page.locator("#rules")).to_contain_text(
-        "Waste by S from 20\N{NO-BREAK SPACE}% on, 2 sessions in a row"
+        "Waste by S of 20\N{NO-BREAK SPACE}% or more, 2 sessions in a row"
     )
     rule = place.rule("Wasteful")
     assert rule.condition == Threshold("waste", at_least=0.2, clears_below=0.175)
@@ -152,7 +152,7 @@ def test_a_rule_is_added_edited_and_deleted(place: Place, visitor: Visitor) -> N
     page.get_by_label("From, %", exact=True).fill("90")
     page.get_by_label("Ends below, %").fill("80")
     page.get_by_label("Slow worker", exact=True).check()
-    page.get_by_label("Sessions in a row").fill("1")
+    page.get_by_label("Sessions in a row that fire it").fill("1")
     press(page, "Save")
     expect(page.locator("#done")).to_have_text("Saved")
     expect(page.locator("#rules")).to_contain_text(

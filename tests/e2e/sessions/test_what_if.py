@@ -194,7 +194,7 @@ def test_all_else_ideal_shows_what_one_worker_costs(
     page = visitor.open(f"{site}/sessions/{session}")
     wait_for_figures(page)
     field(page, "effect").select_option("keep")
-    page.get_by_label("All else ideal").check()
+    page.get_by_label("All others ideal").check()
     page.get_by_role("button", name="Ask", exact=True).click()
     title = page.locator("#ask-title")
     expect(title).to_contain_text(f"All ideal, worker {SLOW} as recorded: ")

@@ -173,7 +173,7 @@ def test_what_is_over_with_the_gain_that_was_measured() -> None:
     ended = incident(2, IncidentState.RESOLVED, resolved_at=NOW - timedelta(minutes=30))
     after = facts(9, 1.02, step_time_s=8.1)
     page = page_of(listed(over=[Over(row(ended), after)], over_count=44))
-    assert page.over_title == "44\N{NO-BREAK SPACE}incidents over in the last 7 days; the latest 1"
+    assert page.over_title == "44\N{NO-BREAK SPACE}incidents ended in the last 7 days; the latest 1"
     [line] = page.over
     assert (line.before, line.after) == ("1.25×", "1.02×")
     assert (line.predicted, line.measured) == (

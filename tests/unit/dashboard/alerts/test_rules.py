@@ -42,22 +42,22 @@ def channel(name: str, **changes: object) -> ChannelView:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (SLOW, "Slowdown from 1.1× on, 2 sessions in a row"),
-        (DEFAULT_RULES[1], f"Steps 5{NBSP}% longer than usual, 2 sessions in a row"),
+        (SLOW, "Slowdown of 1.1× or more, 2 sessions in a row"),
+        (DEFAULT_RULES[1], f"Steps at least 5{NBSP}% longer than usual, 2 sessions in a row"),
         (DEFAULT_RULES[2], f"Slow worker with 90{NBSP}% confidence, at once"),
         (DEFAULT_RULES[3], "No session for 3 usual intervals and 10 min"),
-        (DEFAULT_RULES[4], f"Discrepancy from 5{NBSP}% on, 2 sessions in a row"),
+        (DEFAULT_RULES[4], f"Discrepancy of 5{NBSP}% or more, 2 sessions in a row"),
         (
             replace(SLOW, condition=Threshold("slowdown", 1.2, 1.1)),
-            "S from 1.2× on, 2 sessions in a row",
+            "S of 1.2× or more, 2 sessions in a row",
         ),
         (
             replace(SLOW, condition=Threshold("waste", 0.125, 0.1)),
-            f"Waste by S from 12.5{NBSP}% on, 2 sessions in a row",
+            f"Waste by S of 12.5{NBSP}% or more, 2 sessions in a row",
         ),
         (
             replace(SLOW, condition=Threshold("gpu_hours_lost", 40, 30), consecutive=1),
-            "From 40 GPU-hours lost by S on, at once",
+            "40 GPU-hours or more lost by S, at once",
         ),
         (
             replace(SLOW, condition=CauseFound(0.9, 0.8), consecutive=3),

@@ -244,7 +244,7 @@ def test_where_no_cause_explains_it_the_slowdown_is_s_and_says_so() -> None:
     assert (row.slowdown_text, row.against) == ("1.50×", "published S: no cause explains it")
     assert row.cause_share.replace(NBSP, " ") == "100 %, by S"
     well = session(1, 1.01, verdict=verdict(1.01, HeadlineKind.PUBLISHED))
-    assert line(well).cause_share == "none, by S"
+    assert line(well).cause_share == "no cause, by S"
 
 
 def test_a_job_that_is_well_has_no_cause() -> None:
