@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ACCOUNT = "nobody"
 _REPOSITORY = Path(__file__).parents[2]
-_PARTS = ("app", "workers", "migrations", "frontend", "tests/support")
+_PARTS = ("app", "workers", "migrations", "frontend", "docs", "tests/support")
 
 
 class User:
