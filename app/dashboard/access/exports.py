@@ -80,7 +80,7 @@ def _incidents(container: Container, project: str) -> Iterator[Sequence[object]]
         with container.everywhere().reading() as tx:
             found = open_everywhere(tx, BATCH, project=project, offset=offset)
         # What a job loses stands on its project's own list.
-        yield from ((name, *incident_cells(row, {})) for name, row in found.rows)
+        yield from ((name, *incident_cells(row)) for name, row in found.rows)
         if len(found.rows) < BATCH:
             return
 

@@ -39,22 +39,20 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
     for number in count(1):
         with container.reading() as tx:
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=number)
-        worlds = {session: one.world for session, one in found.sessions.items()}
         rows = [item.row for item in found.over] if found.filtered.over else found.present
-        yield from (incident_cells(row, worlds) for row in rows)
+        yield from (incident_cells(row) for row in rows)
         if number >= found.pages:
             return
 
 
-def incident_cells(row: IncidentRow, worlds: Mapping[uuid.UUID, int]) -> Sequence[object]:
-    """Return the cells of an incident; what its job loses takes the ranks of its session."""
+def incident_cells(row: IncidentRow) -> Sequence[object]:
+    """Return the cells of an incident."""
     incident, facts = row.incident, row.incident.facts
-    shown, known, fix = (facts.headline, facts.known, facts.fix) if facts else (None, None, None)
-    world = worlds.get(facts.session) if facts else None
+    shown, fix = (facts.headline, facts.fix) if facts else (None, None)
     return (
         *(incident.id, incident.severity, incident.state, row.job, incident.cause),
         *(incident.where, shown and shown.slowdown),
-        None if known is None or world is None else known.waste * world,
+        facts and facts.lost_each_hour,
         *(fix and fix.title, fix and fix.gain),
         *(incident.opened_at, incident.fired_at, incident.resolved_at, row.assignee),
         *(facts.labels if facts else None, len({one.job for one in row.inside})),
@@ -71,7 +69,7 @@ def _delivered(rows: Sequence[DeliveryRow]) -> Table:
 
 # File name → what makes it of an incident.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
-    "inside": lambda found: Table.of(InsideRow, members(found.view.row, found.sessions)),
+    "inside": lambda found: Table.of(InsideRow, members(found.view.row)),
     "deliveries": _deliveries,
 }
 

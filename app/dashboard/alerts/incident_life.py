@@ -176,7 +176,7 @@ def chosen_incident(
         job_url=job_url,
         title=title_of(row),
         subtitle=_about(row, life.view.now),
-        facts=_facts(row, life),
+        facts=_facts(row),
         since="" if onset is None else since_when(onset, life.view.now),
         session_url=session_url(incident, job_url),
         rules=listing(list(row.rules.values())) or "a deleted rule",
@@ -197,7 +197,7 @@ def chosen_incident(
                 slowdown="none" if one.slowdown is None else times(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in members(row, life.sessions)
+            for one in members(row)
         ],
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
@@ -206,7 +206,7 @@ def chosen_incident(
     )
 
 
-def _facts(row: IncidentRow, life: IncidentLife) -> list[Fact]:
+def _facts(row: IncidentRow) -> list[Fact]:
     """Return who is at fault, what it costs, and what helps: what the first screen must say."""
     facts = row.incident.facts
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
@@ -216,7 +216,7 @@ def _facts(row: IncidentRow, life: IncidentLife) -> list[Fact]:
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
         found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
-    rate = lost_each_hour(row, life.sessions)
+    rate = lost_each_hour(row)
     if rate is not None:
         found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
     if facts.fix is not None:

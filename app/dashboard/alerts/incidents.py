@@ -249,7 +249,7 @@ def _line(
     row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
 ) -> IncidentLine:
     incident, facts = row.incident, row.incident.facts
-    slowdown, rate = _slowdown(facts), lost_each_hour(row, found.sessions)
+    slowdown, rate = _slowdown(facts), lost_each_hour(row)
     fix = facts.fix if facts else None
     standing = _standing(incident, found.now)
     on_machine = not together(row)
@@ -280,7 +280,7 @@ def _line(
                 color="" if one.slowdown is None else heat_color(one.slowdown),
                 lost="" if one.lost is None else hours(one.lost),
             )
-            for one in members(row, found.sessions)
+            for one in members(row)
         ],
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.alerts.incidents import Incident
     from app.alerts.rules import Audience
     from app.services.alerts.channels.reads import ChannelView
-    from app.services.alerts.incident_reads import IncidentRow, Measured
+    from app.services.alerts.incident_reads import IncidentRow
 
 # Open incidents come before every state of a session: their orders are negative.
 STATES: Final = {
@@ -86,7 +86,7 @@ def several(row: IncidentRow) -> str:
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
-def members(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> Sequence[InsideRow]:
+def members(row: IncidentRow) -> Sequence[InsideRow]:
     """Return the jobs that an incident is about where these are several: its own one, and others.
 
     Each stands once, however many of its incidents are inside, so that they are as many as
@@ -105,7 +105,7 @@ def members(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> Sequenc
             incident.state,
             # How slow the job was says nothing of its silence.
             None if silent else slowdown,
-            None if silent else _own_loss(row, sessions),
+            None if silent or facts is None else facts.lost_each_hour,
         )
     }
     for one in row.inside:
@@ -113,16 +113,10 @@ def members(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> Sequenc
     return tuple(found.values())
 
 
-def _own_loss(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> float | None:
-    facts = row.incident.facts
-    if facts is None or facts.known is None or facts.session not in sessions:
-        return None
-    return facts.known.waste * sessions[facts.session].world
-
-
-def lost_each_hour(row: IncidentRow, sessions: Mapping[uuid.UUID, Measured]) -> float | None:
+def lost_each_hour(row: IncidentRow) -> float | None:
     """Return GPU-hours lost each hour by the job, and by other jobs inside."""
-    own = _own_loss(row, sessions)
+    facts = row.incident.facts
+    own = None if facts is None else facts.lost_each_hour
     # A job counts once, however many of its incidents are inside.
     others = {one.job: one.lost for one in row.inside if one.lost is not None}
     known = [lost for job, lost in others.items() if job != row.job]

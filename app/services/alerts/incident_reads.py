@@ -185,7 +185,6 @@ class Measured:
 
     number: int
     slowdown: float | None
-    world: int  # ranks of the job in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +301,6 @@ def incident_and_sessions(
             Nullable(Session.id),
             Session.number,
             StoredVerdict.slowdown,
-            Session.world,
         )
         .outerjoin(Session, Session.id == AlertEvent.session_id)
         .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
@@ -322,8 +320,8 @@ def incident_and_sessions(
         for event, *_ in rows
     ]
     sessions = {
-        session: Measured(number, slowdown, world)
-        for _, session, number, slowdown, world in rows
+        session: Measured(number, slowdown)
+        for _, session, number, slowdown in rows
         if session is not None
     }
     return IncidentView(row, events, tx.now, comments), sessions

@@ -127,8 +127,6 @@ class Incidents:
     """Of the last seven days, the latest first, at most 30; where those that are over are asked
     for, this page of them."""
     over_count: int
-    sessions: Mapping[uuid.UUID, Measured]
-    """The latest session of each incident in `present`."""
 
     @property
     def total(self) -> int:
@@ -204,11 +202,6 @@ def incidents(
             for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
-        sessions={
-            row["session"]: Measured(row["number"], row["slowdown"], row["world"])
-            for row in rows
-            if row["number"] is not None
-        },
     )
 
 
@@ -221,11 +214,7 @@ def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int
 def _listed(filtered: IncidentFilter) -> Select[Any]:
     return (
         INCIDENTS.query()
-        .add_columns(
-            SESSION_ID.label("session"), Session.number, StoredVerdict.slowdown, Session.world
-        )
         .outerjoin(Session, Session.id == SESSION_ID)
-        .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
         .where(*listed(filtered), *_matching(filtered))
     )
 

@@ -210,3 +210,14 @@ def test_the_demo_that_ends_is_no_incident(alerting: Alerting) -> None:
     [incident] = alerting.incidents()
     assert incident.facts is not None
     assert (incident.cause, incident.facts.job) == ("no_data", "real")
+
+
+def test_an_incident_says_its_cost_whichever_session_showed_it_last(
+    alerting: Alerting, client: httpx.Client
+) -> None:
+    alerting.slow()
+    # It holds the incident, which is no event of it.
+    alerting.session(1.3)
+    [incident] = client.get("/api/v1/incidents").json()["incidents"]
+    facts = page(client, f"/incidents/{incident['id']}").text
+    assert "Costs" in facts

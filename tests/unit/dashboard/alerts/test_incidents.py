@@ -20,7 +20,7 @@ from app.dashboard.alerts.parts import actions, context, session_url
 from app.dashboard.ui.moments import plain
 from app.services.alerts.deliveries.reads import DeliveryRow
 from app.services.alerts.filters import IncidentFilter
-from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView, Measured
+from app.services.alerts.incident_reads import EventRow, IncidentRow, IncidentView
 from app.services.alerts.views import PAGE, Choices, IncidentLife, Incidents, Lost, Over
 from tests.unit.dashboard.alerts.channels import NOW, channel, delivery
 
@@ -42,6 +42,7 @@ def facts(number: int, slowdown: float, **changes: Any) -> Facts:  # noqa: ANN40
         step_time_s=10.0,
         fix=VerdictFix("Replace node-7", 0.2, 8.0),
         headline=Slowdown(slowdown, None, 4.0, HeadlineKind.PUBLISHED),
+        gpus=8,
     )
     return replace(found, **changes)
 
@@ -70,7 +71,7 @@ def row(found: Incident, job: str = "llm") -> IncidentRow:
     return IncidentRow(job, found, {RULE: "Slow job"})
 
 
-def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # noqa: ANN401 - fields of Incidents
+def listed(*rows: IncidentRow, **changes: Any) -> Incidents:  # noqa: ANN401 - fields of Incidents
     states = [row.incident.state for row in rows]
     found = Incidents(
         now=NOW,
@@ -82,11 +83,6 @@ def listed(*rows: IncidentRow, world: int = 8, **changes: Any) -> Incidents:  # 
         choices=Choices((), (), (), ()),
         over=(),
         over_count=0,
-        sessions={
-            row.incident.facts.session: Measured(row.incident.facts.number, 1.25, world)
-            for row in rows
-            if row.incident.facts
-        },
     )
     return replace(found, **changes)
 
