@@ -152,6 +152,4 @@ def interval_of(judged: Judged) -> Interval | None:
 
 def too_few_steps(steps: int) -> str:
     """Return why there is no interval."""
-    return (
-        f"{steps} steps do not tell how often a job has spells: the interval needs {FEWEST_STEPS}"
-    )
+    return f"it needs {FEWEST_STEPS} steps, to tell how often a job has spells; these are {steps}"

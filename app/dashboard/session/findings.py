@@ -174,8 +174,7 @@ def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
     lost = recorded_s - ideal_s
     if lost <= NEGLIGIBLE * recorded_s:
         return f"Step {step} took {seconds(recorded_s)}, its ideal time"
-    share = rough_percent(lost / recorded_s)
-    return f"Step {step} took {seconds(recorded_s)}, {seconds(lost)} of it above ideal: {share}"
+    return f"Step {step} took {seconds(recorded_s)}, {seconds(lost)} of it above ideal"
 
 
 def attribution_finding(report: Report) -> str:
@@ -248,7 +247,7 @@ def correlation_finding(report: Report) -> str:
         return "Sequence lengths: unknown"
     if r >= CORRELATION_BOUND:
         return f"Forward and backward rise together: r = {ratio(r)}, over 0.90"
-    return f"Not sequence lengths: r = {ratio(r)}, under 0.90"
+    return f"Sequence lengths are not the cause: r = {ratio(r)}, under 0.90"
 
 
 def launch_finding(report: Report) -> str:

@@ -126,7 +126,7 @@ def report_view(
         first_map=first_map(report),
         strip_title=findings.strip_finding(report),
         strip_note="Slowdown of each step; dashed: that of the job"
-        + (f", dotted: one of {len(starts) + 1} recorded stretches ends" if starts else ""),
+        + (", dotted: steps between were not recorded" if starts else ""),
         timeline_title=findings.timeline_finding(
             chosen.step, times_s.recorded[chosen.index], times_s.ideal[chosen.index]
         ),

@@ -105,8 +105,8 @@ def exact_rows(report: Report) -> tuple[Row, ...]:
             + (
                 ""
                 if published
-                else f", times {shown.slowdown / report.slowdown:.{EXACT_DIGITS}f} for the causes "
-                "in the ideal"
+                else f", times {shown.slowdown / report.slowdown:.{EXACT_DIGITS}f}: the ideal "
+                "contains the causes"
             ),
         ),
     ]

@@ -186,3 +186,26 @@ def test_on_a_phone_the_best_fix_is_within_two_screens(
     assert ends == sorted(ends)
     fixes = ends[2]
     assert fixes <= 2 * PHONE.size[1]
+
+
+def test_a_timeline_loads_when_it_is_seen_and_again_where_it_did_not(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    stored = analyzed(container, job_trace(), "dense-34b")
+    page = visitor.open(f"{site}/healthz")
+    visitor.expects("ERR_FAILED")
+    page.set_viewport_size({"width": 1440, "height": 600})
+    page.route("**/timeline?*", lambda route: route.abort())
+    page.goto(f"{site}/sessions/{stored.session}")
+    timeline = page.locator("#timeline")
+    expect(timeline).to_have_attribute("data-waits", re.compile("loads when it comes into view$"))
+    before = timeline.bounding_box()
+    seen(timeline)
+    expect(page.locator("#op-read")).to_contain_text("did not load")
+    page.unroute("**/timeline?*")
+    page.get_by_role("button", name="Load it again").click()
+    expect(timeline).to_have_attribute("data-drawn", re.compile(r"\d+"))
+    after = timeline.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert before["height"] == after["height"]

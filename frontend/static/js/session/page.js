@@ -1,7 +1,7 @@
 // The page of a session: map, strip, timeline and address share one selection (mean or step, worker).
 import { here } from '../here.js';
 import { drawBars, geometry, pointed } from '../bars.js';
-import { count, roughPercent, seconds, times, worker } from '../format.js';
+import { count, seconds, times, worker } from '../format.js';
 import { Heatmap } from './heatmap.js';
 import { Plot } from '../plots.js';
 import { whenSeen } from '../seen.js';
@@ -241,21 +241,30 @@ export class SessionReport {
       return;
     }
     if (!this.timelineSeen) {
-      reading.textContent = `The timeline of step ${step} loads when it comes into view.`;
+      element.dataset.waits = `Timeline of step ${step}: loads when it comes into view`;
       return;
     }
+    element.dataset.waits = `Timeline of step ${step}: loading…`;
     element.setAttribute('aria-busy', 'true');
     try {
       if (this.timeline.data) {
         reading.textContent = `Loading step ${step}; step ${this.timeline.data.step} is still shown.`;
         await rest(REST_MS, signal);
-      } else reading.textContent = `Loading the timeline of step ${step}…`;
+      }
       const response = await fetch(`${this.api}/timeline?${query}`, { signal });
       if (!response.ok) throw new Error((await response.json()).detail ?? response.statusText);
       this.timeline.show(await response.json());
       element.removeAttribute('aria-busy');
     } catch (error) {
-      if (error.name !== 'AbortError') reading.textContent = `The timeline of step ${step} could not be loaded: ${error.message}`;
+      if (error.name === 'AbortError') return;
+      element.removeAttribute('aria-busy');
+      element.dataset.waits = `The timeline of step ${step} did not load`;
+      const again = document.createElement('button');
+      again.type = 'button';
+      again.className = 'link';
+      again.textContent = 'Load it again';
+      again.addEventListener('click', () => this.loadTimeline(), { signal: this.signal });
+      reading.replaceChildren(`The timeline of step ${step} did not load: ${error.message} `, again);
     }
   }
 
@@ -265,7 +274,7 @@ export class SessionReport {
     const lost = recordedS - idealS;
     $('#timeline-title').textContent = lost <= 0.01 * recordedS
       ? `Step ${step} took ${seconds(recordedS)}, its ideal time`
-      : `Step ${step} took ${seconds(recordedS)}, ${seconds(lost)} of it above ideal: ${roughPercent(lost / recordedS)}`;
+      : `Step ${step} took ${seconds(recordedS)}, ${seconds(lost)} of it above ideal`;
     const [drawn, file, whole] = [$('#perfetto'), $('#perfetto-file'), $('#perfetto-whole')];
     for (const link of [drawn, file, whole]) {
       link.href = `${this.api}/timeline?${link === whole ? `step=${step}` : query}`;

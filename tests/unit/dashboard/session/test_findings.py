@@ -126,7 +126,7 @@ def test_the_causes_are_summed_up(
     ("pearson", "title"),
     [
         (None, "Sequence lengths: unknown"),
-        (0.88, "Not sequence lengths: r = 0.88, under 0.90"),
+        (0.88, "Sequence lengths are not the cause: r = 0.88, under 0.90"),
         (0.97, "Forward and backward rise together: r = 0.97, over 0.90"),
     ],
 )

@@ -230,8 +230,8 @@ def test_an_interval_that_rounds_to_one_number_says_how_narrow_it_is(slow_worker
 def test_a_slowdown_without_an_interval_says_why(slow_worker: Report) -> None:
     few = slow_worker
     assert verdict_facts(few)[0].note == "no interval"
-    assert "do not tell how often a job has spells" in verdict_facts(few)[0].hint
-    assert "do not tell how often a job has spells" in exact_rows(few)[0].note
+    assert "it needs 20 steps, to tell how often a job has spells" in verdict_facts(few)[0].hint
+    assert "it needs 20 steps, to tell how often a job has spells" in exact_rows(few)[0].note
 
 
 @pytest.mark.parametrize(
