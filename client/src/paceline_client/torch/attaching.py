@@ -18,6 +18,7 @@ from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.device_timeline import DeviceTimeline
+from paceline_client.torch.greeting import NO_GRADIENTS, say
 from paceline_client.torch.groups import find_groups, with_experts
 from paceline_client.torch.host_timeline import HostTimeline
 from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
@@ -49,6 +50,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     groups: Mapping[str, Any] | None = None,
     every: str | float | None = "30min",
     steps: int = 50,
+    window: str | float | None = "3min",
     warmup: int = 2,
     first_step: int = 0,
     level: LevelName = "p2p",
@@ -88,6 +90,9 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         Time between two sessions: ``"30min"``, or seconds. None records on request only.
     steps, warmup : int
         Steps of a session; steps before it in which hooks run and nothing is kept.
+    window : str or float or None
+        The longest time of a periodic session: of slow steps fewer are recorded, at least five.
+        None for no such limit.
     first_step : int
         Number of the current step, as after a checkpoint.
     level : {"compute", "p2p", "all"}
@@ -128,11 +133,14 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         )
         place = with_experts(place, groups)
         agreement = Agreement.of_job(rank, world, next(_ATTACHED))
-        sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s)
+        longest_s = seconds(window, "window")
+        sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s, longest_s)
         run = _agreed_run(agreement)
         known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted)
+        if rank == 0 and place.dp > 1 and wanted >= Level.P2P and not _reduces(target_job):
+            say(NO_GRADIENTS)
         meta = _metadata(rank, place, run, wanted, left_out, labels)
         if tensor_ranks == "all":
             meta["producers"] = [f"rank-{other}" for other in range(world)]
@@ -190,6 +198,12 @@ def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
             undo += attached
             left_out += missing
     return undo, left_out
+
+
+def _reduces(job: Job) -> bool:
+    """Return whether it is known what data-parallel ranks exchange; a loop's own spans say it."""
+    own = not job.models() and job.schedule is None
+    return own or any(target.reduces(job) for target in TARGETS)
 
 
 def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata

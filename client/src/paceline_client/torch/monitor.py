@@ -14,6 +14,7 @@ from typing import Any, Final
 from paceline_client.delivery import DeliveryError, finish_job
 from paceline_client.recorder import Outcome
 from paceline_client.torch.agreement import Agreement
+from paceline_client.torch.greeting import greet
 from paceline_client.torch.relay import Relay
 from paceline_client.torch.sampling import Sampling, Window
 from paceline_client.torch.session import Sender, Session
@@ -45,6 +46,7 @@ class Monitor:
         self._relay: Relay | None = None
         self._recorded = 0
         self._decides = False
+        self._greeted = False
         self._records = False
         self._window: Window | None = None
         self._session: Session | None = None
@@ -217,7 +219,14 @@ class Monitor:
             if window is not None and self._agreement is not None:
                 self._agreement.tell(window.text())
                 self._window = window
+                self._greet(window, self._sampling.every_s)
         self._prepare(step)
+
+    def _greet(self, window: Window, every_s: float | None) -> None:
+        """Say once where the job is recorded."""
+        if not self._greeted and self._sender is not None:
+            self._greeted = True
+            greet(self._sender, window, every_s)
 
     def _prepare(self, step: int) -> None:
         """Switch the hooks on before a window, and begin its session."""

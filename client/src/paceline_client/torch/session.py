@@ -6,6 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote
 
 from paceline_client.delivery import RetryPolicy, Share
 from paceline_client.recorder import Recorder
@@ -35,6 +36,11 @@ class Sender:
     hand_over: bool
     retry: RetryPolicy
     buffer_operations: int
+
+    @property
+    def page(self) -> str:
+        """The address of the job's page."""
+        return f"{self.server.rstrip('/')}/jobs/{quote(self.job, safe='')}"
 
     def recorder(self, window: Window) -> Recorder:
         """Return a recorder for this rank's share of a session."""

@@ -6,6 +6,8 @@ import gc
 import gzip
 import json
 import logging
+import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,8 @@ from tests.unit.client.conftest import Answer, Receiver
 torch = of_real_jobs("torch")
 
 import paceline_client.torch as paceline  # noqa: E402
+from paceline_client.delivery import RetryPolicy  # noqa: E402
+from paceline_client.torch.layout import Layout  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +34,7 @@ class Job:
         self.model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.monitor = paceline.attach(
-            url, "llama", model=self.model, every=None, warmup=1, spool=spool, **how
+            url, "llama", model=self.model, warmup=1, spool=spool, **{"every": None, **how}
         )
 
     def train(self, steps: int) -> None:
@@ -170,3 +174,59 @@ def test_the_end_of_the_job_is_told_unless_an_exception_ends_it(
         finally:
             failing.monitor.close()
     assert told() == 1
+
+
+def periodic(receiver: Receiver, spool: Path, **how: Any) -> None:  # noqa: ANN401
+    """Run a job until its first periodic window has begun, and the server was asked."""
+    job = Job(receiver.url, spool, every="30min", steps=4, **how)
+    job.train(9)
+    job.monitor.close()
+    for thread in threading.enumerate():
+        if thread.name == "paceline-greeting":
+            thread.join(30)
+
+
+def test_a_job_says_once_which_steps_are_recorded_and_where(
+    receiver: Receiver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    receiver.answers = [Answer(status=201, document={"attempt": 1})] * 2
+    periodic(receiver, tmp_path)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("paceline: ")]
+    first = re.fullmatch(
+        rf"paceline: attached to job llama: records steps (\d+) to (\d+), then every 30 min; "
+        rf"{receiver.url}/jobs/llama",
+        said[0],
+    )
+    assert first is not None
+    assert int(first[2]) - int(first[1]) == 3
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(401, {"detail": "The token is unknown."}), "correct that: .* answered 401: The"),
+        (Answer(None), "they are sent once it answers: .* did not answer"),
+    ],
+)
+def test_a_server_that_is_away_or_refuses_is_said_at_once(
+    receiver: Receiver,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    answer: Answer,
+    words: str,
+) -> None:
+    receiver.answers = [answer] * 3
+    periodic(receiver, tmp_path, retry=RetryPolicy(give_up_after_s=0.1, first_wait_s=0.05))
+    said = capfd.readouterr().err
+    assert re.search(rf"paceline: recordings wait in {re.escape(str(tmp_path))}, {words}", said)
+
+
+@pytest.mark.parametrize(("dp", "level", "said"), [(2, "p2p", 1), (2, "compute", 0), (1, "p2p", 0)])
+def test_data_parallel_ranks_whose_collectives_are_unknown_are_told_what_to_pass(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], dp: int, level: str, said: int
+) -> None:
+    job = Job("http://127.0.0.1:9", tmp_path, layout=Layout(dp=dp), level=level)
+    job.monitor.close(0.0)
+    told = capfd.readouterr().err
+    assert told.count("paceline: no data-parallel collective of this job is known") == said

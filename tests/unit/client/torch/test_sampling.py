@@ -41,6 +41,25 @@ def test_a_fast_job_is_told_as_much_earlier() -> None:
     assert window.start - step == pytest.approx(100, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("step_time_s", "steps"), [(1.0, 50), (3.6, 50), (4.0, 45), (29.0, 6), (300.0, 5)]
+)
+def test_slow_steps_make_a_window_of_fewer(step_time_s: float, steps: int) -> None:
+    sampling = Sampling(1e6, steps=50, warmup=2, longest_s=180.0)
+    ((_, window),) = windows(sampling, 20, step_time_s)
+    assert window.steps == steps
+
+
+def test_a_short_window_stays_as_short_and_a_requested_one_as_long_as_asked_for() -> None:
+    sampling = Sampling(1e6, steps=3, warmup=0, longest_s=180.0)
+    ((_, window),) = windows(sampling, 20, 100.0)
+    assert window.steps == 3
+    sampling.ask(40)
+    asked = sampling.decide(20, 2000.0)
+    assert asked is not None
+    assert asked.steps == 40
+
+
 def test_on_request_only_a_window_comes_when_asked_for() -> None:
     sampling = Sampling(None, steps=50, warmup=1)
     assert windows(sampling, 100, 1.0) == []

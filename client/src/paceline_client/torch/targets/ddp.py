@@ -84,4 +84,5 @@ DDP: Final = Target(
     "DistributedDataParallel",
     wanted=lambda job: _MODULE in sys.modules and bool(_wrapped(job)),
     install=_install,
+    reduces=lambda job: _MODULE in sys.modules and bool(_wrapped(job)),
 )

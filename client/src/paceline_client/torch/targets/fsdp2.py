@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
+from paceline_client.torch.layout import stages_of
 from paceline_client.torch.tap import GRADIENTS, PARAMETERS
 from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target
 
@@ -78,6 +79,14 @@ def _final(job: Job, original: Function) -> Function:
     return root_post_backward_final_callback
 
 
+def _sharded(job: Job) -> bool:
+    if _MODULE not in sys.modules:
+        return False
+    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+    roots = [*job.models(), *(stage.submod for stage in stages_of(job.schedule))]
+    return any(isinstance(module, kind) for root in roots for module in root.modules())
+
+
 FSDP2: Final = Target(
     "fsdp2",
     "FSDP2 (fully_shard)",
@@ -93,4 +102,5 @@ FSDP2: Final = Target(
             _final,
         ),
     ),
+    reduces=_sharded,
 )

@@ -127,6 +127,8 @@ class Target:
     hooks: Sequence[Hook] = ()
     # For what hooks cannot record; returns a function that reverts it.
     install: Callable[[Job, Level], Undo] | None = None
+    # Whether it records what the job's data-parallel ranks exchange.
+    reduces: Callable[[Job], bool] = lambda _: False
 
     def attach(self, job: Job, level: Level) -> tuple[list[Undo], list[str]]:
         """Attach all hooks that fit; return how to revert them, and the names of the others."""

@@ -319,4 +319,5 @@ MEGATRON: Final = Target(
         ),
     ),
     install=_install,
+    reduces=lambda job: job.megatron_config is not None,
 )

@@ -1,0 +1,59 @@
+"""What a job says at its start: where it is recorded and when, and at once what is wrong."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from paceline_client.delivery import DeliveryError, attempt_number
+
+if TYPE_CHECKING:
+    from paceline_client.torch.sampling import Window
+    from paceline_client.torch.session import Sender
+
+_log = logging.getLogger("paceline_client")
+
+_MINUTE_S: Final = 60.0
+# Ranks without a hook for these make waiting for others look like computing.
+NO_GRADIENTS: Final = (
+    "no data-parallel collective of this job is known, so that waiting cannot be told from "
+    "computing: pass the wrapped model to attach(model=…), such as the DistributedDataParallel"
+)
+
+
+def say(line: str) -> None:
+    """Print a line where a job's own output goes, whatever its logging shows."""
+    print(f"paceline: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line a job
+
+
+def greet(sender: Sender, window: Window, every_s: float | None) -> None:
+    """Say which steps are recorded, and whether the server takes them; on rank 0.
+
+    The server is asked on a thread of its own.
+    """
+    then = "on request" if every_s is None else f"every {_span(every_s)}"
+    say(
+        f"attached to job {sender.job}: records steps {window.start} to {window.end - 1}, then "
+        f"{then}; {sender.page}"
+    )
+    threading.Thread(target=_ask, args=(sender,), name="paceline-greeting", daemon=True).start()
+
+
+def _ask(sender: Sender) -> None:
+    once = replace(sender.retry, give_up_after_s=0.0)
+    try:
+        attempt_number(sender.server, sender.job, sender.run, once)
+    except DeliveryError as error:
+        kept = "they are sent once it answers" if not error.permanent else "correct that"
+        say(f"recordings wait in {sender.spool.directory}, {kept}: {error}")
+    except Exception:  # noqa: BLE001 - the training continues
+        _log.debug("the server was not asked", exc_info=True)
+
+
+def _span(seconds: float) -> str:
+    if seconds >= _MINUTE_S and seconds % _MINUTE_S == 0:
+        return f"{seconds / _MINUTE_S:g} min"
+    return f"{seconds:g} s"
