@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette_compress import CompressMiddleware, add_compress_type, remove_compress_type
 
-from app.api import fixes, fleet, history, notes, operation, plans
+from app.api import fixes, fleet, history, notes, operation, plans, views
 from app.api.access import routes as access
 from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
@@ -161,6 +161,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         fixes.router(),
         fleet.router(),
         notes.router(),
+        views.router(),
         history.router(),
         operation.router(),
         search.router(),

@@ -80,6 +80,12 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/sessions/{session}/events": _READ,
     # the fleet
     "GET /api/v1/fleet/report": _READ,
+    "GET /api/v1/views": _READ,
+    # views are one's own: who may look at the fleet may name what they look at
+    "POST /api/v1/views": _READ,
+    "GET /api/v1/views/{view}": _READ,
+    "PATCH /api/v1/views/{view}": _READ,
+    "DELETE /api/v1/views/{view}": _READ,
     "GET /api/v1/ingest": _READ,
     "GET /api/v1/installation": Open.INSTALLATION,
     # hosts
@@ -158,6 +164,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /plans.csv": _READ,
     "GET /plans/{plan}": _READ,
     "GET /plans/{plan}/{name}": _READ,
+    "GET /views/{view}": _READ,
     "GET /incidents": _READ,
     "GET /incidents.csv": _READ,
     "GET /incidents/{incident}": _READ,

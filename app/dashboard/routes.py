@@ -26,7 +26,7 @@ from app.dashboard.fixes.applied import applied_csv, applied_fixes, fleet_fixes
 from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
 from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
 from app.dashboard.fleet.job import job_page
-from app.dashboard.fleet.query import FleetQueryParam
+from app.dashboard.fleet.query import FleetQueryParam, view_bar
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.operation.pages import add_operation_pages
@@ -55,6 +55,7 @@ from app.services.container import Container
 from app.services.fixes.read import calibrations, realized_fixes
 from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
+from app.services.fleet.views import list_views, shared_view
 from app.services.fleet_report.jobs import job_figures
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
@@ -75,6 +76,7 @@ Step = Annotated[int | None, Query()]
 def router(assets: Assets, pages: Pages) -> APIRouter:
     """Return the routes of the dashboard that every application of a process has alike."""
     routes = _router()
+    _add_fleet(routes, pages)
     _add_pages(routes, pages)
     _add_exports(routes)
     add_plan_pages(routes, pages)
@@ -114,7 +116,7 @@ def _router() -> APIRouter:
     )
 
 
-def _add_pages(routes: APIRouter, pages: Pages) -> None:
+def _add_fleet(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/")
     def fleet_route(
         container: Here, request: Request, time: TimeQueryParam, query: FleetQueryParam
@@ -134,6 +136,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 page=PageRequest(query.sort, query.number, FLEET_PAGE),
                 silent_page=query.silent_number,
             )
+            views = list_views(tx, container.principal)
             brought = realized_fixes(tx, most=NEWEST_FIXES)
             figures = calibrations(tx) if brought else {}
             fixes = fleet_fixes(brought, figures, "/fleet/fixes.csv", tx.now)
@@ -142,7 +145,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             arrived = first_arrivals(tx) if unheard else None
         page = fleet_page(found, query, about)
         if status is None or arrived is None:
-            return pages.render("fleet/page.html", nav, page=page, now=page.now, applied=fixes)
+            bar = view_bar(views, query, about)
+            return pages.render(
+                "fleet/page.html", nav, page=page, now=page.now, applied=fixes, views=bar
+            )
         address = server_address(request, container.settings)
         return pages.render(
             "fleet/empty.html",
@@ -158,6 +164,18 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             all_workers=len(status.workers),
         )
 
+    @routes.get("/views/{view}")
+    def view_route(container: Here, view: str) -> Response:
+        with pages.reading(container) as (tx, nav):
+            try:
+                found = shared_view(tx, uuid.UUID(view))
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"view {view}", nav)
+        query = f"?{found.query}" if found.query else ""
+        return RedirectResponse(f"{container.pages_at}/{query}", HTTPStatus.SEE_OTHER)
+
+
+def _add_pages(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/jobs/{job}")
     def job_route(
         container: Here, job: str, time: TimeQueryParam, sort: QueryText = "", page: QueryText = ""

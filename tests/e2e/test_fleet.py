@@ -52,7 +52,7 @@ def test_the_fleet_filters_and_its_address_remembers(
     expect(page.locator(".range [aria-current]")).to_have_text("7\N{NO-BREAK SPACE}d")
     expect(rows).to_have_count(1)
     page.get_by_role("button", name="Own…").click()
-    page.get_by_label("From, in your time").fill("2020-01-01T00:00")
+    page.locator("#own [name=from]").fill("2020-01-01T00:00")
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page).to_have_url(
         re.compile(r"\?q=sparse&sort=-slowdown&from=20\d\d-\d\d-\d\dT\d\d%3A\d\dZ$")
@@ -88,6 +88,33 @@ def test_labels_are_printed_on_demand_and_a_click_on_one_filters(
     expect(rows).to_have_count(2)
     page.get_by_role("link", name="Hide labels").click()
     expect(chips).to_have_count(0)
+
+
+def test_a_view_is_saved_opened_by_its_link_renamed_and_deleted(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    analyzed(container, job_trace(), "dense-34b")
+    analyzed(container, healthy(1), "sparse-8b")
+    page = visitor.open(f"{site}/?q=dense&sort=job")
+    bar, saved = page.locator("#views"), page.get_by_role("navigation", name="Saved views")
+    bar.get_by_role("button", name="Save this view…").click()
+    bar.get_by_label("Name").fill("dense ones")
+    bar.get_by_role("button", name="Save view").click()
+    expect(saved.get_by_role("link")).to_have_text(["dense ones"])
+    expect(saved.get_by_role("link")).to_have_attribute("aria-current", "true")
+    link = bar.get_by_role("link", name="Link to share").get_attribute("href")
+    page.goto(f"{site}/")
+    expect(page.locator("table.jobs tbody tr")).to_have_count(2)
+    saved.get_by_role("link", name="dense ones").click()
+    expect(page.locator("table.jobs tbody tr")).to_have_count(1)
+    page.goto(f"{site}{link}")
+    expect(page).to_have_url(f"{site}/?q=dense&sort=job")
+    bar.get_by_role("button", name="Rename…").click()
+    bar.get_by_label("Name").fill("the dense")
+    bar.get_by_role("button", name="Rename view").click()
+    expect(saved.get_by_role("link")).to_have_text(["the dense"])
+    destroy(page, bar.get_by_role("button", name="Delete the view the dense"), "Delete view")
+    expect(saved).to_have_count(0)
 
 
 def test_jobs_of_the_fleet_are_archived_renamed_and_deleted(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
-# Files, and the documentation, which `test_documentation.py` builds and walks over.
-NO_PAGES = (".csv", ".zip", "/{name}", "/{address:path}", "/docs")
+# Files, links of saved views, and the documentation, which `test_documentation.py` walks over.
+NO_PAGES = (".csv", ".zip", "/{name}", "/{address:path}", "/docs", "/views/{view}")
 
 
 def test_every_page_in_the_light_and_in_the_dark(

@@ -14,10 +14,12 @@ from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import DAY, Range
 from app.services.fleet.rows import FLEET
 from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Show
+from app.services.fleet.views import query_of
 from app.services.fleet_report.filters import ReportFilter
 
 if TYPE_CHECKING:
     from app.services.fleet.listing import FleetView
+    from app.services.fleet.views import View
 
 PATH: Final = "/"
 # The tab of the paper's figures in an address.
@@ -104,6 +106,28 @@ class FleetQuery:
 
 
 FleetQueryParam = Annotated[FleetQuery, Depends()]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewBar:
+    """The saved views of whoever looks, and what would be saved now."""
+
+    views: Sequence[Choice]  # `value` is the id, `url` the fleet as the view has it
+    chosen: Choice | None
+    query: str
+
+
+def view_bar(views: Sequence[View], query: FleetQuery, about: Range) -> ViewBar:
+    """Return the saved views; the one whose filter and order are in force is chosen."""
+    asked = query.address(about).but().removeprefix(PATH)
+    here = query_of(asked)
+    choices = [
+        Choice(
+            str(one.id), one.name, one.query == here, f"{PATH}?{one.query}" if one.query else PATH
+        )
+        for one in views
+    ]
+    return ViewBar(choices, next((one for one in choices if one.chosen), None), here)
 
 
 def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:

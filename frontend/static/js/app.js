@@ -130,7 +130,7 @@ function refreshSoon() {
   waiting = setTimeout(() => {
     waiting = 0;
     // Not while a user fills in a time or a name.
-    if (document.querySelector('form.own:not([hidden]), [data-bulk] form:not([hidden])')) refreshSoon();
+    if (document.querySelector('form.own:not([hidden]), [data-bulk] form:not([hidden]), #views form:not([hidden])')) refreshSoon();
     else refresh().catch(() => {});
   }, GATHER_MS);
 }

@@ -47,7 +47,7 @@ PING: Final = ";"
 
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
-    "/": 7,
+    "/": 8,
     "/jobs/llm": 15,
     "/jobs/llm/tensor": 4,
     "/jobs/llm/tensor/0-0": 9,
