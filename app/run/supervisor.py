@@ -25,7 +25,7 @@ from app.broker.celery import QUEUES
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.faults import said
-from app.errors import StartupError
+from app.errors import PacelineError, StartupError
 from app.run.http import HttpServer, address_of, listen, reachable_by_others
 from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
@@ -87,7 +87,7 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
     _raise_open_files_limit()
-    with _stop_signals() as stop, contextlib.ExitStack() as running:
+    with _refusals_in_the_log(settings), _stop_signals() as stop, contextlib.ExitStack() as running:
         try:
             _serve(settings, running, stop, meanwhile or _nothing())
         except StartupError:
@@ -115,8 +115,8 @@ def run_workers(settings: Settings) -> None:
             "Set PACELINE_DATABASE_URL for workers of their own."
         )
     configure_logging(json=settings.log_json, level=settings.log_level)
-    _require_schema(settings)
-    with _stop_signals() as stop, contextlib.ExitStack() as running:
+    with _refusals_in_the_log(settings), _stop_signals() as stop, contextlib.ExitStack() as running:
+        _require_schema(settings)
         workers = _workers(settings, running)
         container = build(settings, application_name="paceline sweeper")
         running.callback(container.close)
@@ -124,6 +124,18 @@ def run_workers(settings: Settings) -> None:
         while not stop.wait(_TEND_INTERVAL_S):
             for worker in workers:
                 worker.tend()
+
+
+@contextlib.contextmanager
+def _refusals_in_the_log(settings: Settings) -> Iterator[None]:
+    """With JSON logs, make what ends the command a line of them, and not one for a person."""
+    try:
+        yield
+    except PacelineError as error:
+        if not settings.log_json:
+            raise
+        _log.critical(error.message, code=error.stable_code)
+        raise SystemExit(1) from error
 
 
 def _serve(

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from sqlalchemy import select
 
 from app.db.models.installation import WorkerHeartbeat
+from tests.support.command import paceline_process
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
@@ -52,6 +54,23 @@ def test_every_line_is_json(container: Container, tmp_path: Path) -> None:
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert {"worker stopped"} <= {event["event"] for event in events}
     assert all({"event", "level", "timestamp"} <= event.keys() for event in events)
+
+
+@pytest.mark.parametrize(
+    "command", [("worker",), ("serve", "--port", "0")], ids=["worker", "serve"]
+)
+def test_a_start_that_is_refused_is_json_too(
+    command: tuple[str, ...], empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
+    monkeypatch.setenv("PACELINE_LOG_JSON", "true")
+
+    done = paceline_process(*command)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    [event] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (event["level"], event["code"]) == ("critical", "database.not_migrated")
+    assert event["event"] == "The database was never migrated: run `paceline migrate`."
 
 
 def _children(pid: int) -> list[int]:
