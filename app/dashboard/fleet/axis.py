@@ -77,38 +77,40 @@ class MarkRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Panel:
+class Panel:
+    """A line below the slowdown."""
+
     unit: str
     value: Callable[[TimePoint], float | None]
     text: Callable[[float], str]
     suffix: str = ""
 
 
-_LOST: Final = _Panel(
+LOST: Final = Panel(
     "GPU-hours lost an hour", lambda point: point.gpu_hours_lost_per_hour, lambda v: f"{v:,.1f}"
 )
-_STEP: Final = _Panel("seconds a step", lambda point: point.step_time_s, seconds)
-_TOKENS: Final = _Panel("tokens a second", lambda point: point.tokens_per_s, lambda v: f"{v:,.0f}")
+_STEP: Final = Panel("seconds a step", lambda point: point.step_time_s, seconds)
+_TOKENS: Final = Panel("tokens a second", lambda point: point.tokens_per_s, lambda v: f"{v:,.0f}")
 
 
 def panels_of(found: JobAxis) -> int:
     """Return how many panels the figure has: those of which nothing is known are left out."""
-    return 1 + len(_panels(found))
+    return 1 + len(known_panels(found))
 
 
 def axis_figure(found: JobAxis) -> Figure:
     """Return slowdown, step time, cost and tokens of a job over time, with marks above them."""
-    panels = _panels(found)
+    panels = known_panels(found)
     count = 1 + len(panels)
-    height = (1 - _MARKS_SHARE - _GAP * count) / count
+    height = height_of(count)
     layout = base_layout(margin={"l": 48, "r": 16, "t": 8, "b": 36})
     layout |= {
         "hovermode": "closest",
-        "xaxis": axis(type="date", title="UTC", nticks=6, anchor="y", **_span(found)),
+        "xaxis": axis(type="date", title="UTC", nticks=6, anchor="y", **_range(found)),
         "yaxis": axis(range=[-1, 1], domain=[1 - _MARKS_SHARE, 1], showticklabels=False),
         "yaxis2": axis(
-            range=[0.98, 1 + (_top(found.points) - 1) * 1.1],
-            domain=_domain(0, height),
+            range=[0.98, 1 + (top_of(found.points) - 1) * 1.1],
+            domain=domain_of(0, height),
             showgrid=True,
             nticks=4,
             ticksuffix=TIMES,
@@ -123,8 +125,8 @@ def axis_figure(found: JobAxis) -> Figure:
     for place, panel in enumerate(panels, start=1):
         name = place + 2
         layout[f"yaxis{name}"] = axis(
-            rangemode="tozero" if panel is _LOST else "normal",
-            domain=_domain(place, height),
+            rangemode="tozero" if panel is LOST else "normal",
+            domain=domain_of(place, height),
             showgrid=True,
             nticks=4,
             ticklabelstandoff=4,
@@ -152,34 +154,47 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
     ]
 
 
-def _panels(found: JobAxis) -> list[_Panel]:
+def known_panels(found: JobAxis) -> list[Panel]:
+    """Return the panels below the slowdown, of which something is known."""
     return [
         panel
-        for panel in (_STEP, _LOST, _TOKENS)
+        for panel in (_STEP, LOST, _TOKENS)
         if any(panel.value(point) is not None for point in found.points)
     ]
 
 
-def _domain(place: int, height: float) -> list[float]:
+def height_of(count: int) -> float:
+    """Return the height of each of `count` panels, of that of the figure."""
+    return (1 - _MARKS_SHARE - _GAP * count) / count
+
+
+def domain_of(place: int, height: float) -> list[float]:
+    """Return where a panel begins and ends, from the lower end of the figure."""
     top = 1 - _MARKS_SHARE - _GAP - place * (height + _GAP)
     return [max(0.0, top - height), top]
 
 
 def _unit(text: str, place: int, height: float) -> Figure:
-    return corner(text) | {"y": _domain(place, height)[1]}
+    return corner(text) | {"y": domain_of(place, height)[1]}
 
 
-def _span(found: JobAxis) -> Figure:
+def span_of(found: JobAxis) -> tuple[datetime, datetime] | None:
+    """Return the time that the figure is about, with some room; None where nothing happened."""
     moments = [point.received_at for point in found.points] + [mark.at for mark in found.marks]
     if not moments:
-        return {}
+        return None
     first, last = min(moments), max(moments)
     # A single moment would have no width.
     room = (last - first) * 0.04 or _HOUR
-    return {"range": [_x(first - room), _x(last + room)]}
+    return first - room, last + room
 
 
 _HOUR: Final = datetime(2000, 1, 1, 1, tzinfo=UTC) - datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def _range(found: JobAxis) -> Figure:
+    span = span_of(found)
+    return {} if span is None else {"range": [_x(moment) for moment in span]}
 
 
 def _x(moment: datetime) -> str:
@@ -187,7 +202,8 @@ def _x(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _top(points: Sequence[TimePoint]) -> float:
+def top_of(points: Sequence[TimePoint]) -> float:
+    """Return the highest slowdown that the figure has room for."""
     return max([_MIN_TOP, *(max(point.slowdown or 1, point.high or 1) for point in points)])
 
 
@@ -222,7 +238,7 @@ def _slowdown(points: Sequence[TimePoint]) -> Figure:
     }
 
 
-def _line(points: Sequence[TimePoint], panel: _Panel, name: str) -> Figure:
+def _line(points: Sequence[TimePoint], panel: Panel, name: str) -> Figure:
     values = [panel.value(point) for point in points]
     return {
         "type": "scatter",

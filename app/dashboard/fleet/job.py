@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
+from app.dashboard.fleet.first_axis import FirstPanel, first_axis
 from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.lines import session_row, shown_session
 from app.dashboard.fleet.tables import row_attributes, session_columns
@@ -50,6 +51,7 @@ class JobPage:
     sessions_title: str
     figure: Mapping[str, Any] | None
     panels: int
+    first: Sequence[FirstPanel]
     finding: str
     drawn: str
     changes: Sequence[str]
@@ -110,6 +112,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         sessions_title=_sessions_title(found.page, about),
         figure=axis_figure(times_of) if verdicts else None,
         panels=panels_of(times_of),
+        first=first_axis(times_of) if verdicts else (),
         finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
         drawn=""
         if len(times_of.points) == found.page.total

@@ -93,7 +93,9 @@ export class Plot {
     this.saying.className = 'note';
     this.saying.append(words, ...more);
     this.element.classList.add('waits');
-    this.element.replaceChildren(this.saying);
+    // What the first response has drawn stays until the figure is there.
+    const first = this.element.querySelector(':scope > .first');
+    this.element.replaceChildren(...(first ? [first] : []), this.saying);
   }
 
   fail() {

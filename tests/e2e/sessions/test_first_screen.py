@@ -134,6 +134,9 @@ def test_pages_without_a_chart_load_no_chart_library(
     page.goto(f"{site}/jobs/dense-34b")
     history = page.locator("[data-figure=history]")
     expect(history).to_contain_text("Chart: loading 1.2\N{NO-BREAK SPACE}MB")
+    # Its lines come with the first response.
+    expect(history.locator(".first text").first).to_contain_text("slowdown")
+    expect(history.locator(".first .dot").first).to_be_attached()
 
 
 def test_without_the_chart_library_the_page_says_so_and_shows_the_rest(
