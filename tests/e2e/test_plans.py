@@ -162,6 +162,53 @@ def test_faults_stand_next_to_the_form_and_nothing_is_lost(site: str, visitor: V
     visitor.expects("422")
 
 
+def test_the_table_of_devices_and_the_text_say_the_same(site: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{site}/plans")
+    text, rows = page.locator("#spec"), page.locator("#device-rows tr")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Device", exact=True).select_option("H200")
+    page.get_by_role("button", name="Add a row").press("Enter")
+    expect(rows).to_have_count(3)
+    expect(page.get_by_label("Type, row 3")).to_have_value("H200")
+    expect(page.get_by_label("Nodes, row 3")).to_be_focused()
+    expect(text).to_have_value(re.compile(r"  - \{type: H200, nodes: 1, gpus_per_node: 4\}\n# of"))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("6")
+    page.get_by_label("GiB a GPU, row 2").fill("40")
+    # What is typed stays, even where it is no number.
+    page.get_by_label("Speed, row 1").fill("fast")
+    page.get_by_role("button", name="Remove row 2").press("Enter")
+    expect(rows).to_have_count(2)
+    expect(page.get_by_role("button", name="Remove row 2")).to_be_focused()
+    expect(page.get_by_label("Speed, row 1")).to_have_value("fast")
+    expect(page.get_by_label("Nodes, row 2")).to_have_value("6")
+    written = yaml.safe_load(text.input_value())
+    assert written["devices"] == [
+        {"type": "V100", "nodes": 2, "gpus_per_node": 4, "speed": "fast"},
+        {"type": "H200", "nodes": 6, "gpus_per_node": 4},
+    ]
+    assert written["microbatches"] == 32
+    text.fill(text.input_value().replace("speed: fast", "memory_bytes: 17179869184"))
+    expect(page.get_by_label("Speed, row 1")).to_have_value("")
+    expect(page.get_by_label("GiB a GPU, row 1")).to_have_value("16")
+    text.fill("devices: *ours\n")
+    expect(page.get_by_role("status").filter(has_text="only be edited in the text")).to_be_visible()
+    expect(page.get_by_label("Nodes, row 1")).to_be_disabled()
+    text.fill(yaml.safe_dump(small_spec()))
+    expect(page.get_by_label("Nodes, row 1")).to_be_enabled()
+    expect(page.get_by_label("Type, row 1")).to_have_value(small_spec()["devices"][0]["type"])
+
+
+def test_a_fault_of_a_device_marks_its_cell(site: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{site}/plans")
+    page.get_by_label("Nodes, row 2").fill("many")
+    page.get_by_role("button", name="Plan", exact=True).press("Enter")
+    expect(page.locator("#faults td").first).to_have_text("devices[1].nodes")
+    expect(page.get_by_label("Nodes, row 2")).to_be_focused()
+    assert page.get_by_label("Nodes, row 2").get_attribute("aria-invalid") == "true"
+    visitor.expects("422")
+
+
 def test_a_plan_is_canceled_and_asked_for_again(
     container: Container, site: str, visitor: Visitor
 ) -> None:

@@ -18,6 +18,15 @@ from app.analysis.planning.document import FoundTemplate, NoAnswer
 from app.analysis.planning.spec.model import METHODS, OBJECTIVES
 from app.auth.addresses import server_address
 from app.auth.here import Here
+from app.dashboard.plans.form import (
+    DEVICE_COLUMNS,
+    METHOD_NOTES,
+    OBJECTIVE_NAMES,
+    OBJECTIVE_NOTES,
+    PRESETS,
+    DeviceRow,
+    device_rows,
+)
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.dashboard.ui import html, moments
@@ -44,20 +53,26 @@ LISTED: Final = 100
 FILE_HEADERS: Final = {"Cache-Control": "no-cache"}
 
 EXAMPLE: Final = """\
-# times of one microbatch on the profiled device
+# A transformer, whose layer times are predicted. Measured times go here in its place:
+#   layers: [{forward_ms: 0.5, backward_ms: 1.4, parameter_bytes: 328e+6}, …]
+# and, not indented, the type they were measured on: profiled_on: {type: V100}
 model:
-  layers:
-    - {forward_ms: 0.5, backward_ms: 1.4, parameter_bytes: 328e+6, output_bytes: 6.6e+6}
-    - {forward_ms: 17.6, backward_ms: 52.9, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
-    - {forward_ms: 15.5, backward_ms: 46.4, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
-    - {forward_ms: 15.8, backward_ms: 47.3, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
-    - {forward_ms: 15.4, backward_ms: 46.2, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
-    - {forward_ms: 15.5, backward_ms: 46.4, parameter_bytes: 127e+6, output_bytes: 6.6e+6}
-profiled_on: {type: "4090"}
+  transformer:
+    layers: 32
+    hidden: 4096
+    heads: 32
+    vocabulary: 50257
+    sequence: 2048    # tokens
+    microbatch: 1     # sequences in one
 devices:
-  - {type: v100, nodes: 1, gpus_per_node: 2, speed: 1.0, memory_bytes: 17179869184}
-  - {type: "4090", nodes: 1, gpus_per_node: 2, speed: 2.94, memory_bytes: 25769803776}
-microbatches: 50
+  - {type: V100, nodes: 2, gpus_per_node: 4}
+  - {type: A100, nodes: 2, gpus_per_node: 4}
+# of one iteration
+microbatches: 32
+# between two stages, decimal gigabytes a second; without it, transfers take no time
+network: {intra_node_gbytes_per_s: 300, inter_node_gbytes_per_s: 25}
+# allow_idle: true   # devices may be left out
+# replicate: true    # a stage may run on several whole nodes
 """
 
 
@@ -70,9 +85,17 @@ class PlanForm:
     objective: str
     time_limit_s: str
     spec: str
+    devices: tuple[DeviceRow, ...]
 
 
-EMPTY_FORM: Final = PlanForm("", METHODS[0], OBJECTIVES[0], f"{DEFAULT_TIME_LIMIT_S:g}", EXAMPLE)
+EMPTY_FORM: Final = PlanForm(
+    "",
+    METHODS[0],
+    OBJECTIVES[0],
+    f"{DEFAULT_TIME_LIMIT_S:g}",
+    EXAMPLE,
+    device_rows(yaml.safe_load(EXAMPLE)),
+)
 
 
 def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
@@ -95,7 +118,11 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
             form=form,
             plans=drawn(_columns(now), rows, csv="/plans.csv", classes="planned"),
             methods=METHOD_NAMES,
-            objectives=OBJECTIVES,
+            method_notes=METHOD_NOTES,
+            objectives=OBJECTIVE_NAMES,
+            objective_notes=OBJECTIVE_NOTES,
+            device_columns=DEVICE_COLUMNS,
+            catalogue=PRESETS,
             most_s=MOST_TIME_LIMIT_S,
         )
 
@@ -149,6 +176,7 @@ def _filled(view: PlanView) -> PlanForm:
         row.objective,
         f"{row.time_limit_s:g}",
         yaml.safe_dump(view.spec, sort_keys=False, default_flow_style=None, width=100),
+        device_rows(view.spec),
     )
 
 

@@ -5,6 +5,7 @@ import { ask } from '../ask.js';
 import { token } from '../colors.js';
 import { percent, seconds } from '../format.js';
 import { Schedule } from './schedule.js';
+import { DeviceTable } from './table.js';
 
 const LOOK_MS = 500;
 
@@ -23,13 +24,14 @@ function cell(kind, words) {
   return made;
 }
 
-function showFaults(form, error) {
+function showFaults(form, devices, error) {
   const place = document.getElementById('faults');
   const faults = error.faults?.length ? error.faults : [{ column: '', message: error.message }];
   const table = document.createElement('table');
   for (const fault of faults) {
     const row = table.insertRow();
     row.append(cell('td', fault.column ?? (fault.line ? `line ${fault.line}` : '')), cell('td', fault.message));
+    if (devices.mark(fault.column)) continue;
     const named = form.elements.namedItem(fault.column?.split(/[.[]/)[0] ?? '');
     (named ?? form.elements.spec).setAttribute('aria-invalid', 'true');
   }
@@ -40,11 +42,13 @@ function showFaults(form, error) {
 function mountForm(form, signal) {
   const button = form.querySelector('[type=submit]');
   button.disabled = false;
+  const devices = new DeviceTable(form, JSON.parse(document.getElementById('catalogue').textContent).devices, signal);
   const chosen = /** @type {HTMLInputElement} */ (document.getElementById('file'));
   chosen.addEventListener('change', async () => {
     const [file] = chosen.files;
     if (!file) return;
     form.elements.spec.value = await file.text();
+    devices.read();
     if (!form.elements.name.value) form.elements.name.value = file.name.replace(/\.[^.]*$/, '').slice(0, 100);
     chosen.value = '';
     form.elements.spec.focus();
@@ -62,7 +66,7 @@ function mountForm(form, signal) {
       });
       location.assign(here(`/plans/${plan}`));
     } catch (error) {
-      showFaults(form, error);
+      showFaults(form, devices, error);
     } finally {
       button.disabled = false;
     }
