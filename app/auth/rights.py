@@ -32,6 +32,9 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/docs": Open.EVERYBODY,
     "GET /api/docs/{digest}.css": Open.EVERYBODY,
     "GET /static/{address:path}": Open.EVERYBODY,
+    "GET /client": Open.EVERYBODY,
+    "GET /client/": Open.EVERYBODY,
+    "GET /client/{name}": Open.EVERYBODY,
     "GET /docs": Open.EVERYBODY,
     "GET /docs/{address:path}": Open.EVERYBODY,
     # sending

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.trace.formats.registry import FOREIGN
+from app.connecting.wheel import NAME
 
 DEFAULT_JOB: Final = "my-job"
 
@@ -38,7 +39,8 @@ class Way:
         )
 
 
-_INSTALL_TORCH: Final = 'pip install "paceline-client[torch]"'
+# From the server itself; a job has its own PyTorch.
+_INSTALL: Final = f"pip install {{server}}/client/{NAME}"
 _TORCH: Final = """\
 import paceline_client.torch as paceline
 
@@ -71,7 +73,7 @@ WAYS: Final[Mapping[str, Way]] = {
             name="torch",
             title="PyTorch",
             in_job=True,
-            templates=(_INSTALL_TORCH, _TORCH),
+            templates=(_INSTALL, _TORCH),
             prose="Works with torch pipelining, FSDP2 and DDP; sizes, hosts and layers are read "
             "from mesh and schedule. Off between sessions: one branch a hook. Nothing blocks, "
             "nothing raises.",
@@ -80,7 +82,7 @@ WAYS: Final[Mapping[str, Way]] = {
             name="megatron",
             title="Megatron-Core",
             in_job=True,
-            templates=(_INSTALL_TORCH, _MEGATRON),
+            templates=(_INSTALL, _MEGATRON),
             prose="Timers, pipeline transfers, gradient and parameter sync, virtual stages. A hook "
             "that does not fit your version is left out with a warning that names it.",
         ),
@@ -88,7 +90,7 @@ WAYS: Final[Mapping[str, Way]] = {
             name="ndtimeline",
             title="NDTimeline",
             in_job=True,
-            templates=("pip install paceline-client", _NDTIMELINE),
+            templates=(_INSTALL, _NDTIMELINE),
             prose="Sends what NDTimeline already records; no second clock.",
         ),
         Way(

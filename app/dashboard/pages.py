@@ -42,7 +42,7 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 
 # Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
 # look so: its quotation marks are escaped.
-OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|/))')
+OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|client/|/))')
 
 # What templates call by name.
 PARTS: Final = (

@@ -20,6 +20,7 @@ from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
 from app.dashboard.compare.pages import add_compare_pages
+from app.dashboard.documentation.client import add_client
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_csv, applied_fixes, fleet_fixes
@@ -107,6 +108,7 @@ def own_router(container: Container, pages: Pages) -> APIRouter:
     routes = _router()
     add_sign_in(routes, container, pages)
     add_documentation(routes, pages, Site())
+    add_client(routes, pages)
     return routes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import httpx
@@ -72,3 +74,14 @@ def test_there_is_nothing_but_the_pages(documented: httpx.Client) -> None:
 
 def test_pages_of_projects_lead_to_the_one_documentation(client: httpx.Client) -> None:
     assert 'href="/docs/"' in client.get("/p/default/").text
+
+
+def test_jobs_install_the_client_from_the_server(documented: httpx.Client) -> None:
+    assert documented.get("/client").headers["location"] == "/client/"
+    page = documented.get("/client/")
+    assert page.status_code == 200
+    [address] = re.findall(r'href="(paceline_client-[^"#]+\.whl)#sha256=[0-9a-f]{64}"', page.text)
+    wheel = documented.get(f"/client/{address}")
+    assert wheel.headers["content-type"] == "application/zip"
+    assert hashlib.sha256(wheel.content).hexdigest() in page.text
+    assert documented.get("/client/other-1.0-py3-none-any.whl").status_code == 404
