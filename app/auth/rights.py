@@ -170,6 +170,9 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /views/{view}": _READ,
     "GET /incidents": _READ,
     "GET /incidents.csv": _READ,
+    # of the projects that whoever asks may read
+    "GET /incidents/everywhere": _READ,
+    "GET /incidents/everywhere.csv": _READ,
     "GET /incidents/{incident}": _READ,
     "GET /incidents/{incident}/{name}.csv": _READ,
     "GET /incidents/{incident}/evidence": _READ,

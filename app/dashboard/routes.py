@@ -81,6 +81,7 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     _add_pages(routes, pages)
     _add_exports(routes)
     add_plan_pages(routes, pages)
+    add_access_pages(routes, pages)
     add_alert_pages(routes, pages)
     add_tensor_pages(routes, pages)
     add_rule_pages(routes, pages)
@@ -89,7 +90,6 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     add_report_pages(routes, pages)
     add_operation_pages(routes, pages)
     add_usage_pages(routes, pages)
-    add_access_pages(routes, pages)
 
     @routes.get("/static/{address:path}")
     def static(address: str, accept_encoding: Annotated[str, Header()] = "") -> Response:

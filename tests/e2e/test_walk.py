@@ -88,6 +88,7 @@ def filled(place: Place, receiver: Receiver) -> Mapping[str, str]:
         "/quotas": "/quotas",
         "/access": "/access",
         "/access/incidents": "/access/incidents",
+        "/incidents/everywhere": "/incidents/everywhere",
         "/access/audit": "/access/audit",
         "/sign-in": "/sign-in",
     }

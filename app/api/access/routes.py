@@ -72,7 +72,7 @@ def router() -> APIRouter:
             found = list_entries(tx, limit, before=before)
         return EntryListBody(entries=found)
 
-    @routes.get("/access/incidents", summary="Open incidents of all projects, firing ones first")
+    @routes.get("/access/incidents", summary="Open incidents of all projects, most severe first")
     def get_incidents(
         here: Here,
         project: Annotated[str, Query(description="Only of this one.")] = "",

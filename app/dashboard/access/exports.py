@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -70,15 +70,19 @@ def _entries(container: Container) -> Iterator[Entry]:
         before = found[-1].id
 
 
-def incidents_csv(container: Container, project: str) -> Table:
-    """Return the open incidents of all projects, or of one."""
-    return Table(("project", *COLUMNS), _incidents(container, project))
+def incidents_csv(
+    container: Container, project: str, known: Collection[int] | None = None
+) -> Table:
+    """Return the open incidents of all projects, of these, or of one."""
+    return Table(("project", *COLUMNS), _incidents(container, project, known))
 
 
-def _incidents(container: Container, project: str) -> Iterator[Sequence[object]]:
+def _incidents(
+    container: Container, project: str, known: Collection[int] | None
+) -> Iterator[Sequence[object]]:
     for offset in count(0, BATCH):
         with container.everywhere().reading() as tx:
-            found = open_everywhere(tx, BATCH, project=project, offset=offset)
+            found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
         # What a job loses stands on its project's own list.
         yield from ((name, *incident_cells(row)) for name, row in found.rows)
         if len(found.rows) < BATCH:

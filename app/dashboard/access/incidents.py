@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.analysis.wording import hours
 from app.auth.project_paths import prefix_of
 from app.dashboard.alerts.parts import STATES, headline, labels, since
 from app.dashboard.ui.address import Address
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from app.alerts.incidents import Incident
     from app.dashboard.ui.parts import StateLabel
     from app.services.alerts.everywhere import OpenEverywhere
+    from app.services.alerts.incident_reads import IncidentRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class JoinedLine:
     project: str
     url: str
     job: str
+    severity: str
+    lost: str
+    assignee: str
     state: StateLabel
     headline: str
     labels: str
@@ -44,10 +48,18 @@ class JoinedPage:
     projects: Sequence[str]
     project: str
     csv: str
+    path: str
+    administers: bool
 
 
-def joined_page(found: OpenEverywhere) -> JoinedPage:
-    """Return the page of all projects' open incidents."""
+def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> JoinedPage:
+    """Return the page of several projects' open incidents, at its path.
+
+    Parameters
+    ----------
+    administers : bool
+        Whether it is the one of the installation, of all projects.
+    """
     projects = {project for project, _ in found.rows}
     where = f"project {found.project}" if found.project else "any project"
     heading = f"No incident is open in {where}"
@@ -55,27 +67,33 @@ def joined_page(found: OpenEverywhere) -> JoinedPage:
         incidents = plural(found.count, "open incident")
         within = where if found.project else plural(len(projects), "project")
         heading = f"{incidents} in {within}"
-    note = "Firing ones first; each opens in its project"
+    note = "Severity first, then GPU-hours lost each hour; each opens in its project"
     if len(found.rows) < found.count:
         note += f"; the first {len(found.rows)} of them"
     return JoinedPage(
         heading,
         note,
-        [_line(project, row.job, row.incident) for project, row in found.rows],
+        [_line(project, row) for project, row in found.rows],
         # Also one that is asked for and not there.
         projects=sorted({*found.projects, found.project} - {""}),
         project=found.project,
-        csv=Address("/access/incidents.csv", {"project": found.project}).but(),
+        csv=Address(f"{path}.csv", {"project": found.project}).but(),
+        path=path,
+        administers=administers,
     )
 
 
-def _line(project: str, job: str, incident: Incident) -> JoinedLine:
-    facts = incident.facts
+def _line(project: str, row: IncidentRow) -> JoinedLine:
+    incident, facts = row.incident, row.incident.facts
+    rate = facts.lost_each_hour if facts else None
     slowdown = facts.headline.slowdown if facts and facts.headline else None
     return JoinedLine(
         project=project,
         url=f"{prefix_of(project)}/incidents/{incident.id}",
-        job=job,
+        job=row.job,
+        severity=incident.severity,
+        lost="" if rate is None else hours(rate),
+        assignee=row.assignee or "not assigned",
         state=STATES[incident.state],
         headline=headline(incident),
         labels=labels(facts),

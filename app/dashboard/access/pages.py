@@ -17,7 +17,7 @@ from app.services.access.audit import list_entries
 from app.services.access.people import list_people
 from app.services.access.projects import list_projects
 from app.services.access.tokens import list_tokens
-from app.services.alerts.everywhere import open_everywhere
+from app.services.alerts.everywhere import open_everywhere, readable
 from app.services.usage.quotas import uses
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ SHOWN: Final = 12
 LISTED: Final = 200
 # More than a person reads; the firing ones come first.
 INCIDENTS: Final = 500
+# Those of all projects that whoever asks may read.
+EVERYWHERE: Final = "/incidents/everywhere"
 
 
 def add_access_pages(routes: APIRouter, pages: Pages) -> None:
@@ -58,7 +60,23 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
         name = project.replace("\x00", "")
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
-        return pages.render("access/incidents.html", nav, page=joined_page(found), now=now)
+        page = joined_page(found, "/access/incidents", administers=True)
+        return pages.render("access/incidents.html", nav, page=page, now=now)
+
+    # Before `/incidents/{incident}`, which would take it for one.
+    @routes.get(EVERYWHERE)
+    def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        name, known = project.replace("\x00", ""), readable(container.principal)
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            found = open_everywhere(tx, INCIDENTS, project=name, known=known)
+            now = tx.now
+        page = joined_page(found, EVERYWHERE, administers=False)
+        return pages.render("access/incidents.html", nav, page=page, now=now)
+
+    @routes.get(f"{EVERYWHERE}.csv")
+    def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        name, known = project.replace("\x00", ""), readable(container.principal)
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
 
     @routes.get("/access/incidents.csv")
     def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.auth.here import Here
@@ -27,6 +28,7 @@ from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered
 from app.services.alerts.deliveries.deliver import apprise_is_usable
+from app.services.alerts.everywhere import reads_several
 from app.services.alerts.onset import onset_of_incident
 from app.services.alerts.triage.evidence import evidence_of, evidence_zip
 from app.services.alerts.views import incident_life, incidents
@@ -44,13 +46,19 @@ IncidentsQueryParam = Annotated[IncidentsQuery, Depends()]
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of alerts to the dashboard."""
     _add_incidents(routes, pages)
+    _add_evidence(routes, pages)
     _add_incident_files(routes)
     _add_channels(routes, pages)
 
 
 def _add_incidents(routes: APIRouter, pages: Pages) -> None:
-    def show(container: Container, query: IncidentsQuery, incident: str | None) -> Response:
+    def show(
+        container: Container, query: IncidentsQuery, incident: str | None, *, plain: bool = False
+    ) -> Response:
         with pages.reading(container) as (tx, nav):
+            # Whoever reads several projects and asks for nothing gets one list of all.
+            if plain and not container.pages_at and reads_several(tx, container.principal):
+                return RedirectResponse("/incidents/everywhere", HTTPStatus.SEE_OTHER)
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
@@ -67,9 +75,15 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         return pages.render("alerts/incidents.html", nav, page=page, now=page.now, applied=fixes)
 
     @routes.get("/incidents")
-    def incidents_route(container: Here, query: IncidentsQueryParam) -> Response:
-        return show(container, query, None)
+    def incidents_route(container: Here, request: Request, query: IncidentsQueryParam) -> Response:
+        return show(container, query, None, plain=not request.query_params)
 
+    @routes.get("/incidents/{incident}")
+    def incident_route(container: Here, incident: str, query: IncidentsQueryParam) -> Response:
+        return show(container, query, incident)
+
+
+def _add_evidence(routes: APIRouter, pages: Pages) -> None:
     def proof(container: Container, incident: str, *, packed: bool) -> Response:
         with pages.reading(container) as (tx, nav):
             try:
@@ -96,10 +110,6 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/incidents/{incident}/evidence.zip")
     def evidence_zip_route(container: Here, incident: str) -> Response:
         return proof(container, incident, packed=True)
-
-    @routes.get("/incidents/{incident}")
-    def incident_route(container: Here, incident: str, query: IncidentsQueryParam) -> Response:
-        return show(container, query, incident)
 
 
 def _add_incident_files(routes: APIRouter) -> None:

@@ -20,6 +20,7 @@ from app.db.unit_of_work import UnitOfWork
 from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
 from app.services.fixes.apply import apply_fix
+from app.services.fleet.views import save_view
 from app.services.history.notes import write_note
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
@@ -70,6 +71,7 @@ BODIES: dict[str, object] = {
     },
     "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "advise"},
     "POST /api/v1/jobs/{job}/notes": {"text": "mine"},
+    "PATCH /api/v1/views/{view}": {"name": "mine"},
     "PATCH /api/v1/jobs/{job}": {"name": "mine", "archived": True},
 }
 QUERIES: dict[str, str] = {
@@ -116,6 +118,7 @@ def theirs(company: Company) -> Mapping[str, str]:
     assert execute(company.container, keeper, stored.run)
     apply_fix(company.theirs, stored.session, "replace_worker")
     note = write_note(company.theirs, SECRET, words="their note")
+    view = save_view(company.theirs, "their view", "q=secret")
     plan = plans.ask(company.theirs, plans.small_spec())
     assert execute(company.container, keeper, plan.run)
     alerting.slow(SECRET)
@@ -147,6 +150,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "version": "1",
         "action": "replace_worker",
         "note": str(note.id),
+        "view": str(view.id),
     }
 
 
@@ -298,7 +302,7 @@ def test_every_route_is_walked(company: Company) -> None:
 def test_no_list_and_no_page_holds_a_name_or_an_id_of_another_project(
     company: Company, theirs: Mapping[str, str]
 ) -> None:
-    hidden = [SECRET, "their-channel", "node-7"]
+    hidden = [SECRET, "their-channel", "their view", "node-7"]
     hidden += [theirs[name] for name in ("session", "plan", "channel", "incident", "delivery")]
     told = {}
     with company.client(company.token(Right.READ)) as client:

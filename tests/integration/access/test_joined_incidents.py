@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select, update
+
 from app.access.principals import Right
+from app.db.models.sessions import Job, Session
 from tests.support.alerting import Alerting
+from tests.support.html import parse
 
 if TYPE_CHECKING:
     from tests.integration.access.conftest import Company
@@ -29,7 +33,7 @@ def test_an_administrator_sees_the_incidents_of_all_projects(company: Company) -
             assert f'<a class="plain" href="/p/{project}/incidents">{project}</a>' in page
             assert client.get(f"/p/{project}/incidents/{incident}").status_code == 200
         # Each project's own page has its own.
-        assert "their-job" not in client.get("/incidents").text
+        assert "their-job" not in client.get("/incidents?range=all").text
         assert ADDRESS in client.get("/access").text
 
 
@@ -61,3 +65,49 @@ def test_the_incidents_of_one_project_can_be_asked_for(company: Company) -> None
         ]
         assert client.get("/api/v1/access/incidents").json()["count"] == 2
         assert "No incident is open in project none" in client.get(f"{ADDRESS}?project=none").text
+
+
+def test_the_most_severe_come_first_then_what_costs_most(company: Company) -> None:
+    for container, job, gpus in (
+        (company.ours, "cheap", 8),
+        (company.theirs, "expensive", 8000),
+        (company.ours, "between", 80),
+    ):
+        Alerting(container).slow(job)
+        with container.uow() as tx:
+            of_job = select(Job.id).where(Job.name == job).scalar_subquery()
+            tx.session.execute(update(Session).where(Session.job_id == of_job).values(world=gpus))
+    with company.client(company.token(Right.READ, project=None)) as client:
+        rows = parse(client.get("/incidents/everywhere").text).rows("inc")
+    assert [row[3].split()[0] for row in rows] == ["expensive", "between", "cheap"]
+    assert [row[2] for row in rows] == ["other", "default", "default"]
+    assert len({row[0] for row in rows}) == 1
+
+
+def test_a_reader_sees_the_incidents_of_the_projects_that_they_may_read(company: Company) -> None:
+    Alerting(company.ours).slow("our-job")
+    Alerting(company.theirs).slow("their-job")
+    with company.client(company.token(Right.READ)) as client:
+        page = client.get("/incidents/everywhere").text
+        assert "our-job" in page
+        assert "their-job" not in page
+        assert "<option>other</option>" not in page
+        assert "their-job" not in client.get("/incidents/everywhere?project=other").text
+        file = client.get("/incidents/everywhere.csv").text
+        assert [line.split(",")[0] for line in file.splitlines()] == ["project", "default"]
+        assert "our-job" in client.get("/incidents").text, "one project has its own list"
+
+
+def test_who_reads_several_projects_gets_one_list_unless_they_ask_for_one(
+    company: Company,
+) -> None:
+    Alerting(company.ours).slow("our-job")
+    Alerting(company.theirs).slow("their-job")
+    with company.client(company.token(Right.READ, project=None)) as client:
+        first = client.get("/incidents")
+        assert (first.status_code, first.headers["Location"]) == (303, "/incidents/everywhere")
+        assert "their-job" in client.get(first.headers["Location"]).text
+        own = client.get("/incidents?range=all")
+        assert own.status_code == 200
+        assert "their-job" not in own.text
+        assert client.get("/p/other/incidents").status_code == 200

@@ -60,7 +60,7 @@ STATEMENTS: Final = {
     "/ingest": 8,
     "/hosts": 9,
     "/hosts/{host}": 7,
-    "/incidents": 11,
+    "/incidents": 12,
     "/incidents/{incident}": 12,
     "/incidents/{incident}/evidence": 6,
     "/channels": 4,
@@ -203,7 +203,8 @@ def test_a_page_is_one_transaction_of_as_many_statements_however_many_rows_there
         names = grow(site, receiver, first, end)
         site.client.get("/")
         assert {path: site.cost(path.format(**names)) for path in pages} == pages
-    for path in (*pages, "/installation", "/access", "/access/audit", "/access/incidents"):
+    others = ("/installation", "/access", "/access/audit", "/access/incidents")
+    for path in (*pages, *others, "/incidents/everywhere"):
         for file in files_of_tables(site.client.get(path.format(**names)).text):
             answer = site.client.get(file)
             assert answer.headers.get("Content-Type") == "text/csv; charset=utf-8", (path, file)
