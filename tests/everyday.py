@@ -32,9 +32,10 @@ FIRST_OF_FILE: Final = (
     "tests/integration/store/test_processes.py",
 )
 
-# None of these: a soak, a benchmark, a site of documentation that is built, ranks of PyTorch and an
-# example.
+# None of these: a soak, a benchmark, a site of documentation that is built, the demo's two weeks,
+# ranks of PyTorch and an example.
 NONE: Final = (
+    "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
     "tests/integration/alerts/test_soak.py",
     "tests/integration/client/test_examples.py",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
+import sys
+import tempfile
 import uuid
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 
+from tests.support.plain_user import User
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.support.plain_user import User
+    from collections.abc import Iterator, Mapping
 
 # Far more than the two weeks take on a loaded machine.
 WHOLE_LIMIT_S: Final = 900.0
@@ -90,3 +93,21 @@ class Command:
             )
 
         return wait_for(look, begin, limit_s=limit_s)
+
+
+@contextlib.contextmanager
+def told_demo() -> Iterator[str]:
+    """Yield the address of a demo that was started again after its history was there whole."""
+    with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
+        # The account of the server goes through it.
+        Path(path).chmod(0o755)
+        user = User(Path(sys.executable), Path(path), None)
+        arguments = ("demo", "--data-dir", f"{path}/demo")
+        with Command(user, *arguments) as first:
+            first.url()
+            first.whole()
+            first.stop()
+        with Command(user, *arguments) as demo:
+            yield demo.url()
+            assert "paceline demo --fresh" in demo.words()
+            demo.stop()
