@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse, Response
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.services.container import Container
+    from app.settings import Settings
 
 CALLBACK: Final = "/sign-in/provider/callback"
 
@@ -41,16 +43,18 @@ Word = Annotated[str, Form(max_length=1000)]
 def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
     """Add the pages of signing in and out to the dashboard."""
     settings = container.settings
-    with_provider = settings.oidc_issuer is not None
-    form = partial(_form, pages, provider=with_provider)
+    form = partial(_form, pages, settings)
     turns = Turns(PASSWORDS_AT_ONCE, WAITING)
     cookie, known = session_cookie(settings), known_cookie(settings)
-    if with_provider:
+    if settings.oidc_issuer is not None:
         _add_provider(routes, container, form)
 
     @routes.get("/sign-in")
-    def sign_in_page(next: str = "/") -> Response:  # noqa: A002 - name of the parameter
-        return form(_own_path(next))
+    def sign_in_page(
+        request: Request,
+        next: str = "/",  # noqa: A002 - name of the parameter
+    ) -> Response:
+        return form(request, _own_path(next))
 
     @routes.post("/sign-in")
     async def sign_in_route(
@@ -65,7 +69,9 @@ def add_sign_in(routes: APIRouter, container: Container, pages: Pages) -> None:
                 partial(sign_in, container, name, password, _peer(request), known.read(request))
             )
         except UnauthenticatedError as error:
-            return form(path, error.message, HTTPStatus.UNAUTHORIZED)
+            return form(
+                request, path, said=error.message, status=HTTPStatus.UNAUTHORIZED, user=name
+            )
         response = RedirectResponse(path, HTTPStatus.SEE_OTHER)
         cookie.give(response, signed_in.cookie, SESSION_LASTS)
         if signed_in.known_by is not None:
@@ -97,7 +103,7 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
             back = server_address(request, settings) + CALLBACK
             begun = await turns.run(partial(provider.begin, path, back))
         except PacelineError as error:
-            return form(path, error.message, HTTPStatus.SERVICE_UNAVAILABLE)
+            return form(request, path, said=error.message, status=HTTPStatus.SERVICE_UNAVAILABLE)
         response = RedirectResponse(begun.url, HTTPStatus.SEE_OTHER)
         pending.give(response, begun.cookie, PENDING_LASTS)
         return response
@@ -108,7 +114,12 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
     ) -> Response:
         if error:
             said = clipped(error, MAX_SAID_CHARACTERS)
-            return form("/", f"The provider refused the sign-in: {said}.", HTTPStatus.UNAUTHORIZED)
+            return form(
+                request,
+                "/",
+                said=f"The provider refused the sign-in: {said}.",
+                status=HTTPStatus.UNAUTHORIZED,
+            )
         try:
             back = server_address(request, settings) + CALLBACK
             finished = await turns.run(
@@ -116,18 +127,31 @@ def _add_provider(routes: APIRouter, container: Container, form: Callable[..., R
             )
         except SignInError as refused:
             note_failed_sign_in(container, _peer(request), refused)
-            return form("/", refused.message, HTTPStatus.UNAUTHORIZED)
+            return form(request, "/", said=refused.message, status=HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(finished.next_path, HTTPStatus.SEE_OTHER)
         cookie.give(response, finished.signed_in.cookie, SESSION_LASTS)
         pending.drop(response)
         return response
 
 
-def _form(
-    pages: Pages, next_path: str, said: str = "", status: int = HTTPStatus.OK, *, provider: bool
+def _form(  # noqa: PLR0913 - what the form shows
+    pages: Pages,
+    settings: Settings,
+    request: Request,
+    next_path: str,
+    *,
+    said: str = "",
+    status: int = HTTPStatus.OK,
+    user: str = "",
 ) -> Response:
     return pages.render_alone(
-        "access/sign_in.html", status=status, next_path=next_path, said=said, provider=provider
+        "access/sign_in.html",
+        status=status,
+        next_path=next_path,
+        said=said,
+        user=user,
+        installation=urlsplit(server_address(request, settings)).netloc,
+        provider=settings.oidc_issuer is not None,
     )
 
 

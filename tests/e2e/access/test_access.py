@@ -116,6 +116,36 @@ def _manage_people(page: Page) -> None:
 
 
 @in_every_look
+def test_the_sign_in_says_where_what_is_wrong_and_whom_to_ask(
+    company: str, visitor: Visitor, look: Look
+) -> None:
+    page = visitor.open(f"{company}/sign-in", look)
+    name, password = page.get_by_label("User name"), page.get_by_label("Password", exact=True)
+    expect(page.get_by_role("main")).to_contain_text(company.partition("//")[2])
+    expect(name).to_be_focused()
+    expect(name).to_have_attribute("autocomplete", "username")
+    expect(password).to_have_attribute("autocomplete", "current-password")
+    expect_well_made(page, company, look)
+    name.fill("bob")
+    password.fill("not his password")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(name).to_have_value("bob")
+    expect(password).to_be_focused()
+    expect(password).to_have_accessible_description(re.compile("password"))
+    expect_well_made(page, company, look)
+    keep(page, f"sign-in-refused-{look.name}")
+    visitor.expects("401")
+    page.goto(f"{company}/sign-in")
+    # The browser remembers the name, and nothing more.
+    expect(name).to_have_value("bob")
+    expect(password).to_have_value("")
+    expect(password).to_be_focused()
+    for link in ("Docs", "creates users and sets passwords", "a token"):
+        expect(page.get_by_role("link", name=link)).to_have_attribute("href", re.compile("^/docs/"))
+
+
+@in_every_look
 def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{company}/sign-in", look)
     page.get_by_label("Name").fill("bob")
