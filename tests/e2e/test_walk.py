@@ -14,7 +14,7 @@ from app.services.alerts.store import load_rules
 from app.web import create_app
 from tests.e2e.alerting import let_it_fire
 from tests.e2e.expecting import expect_well_made
-from tests.e2e.looking import keep, wait_for_plots
+from tests.e2e.looking import check, keep, wait_for_plots
 from tests.e2e.visiting import LOOKS
 from tests.support.plans import ask, do, small_spec
 from tests.support.reads import read
@@ -50,29 +50,45 @@ def test_every_page_in_the_light_and_in_the_dark(
     assert faults == []
 
 
-def filled(place: Place, receiver: Receiver) -> Mapping[str, str]:
+def test_a_long_name_of_a_job_widens_no_page(
+    place: Place, receiver: Receiver, visitor: Visitor
+) -> None:
+    name = "pretraining-" + "x" * 188
+    assert len(name) == 200
+    faults = []
+    for route, address in filled(place, receiver, name).items():
+        page = visitor.open(f"{place.url}{address}", LOOKS[1])
+        wait_for_plots(page)
+        keep(page, f"long{route.replace('/', '-')}")
+        if (wider := check(page, "overflow")) > 0:
+            faults.append(f"{route} is {wider} pixels wider than its window")
+        page.close()
+    assert faults == []
+
+
+def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[str, str]:
     """Return an address for each route of a page, with something on all of them."""
     alerting = place.alerting
     channel = alerting.channel(receiver, "ops-bus")
-    session = let_it_fire(place)
+    session = let_it_fire(place, job)
     [incident] = alerting.incidents()
     plan = ask(alerting.container, small_spec())
     assert do(alerting.container, plan)
     with httpx.Client(base_url=place.url, trust_env=False) as client:
-        TrainingJob(client).report(*SLOW, steps=2)
+        TrainingJob(client, job).report(*SLOW, steps=2)
     rule = read(alerting.container, load_rules)[0]
     return {
         "/": "/",
-        "/jobs/{job}": "/jobs/dense-34b",
+        "/jobs/{job}": f"/jobs/{job}",
         "/sessions/{session}": f"/sessions/{session}",
-        "/compare": "/compare?job=dense-34b",
-        "/compare/times": "/compare/times?job=dense-34b",
+        "/compare": f"/compare?job={job}",
+        "/compare/times": f"/compare/times?job={job}",
         "/hosts": "/hosts?show=all",
         "/hosts/{host}": "/hosts/node-18",
         "/plans": "/plans",
         "/plans/{plan}": f"/plans/{plan.plan}",
-        "/jobs/{job}/tensor": "/jobs/llm/tensor",
-        "/jobs/{job}/tensor/{group}": "/jobs/llm/tensor/0-0",
+        "/jobs/{job}/tensor": f"/jobs/{job}/tensor",
+        "/jobs/{job}/tensor/{group}": f"/jobs/{job}/tensor/0-0",
         "/incidents": "/incidents",
         "/incidents/{incident}": f"/incidents/{incident.id}",
         "/incidents/{incident}/evidence": f"/incidents/{incident.id}/evidence",
