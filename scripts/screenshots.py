@@ -1,6 +1,6 @@
 """The pictures of the documentation, from the demo: ``python scripts/screenshots.py``.
 
-Starts `paceline demo` with a database of its own, waits for its reports, and photographs pages in
+Starts `paceline demo` with a database of its own, waits for its history, and photographs pages in
 the chromium on PATH.
 """
 
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 from playwright.sync_api import sync_playwright
-
-from app.db.states import SessionState
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -96,28 +94,21 @@ def _show(page: Page, address: str) -> None:
 
 
 def wait_for_address(words: Path) -> str:
-    """Wait until the demo has sent everything; return where it is served."""
+    """Wait until the demo's history is there whole; return where it is served."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         for line in words.read_text().splitlines():
-            if line.startswith("All sent."):
+            if line.startswith("All analyzed "):
                 return line.split()[-1].rstrip("/")
         time.sleep(LOOK_S)
-    raise SystemExit(f"The demo has not sent its sessions after {LIMIT_S} s.")
+    raise SystemExit(f"The demo's history is not there whole after {LIMIT_S} s.")
 
 
-def wait_for_reports(url: str) -> str:
-    """Wait until every session has been analyzed; return the latest one of `EXPLAINED`."""
-    with httpx.Client(base_url=url, timeout=30) as client:
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            rows = client.get("/api/v1/sessions", params={"limit": 200}).json()["sessions"]
-            waiting = [row for row in rows if SessionState(row["state"]).underway]
-            if rows and not waiting:
-                of_job = [row for row in rows if row["job"] == EXPLAINED]
-                return str(max(of_job, key=lambda row: row["session"])["id"])
-            time.sleep(LOOK_S)
-    raise SystemExit(f"The demo's reports are not there after {LIMIT_S} s.")
+def explained(url: str) -> str:
+    """Return the latest session of `EXPLAINED`."""
+    answer = httpx.get(f"{url}/api/v1/sessions", params={"job": EXPLAINED}, timeout=30)
+    rows = answer.raise_for_status().json()["sessions"]
+    return str(max(rows, key=lambda row: row["session"])["id"])
 
 
 def main() -> None:
@@ -133,7 +124,7 @@ def main() -> None:
             )
         try:
             url = wait_for_address(words)
-            photograph(url, wait_for_reports(url))
+            photograph(url, explained(url))
         finally:
             process.terminate()
             process.wait()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from app.db.states import PlanState
 
 if TYPE_CHECKING:
+    import threading
+
     from app.cli.server import Server
 
 _LOOK_S: Final = 0.5
@@ -32,8 +33,15 @@ REQUEST: Final[dict[str, Any]] = {
 }
 
 
-def ask_for_plan(server: Server) -> None:
-    """Ask for the plan and wait for it; asked again it is the same one."""
+def ask_for_plan(server: Server, leaving: threading.Event) -> None:
+    """Ask for the plan and wait for it; asked again it is the same one.
+
+    Parameters
+    ----------
+    leaving : Event
+        Ends the waiting.
+    """
     plan = server.exchange("POST", "/api/v1/plans", REQUEST)["plan"]
     while server.get(f"/api/v1/plans/{plan}")["state"] in PlanState.UNDERWAY:
-        time.sleep(_LOOK_S)
+        if leaving.wait(_LOOK_S):
+            return

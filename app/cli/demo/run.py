@@ -140,10 +140,12 @@ def _complete(
     try:
         with Server(making.url) as server:
             report_groups(server, _reporting(making.until))
-            ask_for_plan(server)
+            ask_for_plan(server, leaving)
     except ServerError as error:
         if not leaving.is_set():
             _say(f"The demo's history could not be made: {error.message}")
+        return
+    if leaving.is_set():
         return
     making.place.tell(making.until)
     _say(f"All analyzed after {time.monotonic() - began_s:.0f} s. Open {making.url}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,18 @@ def test_what_is_read_is_of_one_moment(container: Container) -> None:
         assert tx.now == tx.session.execute(select(func.now())).scalar_one()
     with container.reading() as tx:
         assert len(tx.session.execute(kept).all()) == 1
+
+
+def test_what_is_written_afterwards_has_the_time_at_which_it_happened(
+    container: Container,
+) -> None:
+    moment = datetime(2026, 11, 12, 7, tzinfo=UTC)
+    then = container.at(moment)
+    with then.uow() as tx, then.reading() as reads:
+        assert tx.now == reads.now == moment
+        assert tx.session.execute(select(func.now())).scalar_one() > moment
+    with container.uow() as tx:
+        assert tx.now > moment
 
 
 def test_who_reads_cannot_write_and_leaves_the_connection_as_it_was(container: Container) -> None:
