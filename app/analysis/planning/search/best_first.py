@@ -52,14 +52,26 @@ class Found:
     others: tuple[Template, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A template and its cost: what cannot cost less is not looked into.
+
+    Every template has a stage that takes at least `smallest_ps`, without transfers.
+    """
+
+    template: Template
+    cost_ps: int
+    smallest_ps: int
+
+
 class Search:
     """One optimal search.
 
     Parameters
     ----------
-    standing : (template, int), optional
-        A template and its cost: what cannot cost less is not looked into. With it and a limit of
-        the passes' cells, the search ends with the bound that it has proven within the limit.
+    standing : Standing, optional
+        What another search has found. With it and a limit of the passes' cells, the search ends
+        with the bound that it has proven within the limit.
     """
 
     def __init__(
@@ -67,7 +79,7 @@ class Search:
         passes: SearchPasses,
         objective: SearchObjective,
         budget: SearchBudget,
-        standing: tuple[Template, int] | None = None,
+        standing: Standing | None = None,
     ) -> None:
         problem = passes.problem
         self.passes, self.problem, self.budget = passes, problem, budget
@@ -79,8 +91,9 @@ class Search:
             passes.cost[:, problem.layers, 0] = NEVER
         self.best: Template | None = None
         self.best_cost = FAR
+        self.standing = standing
         if standing is not None:
-            self.best, self.best_cost = standing
+            self.best, self.best_cost = standing.template, standing.cost_ps
         self.offered: list[Template] = []
         self.open: list[_Interval] = []
         self.closed: list[_Interval] = []
@@ -131,7 +144,9 @@ class Search:
     def _smallest_feasible(self) -> int | None:
         """Return the position of the smallest time that is not certainly infeasible."""
         low, high = 0, len(self.times) - 1
-        if not self.passes.feasible(int(self.times[high])):
+        if self.standing is not None:
+            low = high = int(self.times.searchsorted(self.standing.smallest_ps))
+        elif not self.passes.feasible(int(self.times[high])):
             return None
         while low < high:
             self.budget.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.analysis.planning.search.best_first import Found, Search
+from app.analysis.planning.search.best_first import Found, Search, Standing
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.search.objectives import ExecutedBound, most_stages
 from app.analysis.planning.search.passes import AT_LEAST, SearchPasses
@@ -15,7 +15,7 @@ _MOST_CELLS: Final = 10_000_000
 
 
 def bounds_of_execution(
-    passes: SearchPasses, best: Template, budget: SearchBudget
+    passes: SearchPasses, best: Template, smallest_ps: int, budget: SearchBudget
 ) -> tuple[Found, ...]:
     """Return searches of which the lowest bound is what no execution of a template is below.
 
@@ -23,13 +23,15 @@ def bounds_of_execution(
     ----------
     best : Template
         What cannot execute faster than this one is not looked into.
+    smallest_ps : int
+        Every template has a stage that takes at least this, without transfers.
     """
     problem, microbatches = passes.problem, passes.problem.spec.microbatches
     fewest = 1 if problem.spec.allow_idle or problem.spec.replicate else problem.spec.nodes
     kinds = [True] if fewest < microbatches else []
     if most_stages(problem) >= microbatches:
         kinds.append(False)
-    standing = best, evaluate(problem, best).simulated
+    standing = Standing(best, evaluate(problem, best).simulated, smallest_ps)
     found = []
     for fewer in kinds:
         relaxed = SearchPasses(problem, passes.space, AT_LEAST, _MOST_CELLS)

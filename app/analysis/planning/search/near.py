@@ -43,11 +43,12 @@ _EVEN_PASSES: Final = 5
 _MOST_CELLS: Final = 10_000_000
 # Templates from which layers are moved, each with other devices.
 _CLIMBED: Final = 6
-# Orders of the best template's nodes that are tried at a time.
+# Templates of which the nodes are put in other orders, and orders of each that are tried.
+_BEST: Final = 4
 _REARRANGED: Final = 32
-# Computations that are executed for it, in all.
-_WORK: Final = 20_000_000
-_LIMITED: Final = {"simulated": NOTHING, "t_std": T_STD, "t_oobleck": T_OOBLECK}
+# Computations that are executed for it, in all; or as many iterations, if these are more.
+_WORK: Final = 8_000_000
+_EXECUTIONS: Final = 400
 
 
 def cheapest_templates(table: Table) -> Iterator[Template]:
@@ -89,15 +90,16 @@ def near_optimal(
     """
     candidates = {found.template, *found.others, *others, *_rivals(passes, found, budget)}
     near = _Near(passes, found, objective, budget, candidates)
+    tied = T_OOBLECK if objective == "t_oobleck" else T_STD
+    near.improve(near.ties(), _CLIMBED, limited=tied)
     if objective != "simulated":
-        ties = [one for one in near.times if near.cost(one) <= found.cost_ps]
-        near.improve(sorted(ties, key=near.rank), _CLIMBED)
         return near.within(found.cost_ps)
     near.improve(sorted(near.times, key=near.rank), _CLIMBED)
     best = None
     while best != (best := near.best):
-        near.improve(rearranged(passes.problem, best), _REARRANGED)
-    if has_slight_stage(passes.problem, best):
+        for template in sorted(near.times, key=near.rank)[:_BEST]:
+            near.improve(rearranged(passes.problem, template), _REARRANGED)
+    if has_slight_stage(passes.problem, best) and not budget.spent:
         near.leave_out_slight(best)
     return near.within(near.cost(near.best))
 
@@ -116,8 +118,10 @@ class _Near:
         self.passes, self.problem, self.budget = passes, passes.problem, budget
         self.objective, self.limit_ps = objective, found.cost_ps
         self.times: dict[Template, TemplateTimes] = {}
-        self.work = _WORK
-        self.climbed: set[tuple[bool, tuple[int, ...]]] = set()
+        self._ranks: dict[Template, tuple[int, float, int, str]] = {}
+        one = 2 * len(found.template) * self.problem.spec.microbatches
+        self.work = max(_WORK, _EXECUTIONS * one)
+        self.climbed: set[tuple[int, bool, tuple[int, ...]]] = set()
         for template in candidates:
             self._add(template)
 
@@ -130,25 +134,37 @@ class _Near:
         return FAR if value is None else value
 
     def rank(self, template: Template) -> tuple[int, float, int, str]:
-        times = self.times[template]
-        return times.simulated, unevenness(self.problem, template), times.t_std, str(template)
+        """Return what templates are ordered by; of the same, their text."""
+        return self._ranks[template]
 
     def within(self, cost_ps: int) -> tuple[Template, ...]:
         """Return the templates that cost at most `NEAR` more, by their rank."""
         limit = int(cost_ps * (1 + NEAR))
         return tuple(sorted((t for t in self.times if self.cost(t) <= limit), key=self.rank))
 
-    def improve(self, templates: Iterable[Template], most: int, *, whole: bool = False) -> None:
+    def ties(self) -> list[Template]:
+        """Return the templates that are as good as the best one of the search, by their rank."""
+        sought = "t_oobleck" if self.objective == "t_oobleck" else "t_std"
+        tied = (t for t, own in self.times.items() if getattr(own, sought) == self.limit_ps)
+        return sorted(tied, key=self.rank)
+
+    def improve(
+        self,
+        templates: Iterable[Template],
+        most: int,
+        *,
+        limited: int = NOTHING,
+        whole: bool = False,
+    ) -> None:
         """Move layers in `most` templates, each with other devices."""
         for template in templates:
-            devices = whole, tuple(stage.option for stage in template)
+            devices = limited, whole, tuple(stage.option for stage in template)
             if devices in self.climbed:
                 continue
             if not most or self.work <= 0 or self.budget.spent:
                 return
             self.climbed.add(devices)
             most -= 1
-            limited = _LIMITED[self.objective]
             moved, self.work = climb(
                 self.problem, template, limited, self.limit_ps, self.work, whole=whole
             )
@@ -166,7 +182,10 @@ class _Near:
 
     def _add(self, template: Template) -> None:
         if template not in self.times and fits(self.problem, template):
-            self.times[template] = evaluate(self.problem, template)
+            times = evaluate(self.problem, template)
+            self.times[template] = times
+            uneven = unevenness(self.problem, template)
+            self._ranks[template] = times.simulated, uneven, times.t_std, str(template)
 
 
 def _fuller(passes: SearchPasses, template: Template, longest: int) -> list[Template]:
@@ -174,7 +193,7 @@ def _fuller(passes: SearchPasses, template: Template, longest: int) -> list[Temp
     times = stage_times(passes.problem, template)
     shortest = -(-sum(times) // (SLIGHT * len(times)))
     try:
-        table = passes.run(cheapest_within(longest, shortest_ps=shortest))
+        table = passes.run(cheapest_within(longest, shortest_ps=shortest), _MOST_CELLS)
     except TooManyCellsError:
         return []
     return [] if table is None else list(itertools.islice(cheapest_templates(table), _RIVALS))

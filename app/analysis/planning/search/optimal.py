@@ -85,7 +85,7 @@ def _ranked(
         return OptimalPlan(
             best, found.cost_ps, found.certificate.lower_bound_ps, found.certificate, near
         )
-    bounds = bounds_of_execution(passes, found.template, budget)
+    bounds = bounds_of_execution(passes, found.template, smallest_ps, budget)
     seeds = [template for bound in bounds for template in bound.others]
     near = near_optimal(passes, found, objective, budget, seeds)
     least = max(

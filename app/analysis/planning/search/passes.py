@@ -191,19 +191,25 @@ class SearchPasses:
         templates = [number_nodes(problem, [(0, self.layers, option, False)]) for option in options]
         return [template for template in templates if fits(problem, template)]
 
-    def run(self, goal: SearchGoal) -> Table | None:
+    def run(self, goal: SearchGoal, most_cells: int | None = None) -> Table | None:
         """Return the pass's table, or None where no template is within the goal.
+
+        Parameters
+        ----------
+        most_cells : int, optional
+            Of this pass, where it is of use only if it is small.
 
         Raises
         ------
         TooManyCellsError
-            There are more cells than `MOST_CELLS`, or than are left of `most_cells`.
+            There are more cells than `MOST_CELLS`, than are left, or than this pass may have.
         """
         lowest = self.lowest_first(goal.longest_ps)
         low, high = self.bounds(lowest)
         phases = 1 + max(variant.to_phase for variant in goal.variants)
         begin = lay_out(low, high, phases * self.counts)
-        if begin[-1] > (MOST_CELLS if self.most_cells is None else self.most_cells - self.cells):
+        left = MOST_CELLS if self.most_cells is None else self.most_cells - self.cells
+        if begin[-1] > min(left, left if most_cells is None else most_cells):
             raise TooManyCellsError
         self.cells += int(begin[-1])
         costs = PassCosts(
