@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from app.dashboard.fleet.before_after import around_moment
 from app.dashboard.ui.figure_parts import (
     BASE,
     TEXT,
@@ -74,6 +75,7 @@ class MarkRow:
     url: str
     by: str
     note: int | None
+    compare_url: str  # of the sessions around it; empty where there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,10 @@ def mark_rows(found: JobAxis) -> list[MarkRow]:
             url=mark.path or "",
             by=mark.author or "",
             note=mark.note,
+            # An incident has a page of its own that says so.
+            compare_url=""
+            if mark.kind is MarkKind.INCIDENT
+            else around_moment(found.points, mark.at),
         )
         for mark in found.marks
     ]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
+from app.dashboard.fleet.before_after import around_change, compare_url
 from app.dashboard.fleet.first_axis import FirstPanel, first_axis
 from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.lines import session_row, shown_session
@@ -33,6 +35,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeLine:
+    """A change that lasted, in words, and the sessions around it side by side."""
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobPage:
     """A job's page."""
 
@@ -54,13 +64,15 @@ class JobPage:
     first: Sequence[FirstPanel]
     finding: str
     drawn: str
-    changes: Sequence[str]
+    changes: Sequence[ChangeLine]
     marks: Sequence[MarkRow]
     marks_title: str
     csv: Mapping[str, str]
     note_kinds: Sequence[tuple[str, str]]
     # whether two of its sessions have a verdict
     comparable: bool
+    # the latest session, if it is slow, next to the last good one; empty where there is none
+    last_good_url: str
 
 
 def job_page(  # noqa: PLR0913 - everything that is on it
@@ -117,15 +129,25 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         drawn=""
         if len(times_of.points) == found.page.total
         else f"; the latest {count(len(times_of.points))} of {count(found.page.total)}",
-        changes=[change_text(change, fleet.now) for change in times_of.changes],
+        changes=[
+            ChangeLine(change_text(change, fleet.now), around_change(times_of.points, change))
+            for change in times_of.changes
+        ],
         marks=mark_rows(times_of),
         marks_title=f"{plural(len(times_of.marks), 'mark')}{_in(about)}"
         if times_of.marks
         else f"Nothing is marked{_in(about)}",
         csv=csv,
         note_kinds=[(kind.value, NAMES[MarkKind(kind.value)]) for kind in NoteKind],
+        last_good_url=compare_url(found.last_good, shown.id)
+        if found.last_good is not None and _is_slow(shown)
+        else "",
         comparable=sum(session.headline is not None for session in job.sessions) > 1,
     )
+
+
+def _is_slow(session: SessionRow) -> bool:
+    return session.headline is not None and session.headline.slowdown >= STRAGGLING
 
 
 def _csv_url(address: Address, job: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,9 @@ class JobHistory:
     verdicts: int
     slow: int
     worst: float | None  # the largest slowdown
+    last_good: uuid.UUID | None = (
+        None  # the newest session with a verdict that is not slow, of any time
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,22 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         here.append(Session.received_at >= since)
     if until is not None:
         here.append(Session.received_at <= until)
-    total, verdicts, slow_ones, worst = tx.session.execute(
+    last_good = (
+        select(Session.id)
+        .join(Job)
+        .join(*OF_SESSION)
+        .where(Job.name == job, slow > SLOWDOWN)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(1)
+        .correlate(None)
+    )
+    total, verdicts, slow_ones, worst, good = tx.session.execute(
         select(
             func.count(),
             func.count(SLOWDOWN),
             func.count().filter(SLOWDOWN.op(">=")(slow)),
             func.max(SLOWDOWN),
+            last_good.scalar_subquery(),
         )
         .select_from(Session)
         .join(Job)
@@ -79,7 +93,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .where(*here)
     ).one()
     page = read_page(tx, SESSIONS, request, *here, total=total)
-    return JobHistory(page, verdicts, slow_ones, worst)
+    return JobHistory(page, verdicts, slow_ones, worst, good)
 
 
 def around(tx: Reads, row: SessionRow) -> Around:

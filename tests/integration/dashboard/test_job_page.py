@@ -185,3 +185,34 @@ def test_a_session_says_what_was_before(
         tx.session.add(StoredReport(session_id=ids[-1], **blobs))
     found = page(client, f"/sessions/{ids[-1]}")
     assert said in found.text
+
+
+def test_a_slow_job_is_compared_with_its_last_good_session(
+    container: Container, client: httpx.Client
+) -> None:
+    ids = sessions(container, [1.02, 1.03, "no_verdict", 1.3, 1.31])
+    links = page(client, "/jobs/llm?range=1h").all("a")
+    [link] = [one for one in links if "last good" in one.text]
+    assert link.attributes["href"] == f"/compare?a={ids[1]}&b={ids[4]}"
+    sessions(container, [1.3, 1.02], job="recovered")
+    sessions(container, [1.3, 1.31], job="never-good")
+    for job in ("recovered", "never-good"):
+        assert "last good" not in page(client, f"/jobs/{job}").text
+
+
+def test_what_a_deployment_did_is_one_click_away(
+    container: Container, client: httpx.Client
+) -> None:
+    hour = timedelta(hours=1)
+    ids = sessions(container, [1.02, 1.01, 1.3, 1.31], every=hour)
+    with container.reading() as tx:
+        now = tx.now
+    for text, ago in (("image 7", 1.5), ("before all", 90), ("image 8", 0)):
+        body = {"text": text, "kind": "deployment", "at": (now - ago * hour).isoformat()}
+        assert client.post("/api/v1/jobs/llm/notes", json=body).status_code == 201
+    rows = page(client, "/jobs/llm").one("table", "marks").one("tbody").all("tr")
+    found = {row.all("td", "grow")[0].text: row.all("a", "within") for row in rows}
+    [link] = found["image 7 before and after"]
+    assert link.attributes["href"] == f"/compare?a={ids[1]}&b={ids[2]}"
+    assert found["before all"] == [], "nothing was measured before it"
+    assert found["image 8"] == [], "nothing is measured since"
