@@ -57,6 +57,8 @@ LABELS: Final = {
     "Accuracy budget": "accuracy budget",
     "Waste": "waste",
     "γ": "γ",
+    "Session": "profiling session",
+    "Worker": "worker",
 }
 
 _ROW: Final = re.compile(r"^\| (?!term \||---)([^|]+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)

@@ -18,6 +18,7 @@ from app.analysis.report.verdict import BlamedGpu, GpuOfWorker
 from app.analysis.trace.unmapped import Unmapped
 from app.analysis.wording import hours
 from app.dashboard.session import findings
+from app.dashboard.terms import term
 from app.dashboard.ui.format import (
     SCALE_HIGH,
     SCALE_LOW,
@@ -234,13 +235,15 @@ def recovered_rows(report: Report) -> tuple[Row, ...]:
     stage = report.sizes.pp - 1
     rows = [
         Row(
-            Markup("Slowest 3\N{NO-BREAK SPACE}% of workers (M<sub>W</sub>)"),
+            Markup("Slowest 3\N{NO-BREAK SPACE}% of workers ({})").format(
+                term("Mw", Markup("M<sub>W</sub>"))
+            ),
             _share(m_w.rem),
             f"{plural(len(m_w.workers), 'worker')}{_range(m_w)}; "
             f"if only they kept their times: {_share(m_w.add)}",
         ),
         Row(
-            Markup("Last stage (M<sub>S</sub>)"),
+            Markup("Last stage ({})").format(term("Ms", Markup("M<sub>S</sub>"))),
             _share(m_s.rem),
             f"stage {stage}{_range(m_s)}; if only it kept its times: {_share(m_s.add)}"
             if stage

@@ -41,7 +41,7 @@ def test_a_term_is_a_link_to_the_glossary_that_its_sentence_describes() -> None:
 
 def test_labels_that_are_no_terms_stay_as_they_are() -> None:
     assert labeled("a <b>") == "a <b>"
-    assert explained("Session") == ""
+    assert explained("Received") == ""
     assert plain(labeled("Lost each hour")) == "Lost each hour"
 
 
