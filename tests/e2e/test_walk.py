@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
-# Files, links of saved views, and the documentation, which `test_documentation.py` walks over.
-NO_PAGES = (".csv", ".zip", "/{name}", "/{address:path}", "/docs", "/views/{view}")
+# Files, links of saved views, the index of the client's wheel, and the documentation, which
+# `test_documentation.py` walks over.
+NO_PAGES = (
+    *(".csv", ".zip", "/{name}", "/{address:path}"),
+    *("/docs", "/views/{view}", "/client", "/client/"),
+)
 
 
 def test_every_page_in_the_light_and_in_the_dark(
