@@ -35,7 +35,7 @@ export function timeTicks(begin, end, most) {
     const its = zone.words(ms, 'day');
     const clock = distance < MINUTE_MS ? zone.words(ms, 'exact', { bare: true }).slice(-8) : zone.words(ms, 'short', { bare: true, now: ms });
     if (distance >= DAY_MS) ticktext.push(its);
-    else ticktext.push(its === day ? clock : `${clock}<br>${its}`);
+    else ticktext.push(its === day ? clock : `${its} ${clock}`);
     day = its;
     tickvals.push(new Date(ms).toISOString().slice(0, 19).replace('T', ' '));
   }

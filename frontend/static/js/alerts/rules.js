@@ -61,22 +61,27 @@ const value = (kind, number_) => {
 };
 
 const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy' };
-const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
-const day = (at) => `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`;
-const minute = (at) => `${day(at)} ${at.toISOString().slice(11, 16)}`;
+
+/** A moment, which the page's script writes in the reader's zone. */
+function moment(ms) {
+  const made = el('time', zone.words(ms, 'short', { inUtc: true }), { dateTime: new Date(ms).toISOString(), title: zone.words(ms, 'exact', { inUtc: true }) });
+  made.dataset.time = 'short';
+  return made;
+}
 
 function named(incident) {
   const cause = incident.cause.replaceAll('_', ' ');
   return `${cause[0].toUpperCase()}${cause.slice(1)}${incident.where ? `: ${incident.where}` : ''}`;
 }
 
-/** Incidents of each day, in UTC. */
+/** Incidents of each day, of the reader's zone. */
 function days(found, width) {
   const since = Date.parse(found.since);
-  const first = Math.floor(since / DAY_MS);
-  const last = Math.floor(Date.now() / DAY_MS);
+  const dayOf = (ms) => Math.floor(zone.moved(ms) / DAY_MS);
+  const first = dayOf(since);
+  const last = dayOf(Date.now());
   const counts = new Array(last - first + 1).fill(0);
-  for (const incident of found.incidents) counts[Math.min(Math.max(Math.floor(Date.parse(incident.fired_at) / DAY_MS) - first, 0), counts.length - 1)] += 1;
+  for (const incident of found.incidents) counts[Math.min(Math.max(dayOf(Date.parse(incident.fired_at)) - first, 0), counts.length - 1)] += 1;
   const most = Math.max(...counts);
   const step = width / counts.length;
   const drawn = svg('svg', { class: 'days', viewBox: `0 0 ${width} 68`, preserveAspectRatio: 'none', role: 'img', 'aria-label': `Incidents by day, at most ${most}` });
@@ -84,7 +89,7 @@ function days(found, width) {
     const height = (36 * number_) / most;
     if (number_) drawn.append(rect(index * step + 1, 52 - height, step - 2, height, 'day'));
   });
-  drawn.append(line(0, 52.5, width, 52.5, 'base'), text(0, 66, day(new Date(first * DAY_MS))), text(width, 66, 'today', { 'text-anchor': 'end' }), text(width, 10, `at most ${most} a day`, { 'text-anchor': 'end' }));
+  drawn.append(line(0, 52.5, width, 52.5, 'base'), text(0, 66, zone.words(since, 'day')), text(width, 66, 'today', { 'text-anchor': 'end' }), text(width, 10, `at most ${most} a day`, { 'text-anchor': 'end' }));
   return drawn;
 }
 
@@ -94,15 +99,17 @@ function table(found, kind) {
   for (const [word, className] of [['Job and cause', ''], [NAMES[kind], 'num'], ['Fired', 'num'], ['Lasted', 'num']]) head.append(el('th', word, { className, scope: 'col' }));
   const rows = made.createTBody();
   for (const incident of found.incidents.slice(0, LISTED)) {
-    const fired = new Date(incident.fired_at);
+    const fired = Date.parse(incident.fired_at);
+    const when = el('td', null, { className: 'num' });
+    when.append(moment(fired));
     const row = rows.insertRow();
     const what = el('td', null, { className: 'grow' });
     what.append(el('a', incident.job, { href: `/jobs/${encodeURIComponent(incident.job)}` }), el('span', `${named(incident)}${incident.severity === 'critical' ? ', critical' : ''}`, { className: 'note' }));
     row.append(
       what,
       el('td', value(kind, incident.value), { className: 'num' }),
-      el('td', minute(fired), { className: 'num' }),
-      el('td', incident.resolved_at ? age((Date.parse(incident.resolved_at) - fired.getTime()) / 1000) : 'still open', { className: 'num' }),
+      when,
+      el('td', incident.resolved_at ? age((Date.parse(incident.resolved_at) - fired) / 1000) : 'still open', { className: 'num' }),
     );
   }
   return made;
@@ -116,8 +123,8 @@ function verdict(found) {
 
 function scope(found) {
   const looked = `${plural(found.sessions, 'session')} of ${plural(found.jobs, 'job')}`;
-  if (found.complete) return `Last 30 days, ${looked}; times in UTC`;
-  return `Only the latest ${looked}, back to ${minute(new Date(found.since))} UTC: a preview does not read all sessions of 30 days`;
+  if (found.complete) return `Last 30 days, ${looked}; times: ${zone.name()}`;
+  return `Only the latest ${looked}, back to ${zone.words(Date.parse(found.since), 'short')}: a preview does not read all sessions of 30 days`;
 }
 
 /** Show the summary of a week. */
