@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ACCOUNT = "nobody"
 _REPOSITORY = Path(__file__).parents[2]
-_PARTS = ("app", "workers", "migrations", "frontend", "docs", "tests/support")
+_PARTS = ("app", "client/src", "workers", "migrations", "frontend", "docs", "tests/support")
 
 
 class User:
@@ -67,7 +67,7 @@ class User:
 
     def _environment(self) -> dict[str, str]:
         prefix = self._python.parents[1]
-        parts = ("repository", "site-packages")
+        parts = ("repository", "repository/client/src", "site-packages")
         return {
             "HOME": str(self.home),
             "TMPDIR": tempfile.gettempdir(),
