@@ -1,8 +1,8 @@
 """The history of one site of the demo: ``python -m app.cli.demo.replay --site north``.
 
 Each session is synthesized, received, analyzed and held against the rules by the use cases that do
-so for any other, in the order of time; only the time of their transactions is the session's. It
-runs in a process of its own, so that pages are answered meanwhile.
+so for any other, in the order of time; only the time of their transactions is the session's. Some
+jobs of today come first. It runs in a process of its own, so that pages are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 # From the last operation until the session is there.
 _SENT_IN: Final = timedelta(seconds=20)
 _LOOK_S: Final = 0.1
+# Jobs that began after it are of today.
+TODAY_H: Final = 40.0
 # Who answers for the jobs of a team.
 OWNERS: Final[Mapping[str, str]] = {
     "pretraining": "foundation",
@@ -88,7 +90,7 @@ def write_history(container: Container, site: str, until: datetime) -> int:
     sessions = [one for run in runs() if run.site == site for one in run.sessions()]
     acts = [act for act in ACTS if act.site == site]
     events: list[PlannedSession | Act] = [*sessions, *acts]
-    events.sort(key=lambda event: -event.at_h)
+    events.sort(key=lambda event: (not _is_first(event), -event.at_h))
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-demo-") as directory:
             jobs = frozenset(session.run.name for session in sessions)
@@ -103,6 +105,14 @@ def write_history(container: Container, site: str, until: datetime) -> int:
     finally:
         keeper.stop()
     return len(sessions)
+
+
+def _is_first(event: PlannedSession | Act) -> bool:
+    """Return whether it is of a job of today: whoever looks at once sees some of these.
+
+    There are no acts of these jobs, and no other job has had their hosts since.
+    """
+    return isinstance(event, PlannedSession) and event.run.from_h <= TODAY_H
 
 
 def labels_of(session: PlannedSession) -> Mapping[str, str]:
