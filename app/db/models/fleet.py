@@ -1,4 +1,4 @@
-"""The table of weekly summaries."""
+"""Tables of the fleet: weekly summaries, and views that people save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Date, Index, UniqueConstraint, Uuid, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.alerts.states import DeliveryState
-from app.db.models.base import Base, OfProject, belongs_to
+from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 
 
@@ -49,3 +49,18 @@ class WeeklySummary(OfProject, Base):
     finished_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
     error: Mapped[str | None]
+
+
+class SavedView(OfProject, Base):
+    """A filter and an order of the fleet under a name, of one person."""
+
+    __tablename__ = "saved_view"
+    __table_args__ = (in_project(), UniqueConstraint("project_id", "owner", "name"))
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # the full name of a person, ``token NAME``, or empty for all who did not sign in
+    owner: Mapped[str]
+    name: Mapped[str]
+    # of the fleet's address, without the question mark
+    query: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from app.access.principals import ActorKind
-from app.db.models.views import SavedView
+from app.db.models.fleet import SavedView
 from app.errors import ConflictError, NotFoundError
 from app.lists.listing import Listing, read
 

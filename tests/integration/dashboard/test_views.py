@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from app.access.principals import ActorKind, Principal, Right
-from app.services.fleet import views
-from app.services.fleet.views import delete_view, list_views, query_of, save_view
+from app.errors import NotFoundError
+from app.services.fleet.views import delete_view, list_views, query_of, save_view, shared_view
 from tests.integration.dashboard.test_fleet_page import job
 from tests.support.html import parse
 
 if TYPE_CHECKING:
-    import pytest
-
     from app.bootstrap import Container
 
 API = "/api/v1/views"
@@ -86,8 +84,8 @@ def test_views_are_of_a_person_and_their_links_for_all(container: Container) -> 
     for who, expected in ((ann, "sort=-gpus"), (bob, "owner=bob")):
         with who.reading() as tx:
             assert [view.query for view in list_views(tx, who.principal)] == [expected]
-            assert views.shared_view(tx, made.id) == made
-    with contextlib.suppress(views.NotFoundError):
+            assert shared_view(tx, made.id) == made
+    with pytest.raises(NotFoundError):
         delete_view(bob, made.id)
     with ann.reading() as tx:
         assert list_views(tx, ann.principal) == [made]
@@ -96,7 +94,7 @@ def test_views_are_of_a_person_and_their_links_for_all(container: Container) -> 
 def test_a_person_has_a_limited_number_of_views(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "MOST_VIEWS", 1)
+    monkeypatch.setattr("app.services.fleet.views.MOST_VIEWS", 1)
     assert client.post(API, json={"name": "first", "query": ""}).status_code == 201
     refused = client.post(API, json={"name": "second", "query": ""})
     assert (refused.status_code, refused.json()["code"]) == (409, "view.too_many")
