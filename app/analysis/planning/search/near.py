@@ -99,8 +99,7 @@ def near_optimal(
     while best != (best := near.best):
         for template in sorted(near.times, key=near.rank)[:_BEST]:
             near.improve(rearranged(passes.problem, template), _REARRANGED)
-    if has_slight_stage(passes.problem, best) and not budget.spent:
-        near.leave_out_slight(best)
+    near.leave_out_slight(best)
     return near.within(near.cost(near.best))
 
 
@@ -173,12 +172,16 @@ class _Near:
     def leave_out_slight(self, best: Template) -> None:
         """Leave out templates with slight stages if another one executes about as fast."""
         allowed = int(self.times[best].simulated * (1 + SLOWER))
-        made = _fuller(self.passes, best, allowed // self.problem.spec.microbatches)
-        known = sorted(self.times, key=self.rank)
-        self.improve([*made, *known], _CLIMBED + len(made), whole=True)
+        if has_slight_stage(self.problem, best) and not self.budget.spent:
+            self._look_for_full(best, allowed)
         full = {t: own for t, own in self.times.items() if not has_slight_stage(self.problem, t)}
         if any(own.simulated <= allowed for own in full.values()):
             self.times = full
+
+    def _look_for_full(self, best: Template, allowed: int) -> None:
+        made = _fuller(self.passes, best, allowed // self.problem.spec.microbatches)
+        known = sorted(self.times, key=self.rank)
+        self.improve([*made, *known], _CLIMBED + len(made), whole=True)
 
     def _add(self, template: Template) -> None:
         if template not in self.times and fits(self.problem, template):
