@@ -105,7 +105,8 @@ def _require_steps(replayed: Replayed) -> None:
     complete = len(replayed.steps)
     if complete >= MIN_STEPS:
         return
-    message = f"{complete} complete steps, at least {MIN_STEPS} are needed"
+    steps = "step" if complete == 1 else "steps"
+    message = f"{complete} complete {steps}, at least {MIN_STEPS} are needed"
     faults = [Fault("too_few_steps", message, column="step")]
     faults += [
         Fault("dropped_step", f"Step {item.step}: {item.reason}") for item in replayed.dropped
