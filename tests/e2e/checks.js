@@ -66,6 +66,15 @@
     return found;
   },
 
+  // How far content has moved since the page was opened, as browsers count it: 0 is nothing.
+  shifted() {
+    return new Promise((resolve) => {
+      const sum = (entries) => entries.reduce((total, { value }) => total + value, 0);
+      new PerformanceObserver((list) => resolve(sum(list.getEntries()))).observe({ type: 'layout-shift', buffered: true });
+      setTimeout(() => resolve(0), 200);
+    });
+  },
+
   // Moment, form, text and title of every time.
   times() {
     return [...document.querySelectorAll('time')].map((element) => [element.dateTime, element.dataset.time ?? '', element.textContent, element.title]);

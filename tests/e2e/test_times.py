@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
+# Of a window's size; entries of the top bar take their places when scripts run.
+STILL = 0.01
+FULL_OF_TIMES = ("/", "/jobs/{job}", "/incidents/{incident}", "/access/audit", "/hosts/{host}")
 EAST = Look("kolkata", WIDE, "light", "Asia/Kolkata")
 WEST = Look("new-york", NARROW, "dark", "America/New_York")
 
@@ -35,6 +38,8 @@ def test_every_time_is_the_readers(
         page = visitor.open(f"{place.url}{address}", look)
         wait_for_plots(page)
         faults += [f"{route}: stray {text!r}" for text in check(page, "strayTimes")]
+        if route in FULL_OF_TIMES and (moved := check(page, "shifted")) > STILL:
+            faults.append(f"{route}: content moved by {moved:.3f}")
         times = check(page, "times")
         seen += len(times)
         faults += [f"{route}: {fault}" for one in times if (fault := _fault(look, *one))]

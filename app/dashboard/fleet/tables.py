@@ -74,7 +74,7 @@ def job_columns(
         Shown("Slowdown", _job_slowdown, "slowdown", "num", _AGAINST),
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w2", of_cells="nowrap muted"),
         Shown("Sessions", lambda line: html.spark(line.spark), classes="opt w3"),
-        Shown("Cause", _cause, "cause", "opt", of_cells="nowrap"),
+        Shown("Cause", _cause, "cause", "opt"),
         Shown("Where", _where, classes="opt w2", of_cells="muted place-of"),
         Shown(
             "Owner",

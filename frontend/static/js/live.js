@@ -86,6 +86,7 @@ export class Live {
   }
 
   say(state) {
+    this.status.dataset.state = state;
     this.status.textContent = { live: 'Live', lost: 'Connection lost, trying again', paused: 'Paused' }[state];
     this.status.dataset.state = state;
   }
