@@ -28,6 +28,7 @@ test('a moment is written in the reader’s zone, with the day that it has there
   assert.equal(zone.words(at, 'short', { now: NOW }), '02:10');
   assert.equal(zone.words(at, 'minute', { now: NOW }), '20 Nov 2026 02:10');
   assert.equal(zone.words(at, 'day', { now: NOW }), '20 Nov');
+  assert.equal(zone.words(Date.parse('2026-11-22T20:00:00Z'), 'weekly'), 'Mondays at 01:30');
   assert.equal(zone.offset(at), 'UTC+5:30');
 });
 

@@ -29,9 +29,9 @@ def add_rule_pages(routes: APIRouter, pages: Pages) -> None:
             chosen = next((rule for rule in rules if str(rule.id) == selected), None)
             if selected is not None and chosen is None:
                 return pages.not_found(f"rule {selected}", nav)
-            channels, present = list_channels(tx), open_by_job(tx)
+            channels, present, now = list_channels(tx), open_by_job(tx), tx.now
         rows = [row for job in present.values() for row in job]
-        page = rules_page(rules, channels, rows, chosen)
+        page = rules_page(rules, channels, rows, chosen, now)
         return pages.render("alerts/rules.html", nav, page=page)
 
     @routes.get("/rules")

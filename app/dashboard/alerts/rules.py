@@ -6,15 +6,19 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from markupsafe import Markup
+
 from app.alerts.rules import CauseFound, NoData, Weekly
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
 from app.dashboard.ui.format import count, listing, percent, plural
+from app.dashboard.ui.moments import weekly
 from app.dashboard.ui.parts import StateLabel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
     from uuid import UUID
 
     from app.alerts.rules import Rule, Selector, Threshold
@@ -64,6 +68,7 @@ def rules_page(
     channels: Sequence[ChannelView],
     present: Sequence[IncidentRow],
     chosen: Rule | None,
+    now: datetime,
 ) -> RulesPage:
     """Return the page of rules.
 
@@ -73,7 +78,7 @@ def rules_page(
         The one in the form; None: a new one.
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
-    lines = [_line(rule, channels, held[rule.id], rule == chosen) for rule in rules]
+    lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
     on = sum(rule.enabled for rule in rules)
     return RulesPage(
         title=f"Rule {chosen.name}" if chosen else "Rules",
@@ -106,6 +111,13 @@ def condition_words(rule: Rule) -> str:
     else:
         start = _number(condition)
     return f"{start}, {_sessions(rule.consecutive)}"
+
+
+def _shown(rule: Rule, now: datetime) -> str:
+    """Return a condition as the page shows it: the time of a summary is the reader's."""
+    if isinstance(rule.condition, Weekly):
+        return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
+    return condition_words(rule)
 
 
 def jobs_words(selector: Selector) -> str:
@@ -159,7 +171,9 @@ def _sessions(number: int) -> str:
     return "at once" if number == 1 else f"{number} sessions in a row"
 
 
-def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) -> RuleLine:  # noqa: FBT001 - a fact of the line
+def _line(
+    rule: Rule, channels: Sequence[ChannelView], held: int, now: datetime, *, chosen: bool
+) -> RuleLine:
     names = told(rule, channels)
     whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
     return RuleLine(
@@ -168,7 +182,7 @@ def _line(rule: Rule, channels: Sequence[ChannelView], held: int, chosen: bool) 
         name=rule.name,
         state=ON if rule.enabled else OFF,
         enabled=rule.enabled,
-        condition=condition_words(rule),
+        condition=_shown(rule, now),
         jobs=jobs_words(rule.selector),
         told=f"{whom}: {_some(names)}" if names else f"{whom}: no channel",
         unheard=rule.enabled and not names,

@@ -30,6 +30,8 @@ class Form(StrEnum):
     """``18 Nov``."""
     DATE = "date"
     """``18 Nov 2026``."""
+    WEEKLY = "weekly"
+    """``Mondays at 09:26 UTC``."""
 
 
 def written(at: datetime, form: Form, now: datetime | None = None, *, bare: bool = False) -> str:
@@ -50,6 +52,8 @@ def written(at: datetime, form: Form, now: datetime | None = None, *, bare: bool
         return day
     if form is Form.DATE:
         return f"{day} {at:%Y}"
+    if form is Form.WEEKLY:
+        return f"{at:%A}s at {at:%H:%M} UTC"
     today = None if now is None or form is Form.MINUTE else now.astimezone(UTC)
     parts = [f"{at:%H:%M}"] if bare else [f"{at:%H:%M}", "UTC"]
     if today is None or at.year != today.year:
@@ -87,6 +91,11 @@ def exact(at: datetime) -> Markup:
 def date(at: datetime) -> Markup:
     """Return the date of a moment."""
     return _time(at, Form.DATE)
+
+
+def weekly(at: datetime) -> Markup:
+    """Return the time of the week of a moment."""
+    return _time(at, Form.WEEKLY)
 
 
 def span(begin: datetime, end: datetime) -> Markup:

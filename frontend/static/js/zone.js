@@ -1,6 +1,7 @@
 // Loaded before the first paint, so that no text moves: writes every time in the reader's zone. That is the
 // browser's, unless the reader has chosen UTC. The server writes UTC; forms are those of app/dashboard/ui/moments.py.
 (() => {
+  const DAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
   const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];
   const UTC_NAMES = new Set(['UTC', 'Etc/UTC', 'UCT', 'Etc/UCT', 'GMT', 'Etc/GMT', 'Zulu', 'Universal']);
   const MINUTE_MS = 60_000;
@@ -32,6 +33,7 @@
     const clock = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
     const zone = inUtc && !bare ? ' UTC' : '';
     if (form === 'exact') return `${date} ${clock}:${two(at.getUTCSeconds())}${zone}`;
+    if (form === 'weekly') return `${DAYS[at.getUTCDay()]}s at ${clock}${zone}`;
     if (form === 'minute') return `${date} ${clock}${zone}`;
     const than = new Date(moved(now, inUtc));
     if (at.getUTCFullYear() !== than.getUTCFullYear()) return `${date} ${clock}${zone}`;

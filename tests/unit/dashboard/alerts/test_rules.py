@@ -8,12 +8,21 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.alerts.rules import DEFAULT_RULES, CauseFound, NoData, Rule, Selector, Threshold
+from app.alerts.rules import DEFAULT_RULES, CauseFound, NoData, Rule, Selector, Threshold, Weekly
 from app.dashboard.alerts.rules import condition_words, jobs_words, rules_page, told
+from app.dashboard.ui.moments import plain
 from app.services.alerts.channels.reads import DISABLED_BY_PERSON, ChannelView
 
 NBSP = "\N{NO-BREAK SPACE}"
 SLOW = DEFAULT_RULES[0]
+NOW = datetime(2026, 11, 24, 9, 30, tzinfo=UTC)
+
+
+def test_the_time_of_a_summary_is_an_element_of_the_page() -> None:
+    weekly = Rule(uuid.UUID(int=1), "week", Weekly("monday", 7))
+    [line] = rules_page([weekly], [], [], None, NOW).lines
+    assert 'datetime="2026-11-23T07:00:00+00:00"' in line.condition
+    assert plain(line.condition) == condition_words(weekly)
 
 
 def channel(name: str, **changes: object) -> ChannelView:
@@ -101,24 +110,24 @@ def test_a_rule_is_told_to_the_channels_that_still_hear() -> None:
 
 
 def test_a_rule_that_reaches_no_channel_is_named() -> None:
-    page = rules_page(DEFAULT_RULES, [channel("pager")], [], None)
+    page = rules_page(DEFAULT_RULES, [channel("pager")], [], None, NOW)
     assert page.heading == "5 rules are on, and nothing is open"
     assert page.list_title == "Low trace quality reaches no channel"
     assert [line.name for line in page.lines if line.unheard] == ["Low trace quality"]
 
 
 def test_without_a_channel_no_rule_reaches_anybody() -> None:
-    assert rules_page(DEFAULT_RULES, [], [], None).list_title == "No rule reaches a channel"
+    assert rules_page(DEFAULT_RULES, [], [], None, NOW).list_title == "No rule reaches a channel"
 
 
 def test_rules_that_are_all_off_are_the_heading() -> None:
-    page = rules_page([replace(SLOW, enabled=False)], [], [], None)
+    page = rules_page([replace(SLOW, enabled=False)], [], [], None, NOW)
     assert page.heading == "No rule is on: no messages are sent"
     assert page.list_title == "Nothing holds at present"
 
 
 def test_the_form_has_shares_in_per_cent_as_people_write_them() -> None:
-    page = rules_page(DEFAULT_RULES, [], [], DEFAULT_RULES[1])
+    page = rules_page(DEFAULT_RULES, [], [], DEFAULT_RULES[1], NOW)
     assert (page.form.at_least.value, page.form.clears_below.value) == ("5", "3")
     assert page.form.minutes.value == ""
     assert page.title == "Rule Regression against the job's baseline"
