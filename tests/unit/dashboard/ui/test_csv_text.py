@@ -102,6 +102,8 @@ WITHOUT_FILE = {
     "session/what_if.html",
     # Definitions, and figures that the report has.
     "session/exact.html",
+    # Fields: the devices of a specification that is being written.
+    "plans/list.html",
 }
 
 
