@@ -169,7 +169,8 @@ def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, lo
 # What a reader does: look, copy, ask, and try out.
 READS = re.compile(
     r"Copy|Find|Sign out|theme|Search|Own…|Preview|Ask|Remove|Add a change|Compare|Step|Mean|"
-    r"All \d|Worker|Host|Rank|Forward|Backward|Sw|stage|Show|Reset|Connecting|Live",
+    r"All \d|Worker|Host|Rank|Forward|Backward|Sw|stage|Show|Reset|Connecting|Live|"
+    r"times are|Save this view|Labels",
     re.IGNORECASE,
 )
 
