@@ -220,7 +220,7 @@ def test_a_silence_in_the_past_is_refused_in_words(
     page = visitor.open(link_of(receiver))
     act(page, "Silence…")
     page.locator("#chosen").get_by_label("Reason").fill("too late")
-    page.locator("#chosen").get_by_label("Until, in your time").fill("2020-01-01T00:00")
+    page.locator("#chosen").get_by_label("Until, UTC").fill("2020-01-01T00:00")
     act(page, "Silence")
     expect(page.locator("#chosen .said")).to_have_text("A silence ends in the future.")
     assert place.alerting.incident().state == "firing"
