@@ -16,7 +16,7 @@ from app.dashboard.fleet.lines import session_row, shown_session
 from app.dashboard.fleet.tables import row_attributes, session_columns
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.format import count, plural, times
-from app.dashboard.ui.parts import StateLabel, job_state, since_when
+from app.dashboard.ui.parts import FINISHED_STATE, StateLabel, job_state, since_when
 from app.dashboard.ui.places import job_url
 from app.dashboard.ui.ranges import ALL, Range, RangeChoices, range_choices
 from app.dashboard.ui.tables import Drawn, drawn, pager, sorted_by
@@ -106,7 +106,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         archived=job.archived,
         title=f"{job.name}: {_said(shown)}",
         heading=job_heading(shown),
-        state=row.state,
+        state=FINISHED_STATE if job.finished else row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
         since="" if onset is None else since_when(onset, fleet.now),
         counted=f"{plural(found.page.total, 'session')}{'' if about.name == ALL else _in(about)}",

@@ -25,7 +25,14 @@ from app.dashboard.ui.format import (
     times,
     worker,
 )
-from app.dashboard.ui.parts import SLOW_STATE, Sparkline, StateLabel, job_state, sparkline
+from app.dashboard.ui.parts import (
+    FINISHED_STATE,
+    SLOW_STATE,
+    Sparkline,
+    StateLabel,
+    job_state,
+    sparkline,
+)
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
@@ -166,6 +173,8 @@ def _against(measured: Slowdown | None) -> str:
 def job_line(job: Standing) -> SessionLine:
     """Return the line of a job."""
     row = session_row(job.name, job.latest, shown=job.told)
+    if job.finished:
+        row = replace(row, state=FINISHED_STATE, lost_each_hour=None, lost_each_hour_text="")
     return replace(
         row,
         incident=None if job.incident is None else STATES[job.incident.state],

@@ -73,13 +73,15 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
     words: Counter[StateLabel] = Counter()
     for group in heard:
         words[_standing_label(group)] += group.matching
+    finished = sum(group.matching for group in groups if group.finished and not group.heard)
+    words[FINISHED_STATE] += finished
     states = [
         (state, f"{count(number)} {state.word.lower()}")
         for state, number in sorted(words.items(), key=lambda item: item[0].order)
         if number
     ]
-    if silent:
-        states.append((SILENT_STATE, f"{count(silent)} silent"))
+    if silent > finished:
+        states.append((SILENT_STATE, f"{count(silent - finished)} silent"))
     address, page, quiet = query.address(about), found.page, found.silent
     shown, jobs = job_columns(found.now, query, address), sum(group.jobs for group in heard)
     return FleetPage(
@@ -127,6 +129,8 @@ def _number(page: int) -> str:
 def _standing_label(group: Group) -> StateLabel:
     if group.incident is not None:
         return STATES[group.incident]
+    if group.finished:
+        return FINISHED_STATE
     return job_state(group.state, slow=group.slow)
 
 
@@ -156,11 +160,15 @@ def _nothing(found: FleetView, jobs: int) -> str:
 
 
 def _silent_title(found: FleetView, about: Range) -> str:
-    silent = sum(group.jobs for group in found.groups if not group.heard)
+    unheard = [group for group in found.groups if not group.heard]
+    finished = sum(group.jobs for group in unheard if group.finished)
+    silent = sum(group.jobs for group in unheard) - finished
     who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
-    title = f"{who}: no session in {about.words}"
+    title = f"{who}: no session in {about.words}" if silent or not finished else ""
+    if finished:
+        title += f"{'; ' if title else ''}{plural(finished, 'job')} finished"
     matching = found.silent.total
-    if matching != silent:
+    if matching != silent + finished:
         title += f"; {count(matching)} {'matches' if matching == 1 else 'match'}"
     return title
 

@@ -47,7 +47,7 @@ def take_instance_lock(data_dir: Path) -> int:
         os.close(lock)
         raise InstanceRunningError(
             f"Paceline is already running on {data_dir}. Stop it first, or give this one "
-            "a directory of its own with PACELINE_DATA_DIR."
+            "a directory of its own with --data-dir."
         )
     return lock
 

@@ -53,6 +53,7 @@ class Group:
     verdict: bool  # whether a slowdown is known
     incident: IncidentState | None  # of the most pressing one
     heard: bool  # whether there is a session in the time; the others are silent
+    finished: bool  # whether the jobs said that they ended
     jobs: int  # all
     found: int  # like what is asked for, whatever they are to show: slow ones, or others
     matching: int  # that are asked for; the others of the numbers below are theirs
@@ -143,7 +144,14 @@ def _groups(
     jobs: CTE, found: ColumnElement[bool], matching: ColumnElement[bool]
 ) -> ScalarSelect[Any]:
     one = jobs.c
-    key = (one.state, one.slow, one.slowdown.is_not(None), one.incident_state, one.heard)
+    key = (
+        one.state,
+        one.slow,
+        one.slowdown.is_not(None),
+        one.incident_state,
+        one.heard,
+        one.finished,
+    )
     counted = one.heard & one.told_lost.is_not(None) & matching
     first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
     groups = (
@@ -153,6 +161,7 @@ def _groups(
             one.slowdown.is_not(None).label("verdict"),
             one.incident_state.label("incident"),
             one.heard,
+            one.finished,
             func.count().label("jobs"),
             func.count().filter(found).label("found"),
             func.count().filter(matching).label("matching"),
@@ -202,7 +211,7 @@ def _page(
             one.labels,
             one.incident,
             one.incident_state,
-            one.finished_at,
+            one.finished,
             place.label("place"),
         )
         .where(listed)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from app.alerts.evaluate import is_finished
 from app.alerts.states import IncidentState
 from app.db.models.sessions import Session
 from app.lists.columns import Column
@@ -72,7 +70,7 @@ class Found:
     labels: dict[str, str] | None
     incident: UUID | None
     incident_state: IncidentState | None
-    finished_at: datetime | None
+    finished: bool
 
 
 def standing_of(
@@ -91,7 +89,7 @@ def standing_of(
         slowdowns,
         row.labels or {},
         urgent,
-        is_finished(row.finished_at, [sessions[row.latest].received_at]),
+        row.finished,
     )
 
 

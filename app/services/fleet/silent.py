@@ -64,7 +64,7 @@ def silent_after(
                 one.labels,
                 one.incident,
                 one.incident_state,
-                one.finished_at,
+                one.finished,
                 one.rank,
                 one.received_at,
             )

@@ -10,6 +10,7 @@ from sqlalchemy import Text, and_, case, cast, false, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import aliased
 
+from app.alerts.evaluate import FINISH_GRACE
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.labels import has_label
@@ -105,11 +106,14 @@ def standing(at: Moment, *, archived: bool) -> CTE:
     )
     # A verdict from before is not of this time, even where a session that waits is.
     of_time = true() if at.since is None else told.c.received_at >= at.since
+    # What has ended loses nothing any more.
+    finished = func.coalesce(last.c.received_at <= Job.finished_at + FINISH_GRACE, false())
+    waste = case((~finished, told.c.waste))
     in_archive = and_(Job.archived_at.is_not(None), last.c.received_at <= Job.archived_at)
     columns: list[ColumnElement[Any]] = [
         Job.id.label("job_id"),
         Job.name.label("name"),
-        Job.finished_at.label("finished_at"),
+        finished.label("finished"),
         last.c.id.label("latest"),
         func.coalesce(told.c.id, last.c.id).label("told"),
         last.c.state.label("state"),
@@ -118,9 +122,9 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
         slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
-        (last.c.world * told.c.waste).label("lost"),
-        case((of_time & told.c.waste.is_not(None), told.c.world)).label("told_gpus"),
-        case((of_time, told.c.world * told.c.waste)).label("told_lost"),
+        (last.c.world * waste).label("lost"),
+        case((of_time & waste.is_not(None), told.c.world)).label("told_gpus"),
+        case((of_time, told.c.world * waste)).label("told_lost"),
         case((blames, told.c.cause)).label("cause"),
         case((blames, told.c.host)).label("host"),
         last.c.labels.label("labels"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, or_, select
 
+from app.alerts.evaluate import is_finished
 from app.db.models.sessions import Job, Session
 from app.services.sessions.read import SESSIONS, SessionRow
 
@@ -26,6 +27,7 @@ class JobSummary:
     name: str
     sessions: tuple[SessionRow, ...]
     archived: bool = False
+    finished: bool = False  # it said that it ended
 
     @property
     def latest(self) -> SessionRow:
@@ -79,17 +81,26 @@ def fleet(
     rows = ranked.subquery()
     query = (
         SESSIONS.query()
-        .add_columns(Job.archived_at)
+        .add_columns(Job.archived_at, Job.finished_at)
         .join(rows, rows.c.id == Session.id)
         .where(rows.c.recent <= per_job)
         .order_by(Job.name, rows.c.recent.desc())
     )
     found: dict[str, list[SessionRow]] = {}
-    archived = set()
+    archived, finished_at = set(), {}
     values = tx.session.execute(query).mappings().all()
     for row, value in zip(SESSIONS.rows(values), values, strict=True):
         found.setdefault(row.job, []).append(row)
         if value["archived_at"] is not None:
             archived.add(row.job)
-    jobs = (JobSummary(name, tuple(rows), name in archived) for name, rows in found.items())
+        finished_at[row.job] = value["finished_at"]
+    jobs = (
+        JobSummary(
+            name,
+            tuple(rows),
+            name in archived,
+            is_finished(finished_at[name], [rows[-1].received_at]),
+        )
+        for name, rows in found.items()
+    )
     return Fleet(tx.now, tuple(jobs))

@@ -264,3 +264,20 @@ def test_an_empty_fleet_names_a_demo_that_has_data_of_its_own(client: httpx.Clie
     words = fleet_of(client).text
     assert "paceline demo" in words
     assert "--server http" not in words.partition("No job yet?")[2]
+
+
+def test_a_job_that_ended_costs_nothing_more_and_is_called_finished(
+    container: Container, client: httpx.Client
+) -> None:
+    job(container, "ended", timedelta(hours=30), world=512)
+    job(container, "lives")
+    job(container, "ended-last-month", timedelta(days=40), world=4096)
+    for name in ("ended", "ended-last-month"):
+        assert client.post(f"/api/v1/jobs/{name}/finish").status_code == 204
+    page = fleet_of(client)
+    assert page.one("p", "line").text.endswith("2 finished")
+    assert page.one("section", id="silent").text.startswith("2 jobs finished")
+    week = fleet_of(client, "?range=7d")
+    assert set(names(week, "jobs")) == {"ended", "lives"}
+    assert "of 4 GPUs" in week.one("h1").text
+    assert "Finished" in parse(client.get("/jobs/ended").text).one("p", "line").text

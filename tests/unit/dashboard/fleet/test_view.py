@@ -94,6 +94,7 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
         "verdict": slowdown is not None,
         "incident": None,
         "heard": True,
+        "finished": False,
         "jobs": 1,
         "found": 1,
         "matching": 1,
