@@ -9,6 +9,7 @@ const password = document.getElementById('password');
 const before = stored(KEPT);
 if (before && !name.value) {
   name.value = before;
-  if (document.activeElement === name) password.focus();
+  // Before or after the browser has focused the name by itself.
+  if (name.autofocus) password.focus();
 }
 name.form.addEventListener('submit', () => store(KEPT, name.value.trim()));
