@@ -85,6 +85,10 @@ NO_ACT = {
     "POST /api/v1/mitigation/plan",
     "POST /api/v1/alert-rules/preview",
     "POST /api/v1/retention/preview",
+    # a person's own bookmarks
+    "POST /api/v1/views",
+    "PATCH /api/v1/views/{view}",
+    "DELETE /api/v1/views/{view}",
     "POST /sign-in",
     "POST /sign-out",
 }
