@@ -6,16 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.fleet.statistics import PAPER_WASTED
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.report.realized import MET_WITHIN, prediction_error
+from app.analysis.report.realized import MET_WITHIN
 from app.analysis.wording import hours
 from app.dashboard.report.finding import ENDS
+from app.dashboard.report.lines import (
+    BarLine,
+    FixView,
+    LabelTable,
+    cause_lines,
+    causes_title,
+    fix_view,
+    fixes_title,
+    has_met,
+    host_lines,
+    hosts_title,
+    job_lines,
+    jobs_title,
+    label_table,
+)
 from app.dashboard.report.plot import Plot, Scale, over_time, upper
 from app.dashboard.report.query import LabelChoices, label_choices
 from app.dashboard.ui.address import Address
@@ -28,51 +42,15 @@ from app.dashboard.ui.format import (
 )
 from app.dashboard.ui.moments import Form, When, span
 from app.dashboard.ui.parts import STATES, Fact
-from app.dashboard.ui.places import host_url
 from app.dashboard.ui.ranges import DAY, Range, RangeChoices, range_choices
-from app.services.fleet_report.costs import NAMED
 
 if TYPE_CHECKING:
-    from app.services.fleet_report.costs import LabelCost, Period
-    from app.services.fleet_report.read import Coverage, FixLine, FleetReport
+    from app.services.fleet_report.costs import Period
+    from app.services.fleet_report.read import Coverage, FleetReport
 
 # Periods with and without the same words of a share: less is no trend.
 CHANGED: Final = 0.0005
 _DAY: Final = timedelta(days=1)
-
-
-@dataclass(frozen=True, slots=True)
-class BarLine:
-    """A line of a table with a bar; the longest bar is 100."""
-
-    name: str
-    url: str
-    bar: float
-    cost: str
-    share: str
-    note: str
-    plain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LabelTable:
-    """What the jobs of teams or owners cost."""
-
-    title: str
-    lines: Sequence[BarLine]
-
-
-@dataclass(frozen=True, slots=True)
-class FixView:
-    """A fix that was measured."""
-
-    title: str
-    job: str
-    url: str
-    predicted: str
-    realized: str
-    met: bool
-    saved: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +102,12 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         earlier_url=_neighbor(report, address, -1),
         later_url=_neighbor(report, address, 1) if report.until < report.now else "",
         facts=_facts(report),
-        causes_title=_causes_title(report),
-        causes=_causes(report),
-        jobs_title=_jobs_title(report),
-        jobs=_jobs(report),
-        teams=_labeled("team", report.spent.teams, address),
-        owners=_labeled("owner", report.spent.owners, address),
+        causes_title=causes_title(report),
+        causes=cause_lines(report),
+        jobs_title=jobs_title(report),
+        jobs=job_lines(report),
+        teams=label_table("team", report.spent.teams, address),
+        owners=label_table("owner", report.spent.owners, address),
         filters=[
             label_choices("team", report.filters.team, report.spent.teams),
             label_choices("owner", report.filters.owner, report.spent.owners),
@@ -145,10 +123,10 @@ def report_page(report: FleetReport, about: Range, address: Address) -> ReportPa
         trend_note=f"Share of the GPU-hours that was lost, in each "
         f"{_length(report.until - report.since)}; the axis begins at 0",
         trend=_trend(report.spent.trend, report.now),
-        hosts_title=_hosts_title(report),
-        hosts=_hosts(report),
-        fixes_title=_fixes_title(report.fixes),
-        fixes=[_fix(fix) for fix in report.fixes],
+        hosts_title=hosts_title(report),
+        hosts=host_lines(report),
+        fixes_title=fixes_title(report.fixes),
+        fixes=[fix_view(fix) for fix in report.fixes],
         query=query,
     )
 
@@ -212,7 +190,7 @@ def _facts(report: FleetReport) -> list[Fact]:
     was = "no verdict in the time before"
     straggling = report.spent.straggling
     measured = [fix for fix in report.fixes if fix.unlike is None]
-    met = sum(_met(fix) for fix in measured)
+    met = sum(has_met(fix) for fix in measured)
     return [
         Fact(
             "GPU-hours used",
@@ -266,156 +244,10 @@ def _written(moment: datetime) -> str:
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='minutes')}Z"
 
 
-def _causes_title(report: FleetReport) -> str:
-    if not report.spent.causes or not report.costs.lost:
-        return "No cause was named"
-    first = report.spent.causes[0]
-    share = min(1.0, first.lost / report.costs.lost)
-    return f"{title_of(first.cause)} costs {rough_percent(share)} of what is lost"
-
-
-def _causes(report: FleetReport) -> list[BarLine]:
-    lost = report.costs.lost
-    rows = [(title_of(cause.cause), cause.lost, cause.jobs, False) for cause in report.spent.causes]
-    if lost:
-        rows.append(("Unexplained", report.unexplained, report.costs.jobs, True))
-    most = max((row[1] for row in rows), default=0.0) or 1.0
-    return [
-        BarLine(
-            name,
-            "",
-            100 * cost / most,
-            hours(cost),
-            rough_percent(cost / lost) if lost else "",
-            count(jobs),
-            plain,
-        )
-        for name, cost, jobs, plain in rows
-    ]
-
-
-def _jobs_title(report: FleetReport) -> str:
-    if not report.spent.jobs or not report.costs.lost:
-        return "No job lost anything"
-    first = report.spent.jobs[0]
-    share = first.lost / report.costs.lost
-    return f"{first.job} lost the most: {rough_percent(share)} of all that is lost"
-
-
-def _jobs(report: FleetReport) -> list[BarLine]:
-    most = max((job.lost for job in report.spent.jobs), default=0.0) or 1.0
-    return [
-        BarLine(
-            job.job,
-            f"/jobs/{quote(job.job)}",
-            100 * job.lost / most,
-            hours(job.lost),
-            rough_percent(job.lost / job.used) if job.used else "",
-            count(job.sessions),
-        )
-        for job in report.spent.jobs
-    ]
-
-
 def _figures_url(report: FleetReport, about: Range) -> str:
     """Return where the figures of the paper are, of the same time and sessions."""
     asked = {"owner": report.filters.owner, "team": report.filters.team}
     return Address("/", {"tab": "figures", **about.parameters(DAY), **asked}).but()
-
-
-def _labeled(name: str, costs: Sequence[LabelCost], address: Address) -> LabelTable:
-    """Return what teams or owners cost: the first ten, and the others together."""
-    used, lost = sum(one.used for one in costs), sum(one.lost for one in costs)
-    named = [one for one in costs if one.name is not None]
-    most = max((one.lost for one in costs), default=0.0) or 1.0
-    lines = [
-        BarLine(
-            one.name or f"no {name}",
-            address.but(**{name: one.name}) if one.name else "",
-            100 * one.lost / most,
-            hours(one.lost),
-            rough_percent(one.lost / one.used) if one.used else "",
-            count(one.jobs),
-            plain=one.name is None,
-        )
-        for one in costs[:NAMED]
-    ]
-    if others := costs[NAMED:]:
-        cost, of = sum(one.lost for one in others), sum(one.used for one in others)
-        lines.append(
-            BarLine(
-                plural(len(others), f"other {name}"),
-                "",
-                100 * min(1.0, cost / most),
-                hours(cost),
-                rough_percent(cost / of) if of else "",
-                count(sum(one.jobs for one in others)),
-                plain=True,
-            )
-        )
-    if not named:
-        title = f"No job names its {name}"
-    elif not lost or not used:
-        title = f"No {name} lost anything"
-    else:
-        first = named[0]
-        title = f"{first.name} lost the most of all {name}s, {rough_percent(first.lost / lost)}"
-    return LabelTable(title, lines if named else [])
-
-
-def _hosts_title(report: FleetReport) -> str:
-    hosts = report.spent.hosts
-    if not hosts:
-        return "No host was slow more than once"
-    total = hours(sum(host.lost for host in hosts))
-    if len(hosts) == 1:
-        return f"{hosts[0].host} alone was slow more than once"
-    return f"{plural(len(hosts), 'host')} that were slow more than once cost {total} GPU-hours"
-
-
-def _hosts(report: FleetReport) -> list[BarLine]:
-    return [
-        BarLine(
-            host.host,
-            host_url(host.host),
-            0.0,
-            hours(host.lost),
-            count(host.jobs),
-            count(host.sessions),
-        )
-        for host in report.spent.hosts
-    ]
-
-
-def _met(fix: FixLine) -> bool:
-    """Return whether a fix reached the predicted gain; of one that is at most so, no less."""
-    error = prediction_error(fix.predicted, fix.realized)
-    return error <= MET_WITHIN if fix.at_most else abs(error) <= MET_WITHIN
-
-
-def _fixes_title(fixes: Sequence[FixLine]) -> str:
-    measured = [fix for fix in fixes if fix.unlike is None]
-    if not measured:
-        return "No fix was measured"
-    met = sum(_met(fix) for fix in measured)
-    return f"{count(met)} of {plural(len(measured), 'fix', 'fixes')} reached the predicted gain"
-
-
-def _fix(fix: FixLine) -> FixView:
-    saved = fix.gpus * fix.realized / (1 - fix.realized) if fix.realized < 1 else 0.0
-    return FixView(
-        title=fix.title,
-        job=fix.job,
-        url=f"/compare?a={fix.session}&b={fix.measured_by}",
-        predicted=f"{'up to ' if fix.at_most else ''}{_change(fix.predicted)}",
-        realized="not comparable" if fix.unlike else _change(fix.realized),
-        met=fix.unlike is None and _met(fix),
-        saved="" if fix.unlike else f"{hours(max(0.0, saved))}",
-    )
-
-
-def _change(gain: float) -> str:
-    return percent(-gain) if gain > 0 else f"+{percent(-gain)}" if gain < 0 else percent(0.0)
 
 
 def _trend_title(trend: Sequence[Period]) -> str:
