@@ -45,5 +45,5 @@ def chance(
         least = f"of that many {of}s the test gives no less than p = {steps.least_p:.3f}"
         return "Cannot say", f"{note}: {least}", hint
     said = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
-    by_chance = "Likely" if steps.p >= SIGNIFICANT else "No" if steps.real else "Perhaps"
-    return f"{by_chance}, {said}", note, hint
+    answer = "Chance" if steps.p >= SIGNIFICANT else "Change" if steps.real else "Unclear"
+    return f"{answer}, {said}", note, hint

@@ -193,7 +193,7 @@ def shown_session(job: JobSummary) -> SessionRow:
 
 def _reason(session: SessionRow) -> str:
     if session.state == SessionState.NO_VERDICT and session.verdict is not None:
-        return f"replay differs by {percent(session.verdict.discrepancy)}"
+        return f"replay {percent(session.verdict.discrepancy)} off"
     if session.state in SessionState.UNREPORTED:
         reason = session.reason or ""
         return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""

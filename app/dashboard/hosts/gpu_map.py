@@ -171,7 +171,8 @@ def _title(values: dict[str, dict[int, float]]) -> str:
     )
     if most < STRAGGLING:
         return f"No GPU was above {times(STRAGGLING)}"
-    return f"{_label(name)} reached {times(most)}"
+    label = _label(name)
+    return f"{label[:1].upper()}{label[1:]} reached {times(most)}"
 
 
 def _label(name: str) -> str:

@@ -179,7 +179,7 @@ def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
     if len(slow) < BLAMED_FROM:
         return f"{text}: not blamed: a second slow session would blame it"
     jobs = len({one.job for one in slow})
-    of_jobs = f" of {plural(jobs, 'job')}" if jobs > 1 else ""
+    of_jobs = f", in {plural(jobs, 'job')}" if jobs > 1 else ""
     return f"{text}{of_jobs}, which cost {hours(_cost(slow))} GPU-hours in {about.words}"
 
 

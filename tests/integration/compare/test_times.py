@@ -58,7 +58,7 @@ def test_of_few_sessions_the_steps_within_them_are_compared(
             steps_s = tuple((14.0 if slow else 10.0) + step / 100 for step in range(12))
             row.document = replace(row.document, steps_s=steps_s)
     found = page(client, "/compare/times?job=llm").text
-    assert "No, p < 0.001" in found
+    assert "Change, p < 0.001" in found
     assert "3 and 2 sessions are too few; by the steps within them" in found
     assert "36 + 24 steps" in found
 

@@ -84,7 +84,7 @@ def test_the_page_of_a_host_says_when_where_and_what_it_cost(
     fill(container)
     found = page(client, "/hosts/node-1")
     assert found.one("h1").text.startswith(
-        "node-1: GPU 5 slow in 4 of 5 sessions of 2 jobs, which cost"
+        "node-1: GPU 5 slow in 4 of 5 sessions, in 2 jobs, which cost"
     )
     assert len(found.one("section", aria_label="Jobs").one("tbody").all("tr")) == 2
     assert len(found.one("section", aria_label="Sessions").one("tbody").all("tr")) == 5

@@ -266,7 +266,7 @@ def test_without_a_verdict_there_is_no_number() -> None:
         session(2, None, state=SessionState.NO_VERDICT, verdict=withheld(causes=())),
     )
     assert (row.slowdown, row.slowdown_text, row.color) == (None, "none", "")
-    assert row.cause.replace(NBSP, " ") == "replay differs by 7.8 %"
+    assert row.cause.replace(NBSP, " ") == "replay 7.8 % off"
 
 
 def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
@@ -276,7 +276,7 @@ def test_without_a_verdict_a_known_cause_is_told_all_the_same() -> None:
         "Slow worker",
         "node-017, GPU 5",
     )
-    assert row.cause_share.replace(NBSP, " ") == "replay differs by 7.8 %"
+    assert row.cause_share.replace(NBSP, " ") == "replay 7.8 % off"
     assert row.kind == "none"
 
 
