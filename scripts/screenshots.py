@@ -88,9 +88,12 @@ def _show(page: Page, address: str) -> None:
     page.goto(address)
     page.locator("#live").get_by_text("Live", exact=True).wait_for()
     for figure in page.locator("[data-figure], #heatmap, #strip, #timeline").all():
+        # Some are drawn where they are seen.
+        figure.scroll_into_view_if_needed()
         figure.and_(page.locator("[data-drawn]")).wait_for()
     # A question in the address is asked.
     page.locator("#answer[aria-busy=true]").wait_for(state="detached")
+    page.evaluate("scrollTo(0, 0)")
 
 
 def wait_for_address(words: Path) -> str:
