@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from paceline_client.delivery import Share
+from paceline_client.machine import machine_of
 from paceline_client.recorder import Recorder
 from paceline_client.runs import Run
 from paceline_client.spool import Spool
@@ -110,7 +111,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
                 "pp": topology.pp_size,
                 "tp": topology.tp_size,
                 "world": topology.world_size,
-                "hosts": {str(topology.rank): topology.ip},
+                **machine_of(hostname=topology.ip).document(topology.rank),
             }
             run = Run(f"{training.trial_id}/{training.run_id}")
             self._recorders[key] = Recorder(

@@ -61,8 +61,10 @@ def handler(
 
 
 def test_a_session_is_sent_when_a_chunk_ends_with_its_last_step(
-    handler: PacelineNDHandler, receiver: Receiver
+    handler: PacelineNDHandler, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PACELINE_NODE", "node-7")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     receiver.answers = [Answer(status=201, document={"attempt": 1})]
     call(handler, "forward-compute", steps=range(10, 15), parts=20)
     call(handler, "special", steps=range(10, 15))
@@ -75,8 +77,8 @@ def test_a_session_is_sent_when_a_chunk_ends_with_its_last_step(
     assert json.loads(attempt.body) == {"run_id": "7/2", "restart": 0}
     assert "/sessions/11/chunks/rank-3/0" in chunk.path
     header, *rows = [json.loads(line) for line in gzip.decompress(chunk.body).splitlines()]
-    assert header["meta"] | {"hosts": {}} == {
-        "dp": 2, "pp": 2, "tp": 1, "vpp": 1, "world": 4, "hosts": {},
+    assert header["meta"] == {
+        "dp": 2, "pp": 2, "tp": 1, "vpp": 1, "world": 4, "hosts": {"3": "node-7"},
     }  # fmt: skip
     assert [row["step"] for row in rows] == [step for step in range(10, 20) for _ in range(4)]
     assert rows[1] == {

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -30,6 +29,7 @@ from paceline_client.torch.tap import Tap, Timeline
 from paceline_client.torch.targets.kind import Job, Level, Undo
 from paceline_client.torch.targets.registry import TARGETS
 from paceline_client.version import VERSION
+from paceline_client.whereabouts import whereabouts
 
 _log = logging.getLogger("paceline_client")
 
@@ -217,7 +217,7 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
     meta: dict[str, Any] = {
         **layout.sizes(),
         "run_id": run.run_id,
-        "hosts": {str(rank): socket.gethostname()},
+        **whereabouts(rank, torch.cuda),
         "recorded_by": {
             "client": VERSION,
             "torch": str(torch.__version__),
@@ -228,8 +228,6 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
         meta["ep"] = layout.ep
     if labels:
         meta["labels"] = dict(labels)
-    if torch.cuda.is_available():
-        meta["gpus"] = {str(rank): str(torch.cuda.current_device())}
     if left_out:
         meta["hooks_left_out"] = {str(rank): left_out}
     return meta
