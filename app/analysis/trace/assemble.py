@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
+from app.analysis.trace.joint_metadata import with_names_of_body
 from app.analysis.trace.limits import MAX_FAULTS, Limits
 from app.analysis.trace.model import ABSENT, SessionMeta, Stretches, Trace, stretches_of
 from app.analysis.trace.operations import groups
@@ -293,7 +294,7 @@ def _trace(
     step_relative: bool,
 ) -> Trace:
     return Trace(
-        meta=meta,
+        meta=with_names_of_body(meta, columns["rank"]),
         op_names=op_names,
         rank=columns["rank"],
         dp=columns["dp"],

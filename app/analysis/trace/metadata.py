@@ -12,10 +12,10 @@ Codes of `InvalidMetadataError`
 ``metadata.too_large``         the document is longer than the limit
 ``metadata.missing_size``      ``dp`` or ``pp`` is absent
 ``metadata.bad_size``          a size is not a whole number, below 1, or absurd
-``metadata.conflict``          two keys for one size, or two documents, disagree
+``metadata.conflict``          two keys for one size or one rank, or two documents, disagree
 ``metadata.world_mismatch``    ``dp * pp * tp * cp`` is not ``world``
 ``metadata.bad_value``         another key has a value of the wrong type
-``metadata.rank_out_of_range`` a host or GPU is given for a rank that the sizes do not have
+``metadata.rank_out_of_range`` a host, GPU or pod of a rank that the sizes do not have
 =============================  ====================================================================
 """
 
@@ -24,11 +24,20 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from app.analysis.documents import UnreadableDocumentError, load_document
-from app.analysis.trace.limits import MAX_FAULTS, MAX_MODEL_CHUNKS, MAX_WORLD
+from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_WORLD
 from app.analysis.trace.model import SessionMeta, Sizes
+from app.analysis.trace.ranks.values import (
+    mapping_of,
+    names_by_rank,
+    refuse,
+    refuse_all,
+    shown,
+    text_of,
+)
+from app.analysis.trace.ranks.whereabouts import KEYS, OTEL_KEYS, SLURM_JOB, parse_whereabouts
 from app.errors import Fault, InvalidMetadataError
 
 SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -40,13 +49,13 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
-MAX_NAME_CHARS: Final = 255
 # Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
 MAX_DEPTH: Final = 16
 
 _KNOWN_KEYS: Final = frozenset(
     {key for keys in SIZE_KEYS.values() for key in keys}
     | {"trial_name", "run_id", "hosts", "gpus", "labels"}
+    | KEYS
 )
 
 
@@ -63,9 +72,9 @@ def load_metadata(text: str) -> SessionMeta:
     except UnreadableDocumentError as error:
         raise unreadable_metadata(error) from error
     if document is None:
-        _refuse("the metadata is empty", "missing")
+        refuse("the metadata is empty", "missing")
     if not isinstance(document, Mapping):
-        _refuse("metadata must be a mapping of keys to values", "malformed")
+        refuse("metadata must be a mapping of keys to values", "malformed")
     return parse_metadata(document)
 
 
@@ -92,19 +101,28 @@ def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
         See the table of codes in this module.
     """
     sizes = _sizes(document)
+    hosts, whereabouts = parse_whereabouts(
+        document, sizes.world, names_by_rank(document, "hosts", sizes.world)
+    )
     return SessionMeta(
         sizes=sizes,
         trial_name=_name(document, "trial_name"),
         run_id=_name(document, "run_id"),
-        hosts=_by_rank(document, "hosts", sizes),
-        gpus=_by_rank(document, "gpus", sizes),
+        hosts=hosts,
+        gpus=names_by_rank(document, "gpus", sizes.world),
+        whereabouts=whereabouts,
         labels=_labels(document),
         extra={
             str(key): _jsonable(value, str(key))
             for key, value in document.items()
-            if key not in _KNOWN_KEYS
+            if key not in _KNOWN_KEYS and not _is_read(key, value)
         },
     )
+
+
+def _is_read(key: object, value: object) -> bool:
+    """Return whether one of OpenTelemetry's names is read already; others wait for the ranks."""
+    return key in OTEL_KEYS and (key == SLURM_JOB or isinstance(value, Mapping))
 
 
 def metadata_document(meta: SessionMeta) -> dict[str, Any]:
@@ -122,6 +140,7 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
         "hosts": {str(rank): name for rank, name in sorted(meta.hosts.items())},
         "gpus": {str(rank): name for rank, name in sorted(meta.gpus.items())},
         "labels": dict(meta.labels),
+        **meta.whereabouts.document(),
     }
     said = {key: value for key, value in document.items() if value not in (None, {})}
     return {**meta.extra, **said}
@@ -150,76 +169,42 @@ def _sizes(document: Mapping[Any, Any]) -> Sizes:
             if size not in found
         ]
     if faults:
-        _refuse_all(faults)
+        refuse_all(faults)
     world = found.pop("world", None)
     sizes = Sizes(**found)
     if sizes.world > MAX_WORLD:
-        _refuse(f"dp * pp * tp * cp = {sizes.world} is over {MAX_WORLD} ranks", "bad_size")
+        refuse(f"dp * pp * tp * cp = {sizes.world} is over {MAX_WORLD} ranks", "bad_size")
     if world is not None and world != sizes.world:
         message = (
             f"dp * pp * tp * cp = {sizes.dp} * {sizes.pp} * {sizes.tp} * {sizes.cp} = "
             f"{sizes.world}, but world is {world}"
         )
-        _refuse(message, "world_mismatch", column="world")
+        refuse(message, "world_mismatch", column="world")
     return sizes
 
 
 def _size_problem(size: str, value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int):
-        return f"must be a whole number, not {_shown(value)}"
+        return f"must be a whole number, not {shown(value)}"
     if value < 1:
-        return f"must be at least 1, not {_shown(value)}"
+        return f"must be at least 1, not {shown(value)}"
     limit = MAX_MODEL_CHUNKS if size == "vpp" else MAX_WORLD
     return f"is over {limit}" if value > limit else None
 
 
 def _name(document: Mapping[Any, Any], key: str) -> str | None:
     value = document.get(key)
-    return None if value is None else _text(value, key)
-
-
-def _by_rank(document: Mapping[Any, Any], key: str, sizes: Sizes) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for rank_key, value in _mapping(document, key).items():
-        text = str(rank_key)
-        if isinstance(rank_key, bool) or not (text.isascii() and text.isdecimal()):
-            _refuse(f"{key} must be keyed by rank, not {_shown(rank_key)}", "bad_value", column=key)
-        # Over-long digits are no rank, and expensive to convert.
-        rank = int(text) if len(text) <= len(str(MAX_WORLD)) else MAX_WORLD
-        if rank >= sizes.world:
-            message = f"{key} names rank {_shown(rank_key)}, the job has {sizes.world} ranks"
-            _refuse(message, "rank_out_of_range", column=key)
-        names[rank] = _text(value, key)
-    return dict(sorted(names.items()))
+    return None if value is None else text_of(value, key)
 
 
 def _labels(document: Mapping[Any, Any]) -> dict[str, str]:
-    labels = _mapping(document, "labels")
-    return {_text(key, "labels"): _text(value, "labels") for key, value in labels.items()}
-
-
-def _mapping(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
-    value = document.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        _refuse(f"{key} must be a mapping, not {_shown(value)}", "bad_value", column=key)
-    return value
-
-
-def _text(value: object, key: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        _refuse(f"{key} must hold text, not {_shown(value)}", "bad_value", column=key)
-    text = value if isinstance(value, str) else _shown(value)
-    if len(text) > MAX_NAME_CHARS or not text.isprintable():
-        message = f"{key} must hold printable text of at most {MAX_NAME_CHARS} characters"
-        _refuse(message, "bad_value", column=key)
-    return text
+    labels = mapping_of(document, "labels")
+    return {text_of(key, "labels"): text_of(value, "labels") for key, value in labels.items()}
 
 
 def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON is any of its types
     if depth > MAX_DEPTH:
-        _refuse(f"{key} is nested over {MAX_DEPTH} levels", "bad_value", column=key)
+        refuse(f"{key} is nested over {MAX_DEPTH} levels", "bad_value", column=key)
     if isinstance(value, Mapping):
         return {
             _storable(str(inner), key): _jsonable(item, key, depth + 1)
@@ -233,7 +218,7 @@ def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 -
     if isinstance(value, str):
         return _storable(value, key)
     if value is not None and not _is_json_number(value):
-        _refuse(f"{key} holds {_shown(value)}, which JSON cannot say", "bad_value", column=key)
+        refuse(f"{key} holds {shown(value)}, which JSON cannot say", "bad_value", column=key)
     return value
 
 
@@ -246,27 +231,5 @@ def _is_json_number(value: object) -> bool:
 def _storable(text: str, key: str) -> str:
     # PostgreSQL's JSON holds neither; a lone surrogate has no UTF-8 form either.
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        _refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
+        refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
     return text
-
-
-def _shown(value: object) -> str:
-    """Return a short text of an untrusted value (a huge int has no decimal form)."""
-    try:
-        text = repr(value)
-    except ValueError:
-        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a number"
-    return text if len(text) <= 40 else f"{text[:37]}…"  # noqa: PLR2004 - a readable length
-
-
-def _refuse(
-    message: str, code: str, *, line: int | None = None, column: str | None = None
-) -> NoReturn:
-    _refuse_all([Fault(code, message, line=line, column=column)])
-
-
-def _refuse_all(faults: list[Fault]) -> NoReturn:
-    first = faults[0]
-    raise InvalidMetadataError(
-        first.message, code=f"metadata.{first.code}", faults=tuple(faults[:MAX_FAULTS])
-    )

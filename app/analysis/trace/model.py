@@ -13,6 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.trace.ranks.machine import Machine
+from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
+
 FORWARD_COMPUTE: Final = "forward-compute"
 BACKWARD_COMPUTE: Final = "backward-compute"
 WGRAD_COMPUTE: Final = "backward-wgrad-compute"
@@ -107,8 +110,13 @@ class SessionMeta:
     run_id: str | None = None
     hosts: Mapping[int, str] = field(default_factory=dict)
     gpus: Mapping[int, str] = field(default_factory=dict)
+    whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def machine(self, rank: int) -> Machine:
+        """Return the machine of a rank."""
+        return self.whereabouts.machine(rank, self.hosts, self.gpus)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,14 +46,19 @@ def total(found: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
 
 def saying(meta: SessionMeta, unmapped: Iterable[Unmapped]) -> SessionMeta:
     """Return metadata that say what was left out of their recording, and nothing before it."""
-    extra = {key: value for key, value in meta.extra.items() if key != _KEY}
+    return replace(meta, extra=with_unmapped(meta.extra, unmapped))
+
+
+def with_unmapped(document: Mapping[str, Any], unmapped: Iterable[Unmapped]) -> dict[str, Any]:
+    """Return a document of metadata that says what was left out, and nothing before it."""
+    document = {key: value for key, value in document.items() if key != _KEY}
     found = total(unmapped)
     if len(found) > MAX_KINDS:
         rest = sum(one.count for one in found[MAX_KINDS - 1 :])
         found = (*found[: MAX_KINDS - 1], Unmapped("things of other kinds", rest))
     if found:
-        extra[_KEY] = [asdict(one) for one in found]
-    return replace(meta, extra=extra)
+        document[_KEY] = [asdict(one) for one in found]
+    return document
 
 
 def said(extra: Mapping[str, Any]) -> tuple[Unmapped, ...]:

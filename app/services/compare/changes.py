@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from app.analysis.trace.ranks.whereabouts import KEYS
+
 if TYPE_CHECKING:
     from app.analysis.report.document import Report
 
 # Less of a step is not worth calling gone or come.
 NEGLIGIBLE: Final = 0.01
 # Maps of every rank: what changed of them is said by host.
-_BY_RANK: Final = ("hosts", "gpus", "producers")
+_BY_RANK: Final = frozenset({"hosts", "gpus", "producers", *KEYS}) - {"launcher"}
 
 
 class Change(StrEnum):

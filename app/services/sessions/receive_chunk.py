@@ -18,8 +18,8 @@ from sqlalchemy.dialects.postgresql import insert
 from app.access.names import is_plain_name
 from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.registry import FORMATS
-from app.analysis.trace.joint_metadata import join_metadata
-from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.analysis.trace.joint_metadata import join_documents
+from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.chunks import Chunk, Intake
@@ -261,8 +261,8 @@ def _store(  # noqa: PLR0913 - one request
             code="body.too_many_rows",
         )
     if intake.chunks:
-        joined = join_metadata(parse_metadata(session.meta), trace.meta)
-        session.meta, session.labels = metadata_document(joined), dict(joined.labels)
+        session.meta = join_documents(session.meta, trace.meta)
+        session.labels = dict(session.meta.get("labels", {}))
     session.operations += len(trace)
     session.body_bytes += body.size
     # How many there are together is known when the chunks are merged.

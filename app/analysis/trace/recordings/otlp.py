@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.analysis.trace.faults import refuse, refuse_body
+from app.analysis.trace.joint_metadata import with_names
 from app.analysis.trace.limits import MIB, Limits
-from app.analysis.trace.metadata import MAX_NAME_CHARS
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -31,6 +31,8 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
+from app.analysis.trace.ranks.values import is_name
+from app.analysis.trace.ranks.whereabouts import NODE, OTEL_KEYS, POD
 from app.analysis.trace.recordings.json_items import Item, read_items
 from app.analysis.trace.recordings.recording import Recording
 from app.analysis.trace.recordings.rows import Rows
@@ -39,6 +41,7 @@ from app.analysis.trace.unmapped import Unmapped, total
 from app.errors import BodyTooLargeError, Fault, InvalidMetadataError
 
 SPANS: Final = "resourceSpans"
+_HOST: Final = "host.name"
 STEP: Final = "megatron.train_step"
 _OPERATIONS: Final = {
     "megatron.microbatch.forward": FORWARD_COMPUTE,
@@ -71,6 +74,7 @@ class _Rank:
     dp: int | None
     pp: int | None
     host: str | None
+    names: Mapping[str, str]  # of node, pod, GPU and job
     sizes: Sizes | None
 
 
@@ -125,9 +129,7 @@ def decode_otlp(
             lost["operations outside of a step", STEP_GROUP] += 1
             continue
         _add(rows, who, span, step, known.sizes)
-    hosts = {who.rank: who.host for who, _ in spans if who.host is not None}
-    extra = {**known.extra, "clock": "host"}
-    known = replace(known, hosts={**hosts, **known.hosts}, extra=extra)
+    known = replace(_with_hosts(known, spans), extra={**known.extra, "clock": "host"})
     found = (Unmapped(what, count, remedy) for (what, remedy), count in lost.items())
     return Recording(rows.trace(known, part=part), total(found))
 
@@ -195,15 +197,45 @@ def _rank(batch: Event) -> _Rank:
         said.optional_integer(f"dl.{kind}_parallel.size") for kind in ("data", "pipeline", "tensor")
     ]
     world = _first(said, "dl.world_size", "nv.dl.world_size")
-    host = said.fields.get("host.name")
-    printable = isinstance(host, str) and 0 < len(host) <= MAX_NAME_CHARS and host.isprintable()
+    names = {
+        key: name
+        for key in (_HOST, *OTEL_KEYS)
+        if isinstance(name := said.fields.get(key), str) and name and is_name(name)
+    }
     return _Rank(
         rank,
         said.optional_integer("dl.data_parallel.rank"),
         said.optional_integer("dl.pipeline_parallel.rank"),
-        host if isinstance(host, str) and printable else None,
+        names.pop(_HOST, None),
+        names,
         _sizes(sizes, world),
     )
+
+
+def _with_hosts(known: SessionMeta, spans: list[tuple[_Rank, _Span]]) -> SessionMeta:
+    """Return the metadata with what resources say of the machines of ranks.
+
+    What the sender's metadata say comes first. The host of a resource in a pod may be the pod.
+    """
+    ranks = {who.rank: who for who, _ in spans if who.rank < known.sizes.world}
+    named: dict[str, dict[str, str]] = {}
+    hosts: dict[int, str] = {}
+    guesses: dict[str, str] = {}
+    for rank, who in ranks.items():
+        if who.host is not None and NODE not in who.names and rank not in known.hosts:
+            hosts[rank] = who.host
+            if POD in who.names:
+                guesses[who.host] = _HOST
+        for key, name in who.names.items():
+            if key != NODE or rank not in known.hosts:
+                named.setdefault(key, {})[str(rank)] = name
+    guesses.update(known.whereabouts.guessed_hosts)
+    met = replace(
+        known,
+        hosts={**hosts, **known.hosts},
+        whereabouts=replace(known.whereabouts, guessed_hosts=guesses),
+    )
+    return with_names(met, named) if named else met
 
 
 def _sizes(said: list[int | None], world: int | None) -> Sizes | None:

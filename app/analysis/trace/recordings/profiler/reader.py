@@ -17,7 +17,6 @@ import numpy as np
 
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import MAX_WORLD, Limits
-from app.analysis.trace.metadata import MAX_NAME_CHARS
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -29,6 +28,7 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
     SessionMeta,
 )
+from app.analysis.trace.ranks.values import is_name
 from app.analysis.trace.recordings.labels import LabelKind
 from app.analysis.trace.recordings.profiler.device import launched_kernels
 from app.analysis.trace.recordings.profiler.groups import (
@@ -115,8 +115,7 @@ def decode_scan(
 
 def _with(names: Mapping[int, str], rank: int, name: str | None) -> Mapping[int, str]:
     """Return the names of ranks with one more, unless it is known already."""
-    printable = name is not None and 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
-    return {rank: name, **names} if name is not None and printable else names
+    return {rank: name, **names} if name and is_name(name) else names
 
 
 def _world(scan: Scan, meta: SessionMeta | None) -> int:

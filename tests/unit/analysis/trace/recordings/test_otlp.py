@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
+from app.analysis.trace.ranks.machine import Machine
 from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.support.nightly import drawn
@@ -91,6 +92,25 @@ def test_spans_of_microbatches_are_operations_of_their_step() -> None:
     assert len(found) == 8
     assert (set(trace.pp.tolist()), set(trace.rank.tolist())) == ({1}, {1})
     assert decoded.unmapped == ()
+
+
+def test_the_node_of_a_resource_is_better_than_its_host() -> None:
+    names: dict[str, Any] = {
+        "k8s.node.name": "node-7", "k8s.pod.name": "llama-1", "k8s.namespace.name": "ml",
+        "hw.id": "GPU-5a3f", "slurm.job.id": "4711",
+    }  # fmt: skip
+    meta = decode(body(step(), resource(**names)), None, limits=LIMITS).trace.meta
+    assert meta.machine(1) == Machine("node-7", uuid="GPU-5a3f", pod="ml/llama-1")
+    assert meta.whereabouts.launcher == {"name": "slurm", "job": "4711"}
+    # A pod does not say which node its host is.
+    in_pod: dict[str, Any] = {"k8s.pod.name": "llama-1"}
+    meta = decode(body(step(), resource(**in_pod)), None, limits=LIMITS).trace.meta
+    assert meta.machine(1) == Machine("node-017", guessed=True, pod="llama-1")
+    # What is sent with the recording comes first.
+    known = SessionMeta(Sizes(dp=1, pp=2), hosts={1: "rack-2-7"})
+    assert decode(body(step(), resource(**names)), known, limits=LIMITS).trace.meta.hosts == {
+        1: "rack-2-7"
+    }
 
 
 def test_bodies_of_a_collector_stand_on_lines() -> None:
