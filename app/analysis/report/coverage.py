@@ -36,6 +36,23 @@ class ChunkProducer:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedEarly:
+    """A producer that did not send its last chunk, as of a process that was killed."""
+
+    producer: str
+    """Its name."""
+    last_step: int | None
+    """The last step that it sent; None where it sent nothing."""
+
+    @property
+    def words(self) -> str:
+        """Return who it is and where it ended: ``rank-3 after step 17``."""
+        if self.last_step is None:
+            return f"{self.producer} before its first step"
+        return f"{self.producer} after step {self.last_step}"
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatedChunk:
     """A chunk of which operations were sent twice."""
 
@@ -73,6 +90,8 @@ class Chunks:
     """Their size."""
     dropped: DroppedOperations
     """What came twice."""
+    ended_early: tuple[EndedEarly, ...] = field(default=(), metadata=OMITTED)
+    """Producers whose recording ended before the session did; no key where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

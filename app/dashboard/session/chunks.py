@@ -70,6 +70,9 @@ def chunk_rows(report: Report) -> tuple[Row, ...]:
         Row("Producers", count(len(names)), _some(names)),
         Row("Operations sent twice, dropped", count(dropped.operations), _some(again)),
     ]
+    if chunks.ended_early:
+        early = [one.words for one in chunks.ended_early]
+        rows.append(Row("Recordings that ended early", count(len(early)), _some(early)))
     if chunks.refused_chunks:
         size = byte_size(chunks.refused_bytes)
         rows.append(Row("Chunks refused", count(chunks.refused_chunks), size))

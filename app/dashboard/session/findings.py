@@ -266,6 +266,13 @@ def coverage_finding(report: Report) -> str:
     parts = []
     if dropped:
         parts.append(f"{plural(len(dropped), 'step')} left out")
+    if coverage.chunks and coverage.chunks.ended_early:
+        early = coverage.chunks.ended_early
+        parts.append(
+            f"the recording of {early[0].producer} ended early"
+            if len(early) == 1
+            else f"{plural(len(early), 'recording')} ended early"
+        )
     if coverage.recreated.operations:
         parts.append(f"{plural(coverage.recreated.operations, 'lost operation')} re-created")
     if coverage.unanswered:

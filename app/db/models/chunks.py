@@ -36,6 +36,8 @@ class Intake(OfProject, Base):
     last_chunk_at: Mapped[datetime]
     # between two chunks so far
     longest_gap_s: Mapped[float]
+    # that producers expect between two chunks, until the first of them has sent its last one
+    pause_s: Mapped[float] = mapped_column(server_default=text("0"))
     # of chunks of this session that were not taken
     refused_chunks: Mapped[int]
     refused_bytes: Mapped[int] = mapped_column(BigInteger)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select
 
+from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
 from app.analysis.report.build import Analysis, analyze
 from app.analysis.report.verdict import verdict_of
 from app.analysis.trace.metadata import parse_metadata
@@ -21,7 +22,7 @@ from app.db.models.chunks import Intake
 from app.db.models.sessions import Job, Session
 from app.db.reports import delete_report, replace_report, stage_report
 from app.db.states import SessionState
-from app.errors import NotFoundError, UnanalyzableError
+from app.errors import Fault, NotFoundError, UnanalyzableError
 from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from app.analysis.report.coverage import Chunks
     from app.analysis.trace.model import Trace
+    from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
 # The replay does not match the recording closely enough for a verdict (paper, section 2.4).
@@ -93,16 +95,26 @@ def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> No
     with container.uow() as tx:
         finish(tx, claim)
         delete_report(tx, claim.subject_id)
+        faults = (*error.faults, *_ended_early(tx, claim.subject_id))
         move_session(
             tx,
             claim.subject_id,
             state=SessionState.DISCARDED,
             reason_code=error.stable_code,
             reason=error.message,
-            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+            reason_detail={"faults": [fault.as_dict() for fault in faults]},
         )
         write_readings(tx, claim.subject_id, None)
         evaluate_session(container, tx, claim.subject_id)
+
+
+def _ended_early(tx: UnitOfWork, session_id: uuid.UUID) -> list[Fault]:
+    """Name the producers whose recording ended early: they may be why there is no verdict."""
+    intake = tx.session.get(Intake, session_id)
+    if intake is None or intake.merged is None:
+        return []
+    early = intake.merged.ended_early[:MAX_NAMED_FAULTS]
+    return [Fault("ended_early", f"The recording ended early: {one.words}") for one in early]
 
 
 def _store(

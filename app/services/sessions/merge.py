@@ -16,6 +16,7 @@ from app.analysis.report.coverage import (
     ChunkProducer,
     Chunks,
     DroppedOperations,
+    EndedEarly,
     RepeatedChunk,
 )
 from app.analysis.trace.merge import Merged, TraceChunk, merge
@@ -24,6 +25,7 @@ from app.analysis.trace.storage import pack, unpack
 from app.db.blobs import delete_blob, open_blob, write_blob
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Session
+from app.services.sessions.seal import PAUSE_KEY, PRODUCERS_KEY
 
 if TYPE_CHECKING:
     import uuid
@@ -48,6 +50,8 @@ class _Pieces:
     meta: SessionMeta
     chunks: list[_Packed]
     coverage: Chunks
+    # producers that sent their last chunk
+    ended: frozenset[str]
 
     def unpacked(self) -> list[TraceChunk]:
         return [
@@ -72,11 +76,14 @@ def merge_session(container: Container, session_id: uuid.UUID) -> None:
         pieces = _read(tx, session_id)
     if pieces is None:
         return
-    merged = merge(pieces.unpacked(), pieces.meta)
+    chunks = pieces.unpacked()
+    merged = merge(chunks, pieces.meta)
+    ended_early = _ended_early(chunks, pieces)
     staged = container.stage(pack(merged.trace))
     try:
         with container.uow() as tx:
-            _store(tx, session_id, pieces, merged, staged)
+            coverage = replace(pieces.coverage, ended_early=ended_early)
+            _store(tx, session_id, coverage, merged, staged)
     except _AlreadyMergedError:
         # Both made the same trace of the same chunks.
         return
@@ -109,11 +116,12 @@ def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _Pieces | None:
             for row in rows
         ],
         _coverage(intake, rows),
+        frozenset(row.producer for row in rows if row.final),
     )
 
 
 def _store(
-    tx: UnitOfWork, session_id: uuid.UUID, pieces: _Pieces, merged: Merged, staged: Staged
+    tx: UnitOfWork, session_id: uuid.UUID, coverage: Chunks, merged: Merged, staged: Staged
 ) -> None:
     trace = merged.trace
     replaced = cast(
@@ -146,8 +154,22 @@ def _store(
     tx.session.execute(
         update(Intake)
         .where(Intake.session_id == session_id)
-        .values(merged=replace(pieces.coverage, dropped=dropped))
+        .values(merged=replace(coverage, dropped=dropped))
     )
+
+
+def _ended_early(chunks: Sequence[TraceChunk], pieces: _Pieces) -> tuple[EndedEarly, ...]:
+    """Return the producers without a last chunk, in a session that is known to have last chunks."""
+    told = pieces.meta.extra
+    if not pieces.ended and PAUSE_KEY not in told:
+        return ()
+    last: dict[str, int] = {}
+    for chunk in chunks:
+        step = int(chunk.trace.step.max())
+        last[chunk.producer] = max(step, last.get(chunk.producer, step))
+    expected = told.get(PRODUCERS_KEY)
+    names = {*last, *(map(str, expected) if isinstance(expected, list) else ())}
+    return tuple(EndedEarly(name, last.get(name)) for name in sorted(names - pieces.ended))
 
 
 def _coverage(intake: Intake, rows: Sequence[Chunk]) -> Chunks:

@@ -33,7 +33,7 @@ from app.services.sessions.receive import (
     make_job,
     trace_limits,
 )
-from app.services.sessions.seal import is_complete, no_chunks, seal
+from app.services.sessions.seal import PAUSE_KEY, is_complete, no_chunks, seal
 from app.services.usage.count import check_room, count
 from app.services.usage.quotas import BYTES, OPERATIONS
 
@@ -275,6 +275,7 @@ def _store(  # noqa: PLR0913 - one request
         intake.producers += 1
     intake.chunks += 1
     intake.last_chunk_at = max(intake.last_chunk_at, tx.now)
+    intake.pause_s = _pause_s(tx, intake, trace, final=final)
     tx.session.add(
         Chunk(
             session_id=session_id,
@@ -303,6 +304,17 @@ def _store(  # noqa: PLR0913 - one request
         operations=len(trace),
     )
     return ChunkReceipt(session_id, state, len(trace), created=True, unmapped=decoded.unmapped)
+
+
+def _pause_s(tx: UnitOfWork, intake: Intake, trace: Trace, *, final: bool) -> float:
+    """Return the pause to expect after a chunk: none that is longer once a producer has ended."""
+    told = trace.meta.extra.get(PAUSE_KEY)
+    if final:
+        return 0.0
+    if not isinstance(told, int | float) or told <= intake.pause_s:
+        return intake.pause_s
+    ended = select(Chunk).where(Chunk.session_id == intake.session_id, Chunk.final).exists()
+    return 0.0 if tx.session.execute(select(ended)).scalar_one() else float(told)
 
 
 def _sent_before(tx: UnitOfWork, session_id: uuid.UUID, producer: str) -> bool:
@@ -370,6 +382,7 @@ def _create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Deco
             producers=0,
             last_chunk_at=tx.now,
             longest_gap_s=0.0,
+            pause_s=0.0,
             refused_chunks=0,
             refused_bytes=0,
         )

@@ -1,7 +1,8 @@
 """Seal a session: no more chunks come, analyze what is there.
 
 A request says so, every producer has sent its last chunk, or nothing came for so long that nothing
-will.
+will. While a session is recorded, its job may pause for longer, as for a checkpoint; once the first
+producer has sent its last chunk, the session is recorded, and the others' chunks are on their way.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ SEALED_A_PASS: Final = 64
 
 # The key of the metadata that lists the producers to wait for.
 PRODUCERS_KEY: Final = "producers"
+# The key for the longest pause between two chunks that a producer expects, in seconds.
+PAUSE_KEY: Final = "pause_s"
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +108,9 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     limit_s : float
         Seconds after which silence is too long, whatever the pauses were.
     """
-    silence_s = func.least(func.greatest(SILENCE_S, SILENT_GAPS * Intake.longest_gap_s), limit_s)
+    silence_s = func.least(
+        func.greatest(SILENCE_S, SILENT_GAPS * Intake.longest_gap_s, Intake.pause_s), limit_s
+    )
     # SKIP LOCKED: a chunk is coming in right now.
     silent = tx.session.execute(
         select(Intake.session_id)
@@ -120,9 +125,10 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     return sum(seal(tx, session_id, "silence") for session_id in silent.all())
 
 
-def silence(longest_gap_s: float, limit_s: float) -> timedelta:
+def silence(intake: Intake, limit_s: float) -> timedelta:
     """Return the silence after which a session is sealed; `seal_silent` says it in SQL."""
-    return timedelta(seconds=min(max(SILENCE_S, SILENT_GAPS * longest_gap_s), limit_s))
+    longest_s = max(SILENCE_S, SILENT_GAPS * intake.longest_gap_s, intake.pause_s)
+    return timedelta(seconds=min(longest_s, limit_s))
 
 
 def is_complete(tx: UnitOfWork, session: Session, producer: str) -> bool:

@@ -19,11 +19,11 @@ def main() -> int:
     send.add_argument("--spool", type=Path, default=default_directory(), metavar="DIR")
     send.add_argument("--recorded-for", metavar="SERVER", help="the address that the job was given")
     given = parser.parse_args()
-    sent, left = send_waiting(
+    done = send_waiting(
         Spool(given.spool), given.server, instead_of=given.recorded_for or given.server
     )
-    print(f"{sent} sent, {left} left in {given.spool}")  # noqa: T201
-    return int(left > 0)
+    print(f"{done.sent} sent, {done.left} left in {given.spool}")  # noqa: T201
+    return int(done.left > 0)
 
 
 if __name__ == "__main__":

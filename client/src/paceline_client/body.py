@@ -1,7 +1,8 @@
-"""One session as gzip-compressed NDJSON: a header line, then a line for each operation.
+"""A session as gzip-compressed NDJSON: a header line, then a line for each operation.
 
 Each step is a separate gzip member and the header is written last: steps can be left out and
-metadata completed until the session ends.
+metadata completed until the session ends. Complete steps can be taken before, as bodies of their
+own.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ class _Member:
     def __init__(self, step: int) -> None:
         self.step = step
         self.operations = 0
+        self.first = ""  # line
         self.pieces: list[bytes] = []
         self._compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
 
     def add(self, lines: Sequence[str]) -> int:
         """Append lines and return the number of new compressed bytes."""
+        self.first = self.first or lines[0]
         self.operations += len(lines)
         return self._keep(self._compressor.compress("".join(lines).encode()))
 
     def close(self) -> int:
         return self._keep(self._compressor.flush())
+
+    def size(self) -> int:
+        """Return how many compressed bytes are held."""
+        return sum(map(len, self.pieces))
 
     def _keep(self, piece: bytes) -> int:
         if piece:
@@ -57,6 +64,7 @@ class SessionBody:
         self._max_bytes = max_bytes
         self._open: dict[int, _Member] = {}
         self._closed: list[_Member] = []
+        self._taken = ""  # a line that was taken
 
     def add(self, chunk: bytes | bytearray, names: Sequence[str]) -> int:
         """Append packed operations; return how many were left out because of the limit."""
@@ -97,8 +105,27 @@ class SessionBody:
         self.bytes_held += member.close()
         self._closed.append(member)
 
+    def take(self, meta: Mapping[str, Any], without: Iterable[int] = ()) -> tuple[bytes, int]:
+        """Return the steps before the newest one as a body, and the number of its operations.
+
+        They are held no longer. Operations of these steps that come later are in a later body.
+        `without` are steps that stay. The body is empty if there is nothing to take.
+        """
+        newest = max(self._open, default=0)
+        for step in sorted(self._open):
+            if step < newest:
+                self._end(step)
+        stay = self.left_out.union(without)
+        taken = [member for member in self._closed if member.step not in stay]
+        if not taken:
+            return b"", 0
+        self._closed = [member for member in self._closed if member.step in stay]
+        self.bytes_held -= sum(member.size() for member in taken)
+        self._taken = taken[-1].first
+        return _body(meta, taken)
+
     def close(self, meta: Mapping[str, Any], without: Iterable[int] = ()) -> tuple[bytes, int]:
-        """Return the whole body and the number of its operations.
+        """Return what was not taken as a body, and the number of its operations.
 
         `without` are further steps to leave out. `meta` goes into the header line; raises
         `TypeError` or `ValueError` if it is not valid JSON.
@@ -107,10 +134,20 @@ class SessionBody:
             self._end(step)
         self.left_out.update(without)
         kept = [member for member in self._closed if member.step not in self.left_out]
-        pieces = [header(meta)]
-        for member in kept:
-            pieces += member.pieces
-        return b"".join(pieces), sum(member.operations for member in kept)
+        if kept or not self._taken:
+            return _body(meta, kept)
+        # The server takes no body without operations, and keeps one that it is sent twice once.
+        again = _Member(0)
+        again.add([self._taken])
+        again.close()
+        return _body(meta, [again])[0], 0
+
+
+def _body(meta: Mapping[str, Any], members: Sequence[_Member]) -> tuple[bytes, int]:
+    pieces = [header(meta)]
+    for member in members:
+        pieces += member.pieces
+    return b"".join(pieces), sum(member.operations for member in members)
 
 
 def header(meta: Mapping[str, Any]) -> bytes:

@@ -37,7 +37,7 @@ class Fate(enum.Enum):
 
 # Not the generator of `random`, whose draws the training may use; from the system, so that forked
 # ranks draw different numbers.
-_DRAWS: Final = random.SystemRandom()
+DRAWS: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RetryPolicy:
     def wait_s(self, attempt: int) -> float:
         """Return the wait after a failed attempt, counted from 1."""
         longest = min(self.first_wait_s * 2.0 ** min(attempt - 1, 32), self.longest_wait_s)
-        return longest * _DRAWS.uniform(0.5, 1.0)
+        return longest * DRAWS.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,14 @@ class Share:
     session: int  # number of the session in the attempt, from 1; the same for all producers
     producer: str  # unique name, such as ``rank-3``
     attempt: int | Run = 1  # number of the job's start, from 1, or the run to be numbered
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Identifies a part of a share."""
+
+    number: int = 0  # counts from 0
+    final: bool = True  # the producer's last one
 
 
 class DeliveryError(Exception):
@@ -116,13 +124,13 @@ def session_url(server: str, job: str) -> str:
     return f"{job_url(server, job)}/sessions"
 
 
-def share_url(server: str, job: str, share: Share, attempt: int) -> str:
-    """Return the address of a producer's only chunk; raises as `job_url` and `check_share` do."""
+def chunk_url(server: str, job: str, share: Share, attempt: int, chunk: Chunk) -> str:
+    """Return the address of a chunk of a share; raises as `job_url` and `check_share` do."""
     check_share(share)
     producer = quote(share.producer, safe="")
     return (
-        f"{job_url(server, job)}/attempts/{attempt}/sessions/{share.session}/chunks/{producer}/0"
-        "?final=true"
+        f"{job_url(server, job)}/attempts/{attempt}/sessions/{share.session}/chunks/{producer}/"
+        f"{chunk.number}{'?final=true' if chunk.final else ''}"
     )
 
 

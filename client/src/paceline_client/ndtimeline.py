@@ -120,6 +120,8 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
                 {**known, **self._meta},
                 share=Share(first + 1, f"rank-{topology.rank}", run),
                 spool=Spool(),
+                # Metrics come one after the other, so that no step is complete before the end.
+                chunk_every_s=None,
             )
         return self._recorders[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 from paceline_client.backlog import Backlog
 from paceline_client.body import SessionBody
 from paceline_client.delivery import (
+    DRAWS,
     Delivery,
     DeliveryError,
-    Fate,
     RetryPolicy,
     Share,
     check_share,
@@ -24,12 +25,12 @@ from paceline_client.delivery import (
     session_url,
 )
 from paceline_client.operations import OPERATION_BYTES, OperationBuffer
-from paceline_client.runs import Run
-from paceline_client.sending import send_share, send_waiting
-from paceline_client.spool import Address, Spool
+from paceline_client.outbox import Outbox
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from paceline_client.spool import Spool
 
 _log = logging.getLogger("paceline_client")
 
@@ -43,6 +44,10 @@ _SPILL_AT: Final = 0.25
 # The metadata key for steps that a producer had no room for.
 _DROPPED_KEY: Final = "dropped_steps"
 _WHOLE: Final = "all"
+# The metadata key for the longest pause between two chunks, and its value: evaluations and
+# checkpoints within a session. Until one producer has ended, the server waits as long.
+_PAUSE_KEY: Final = "pause_s"
+_LONGEST_PAUSE_S: Final = 600
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,10 @@ class Recorder:
     buffer_operations : int
         The most operations that wait for the thread.
     max_body_bytes : int
-        The most compressed bytes of a session.
+        The most compressed bytes that are held of a session.
+    chunk_every_s : float or None
+        With `share`, how often complete steps are sent while the session is recorded, so that a
+        killed process loses only its last ones. None sends all of them at the end.
     retry : RetryPolicy
         How long to try to send.
 
@@ -106,32 +114,38 @@ class Recorder:
         hand_over: bool = False,
         buffer_operations: int = 400_000,
         max_body_bytes: int = 64 * 1024 * 1024,
+        chunk_every_s: float | None = 10.0,
         retry: RetryPolicy | None = None,
     ) -> None:
         self._server = server
         self._job = job
         self._meta: dict[str, Any] = {}
         self._share = share
-        self._spool = spool
-        self._hand_over = hand_over
         # Policies may be shared, events not.
         self._retry = replace(retry or RetryPolicy(), ending=threading.Event())
         self._buffer = OperationBuffer(buffer_operations)
         self._backlog = Backlog(self._buffer, spool, int(buffer_operations * _SPILL_AT))
         self._without: set[int] = set()
+        self._outbox: Outbox | None = None
+        self._chunk_every_s = math.inf if chunk_every_s is None else chunk_every_s
+        # Ranks that begin together do not all send at once.
+        self._next_chunk_s = time.monotonic() + self._chunk_every_s * DRAWS.uniform(0.5, 1.0)
+        self._sent = 0  # operations in chunks
         self._finished = threading.Event()
         self._over = threading.Event()
         self._recorded = 0
         self._delivery: Delivery | None = None
-        self._spooled: Path | None = None
         self._error: str | None = None
-        self._leaving = False
         self._pid = os.getpid()
         try:
             session_url(server, job)
             if share is not None:
                 check_share(share)
             self.describe(meta)
+            # Later chunks may know more, but contradict nothing.
+            self._first_meta = json.loads(json.dumps(self._meta)) | {_PAUSE_KEY: _LONGEST_PAUSE_S}
+            if share is not None:
+                self._outbox = Outbox(server, job, share, spool, self._retry, hand_over)
             body = SessionBody(max_body_bytes)
             threading.Thread(
                 target=self._run, args=(body,), name="paceline-recorder", daemon=True
@@ -169,7 +183,7 @@ class Recorder:
         _join(self._meta, json.loads(json.dumps(dict(meta), allow_nan=False)))
 
     def leave_out(self, steps: Iterable[int]) -> None:
-        """Leave out incomplete steps; call it before `finish`."""
+        """Leave out incomplete steps, the newest ones; call it before `finish`."""
         self._without.update(steps)
 
     def finish(self) -> None:
@@ -179,9 +193,8 @@ class Recorder:
 
     def leave(self) -> None:
         """Do not send a spooled share again: the process ends."""
-        self._leaving = True
-        if self._spooled is not None:
-            self._retry.ending.set()
+        if self._outbox is not None:
+            self._outbox.leave()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
         """Wait until the session is delivered, spooled or given up; return None if time is up.
@@ -201,22 +214,25 @@ class Recorder:
             self._recorded,
             self._buffer.dropped,
             tuple(sorted(self._buffer.dropped_steps)),
-            self._spooled,
+            None if self._outbox is None else self._outbox.spooled,
         )
 
     def _run(self, body: SessionBody) -> None:
+        outbox = self._outbox
         try:
             while not self._finished.is_set():
                 self._drain(body)
+                self._take(body)
                 self._finished.wait(_IDLE_S)
             self._drain(body)
             self._backlog.close()
             whole = self._close(body)
-            if self._share is None:
+            if outbox is None:
                 url = session_url(self._server, self._job)
                 self._delivery = deliver(url, whole, self._retry)
             else:
-                self._send(self._share, whole)
+                self._delivery = outbox.finish(whole)
+                self._error = outbox.error
         except Exception as error:  # noqa: BLE001 - a thread of the user's process
             self._give_up(error)
         finally:
@@ -237,6 +253,17 @@ class Recorder:
                 backlog.refill()
             backlog.done(chunk)
 
+    def _take(self, body: SessionBody) -> None:
+        """Send the complete steps so far, if it is time."""
+        outbox = self._outbox
+        if outbox is None or outbox.full or time.monotonic() < self._next_chunk_s:
+            return
+        chunk, operations = body.take(self._first_meta, self._buffer.dropped_steps)
+        if operations:
+            outbox.put(chunk)
+            self._sent += operations
+            self._next_chunk_s = time.monotonic() + self._chunk_every_s
+
     def _close(self, body: SessionBody) -> bytes:
         """Return the body without the steps that had no room."""
         dropped = self._buffer.dropped_steps | body.left_out
@@ -245,58 +272,13 @@ class Recorder:
             name = self._share.producer if self._share else _WHOLE
             self._meta[_DROPPED_KEY] = {name: sorted(dropped)}
         self._buffer.drop(body.operations_of(dropped))
-        whole, self._recorded = body.close(self._meta, dropped | self._without)
+        whole, operations = body.close(self._meta, dropped | self._without)
+        self._recorded = self._sent + operations
         if dropped:
             _log.warning("no room for %d steps: %s", len(dropped), sorted(dropped)[:20])
         elif self._buffer.dropped:
             _log.warning("%d operations were dropped", self._buffer.dropped)
         return whole
-
-    def _send(self, share: Share, whole: bytes) -> None:
-        """Send a share; if that fails, it stays in the spool."""
-        path = self._put(share, whole)
-        if path is None:
-            self._delivery = send_share(self._server, self._job, share, whole, self._retry)
-            return
-        spool = self._spool
-        assert spool is not None  # noqa: S101 - `_put` used it
-        self._spooled = path
-        if self._leaving:
-            self._retry.ending.set()
-        if self._hand_over:
-            return
-        with spool.claimed(path) as claimed:
-            if claimed is None:
-                return  # another process of this host is sending it
-            try:
-                self._delivery = send_share(self._server, self._job, share, whole, self._retry)
-            except DeliveryError as error:
-                if error.fate is not Fate.NEVER:
-                    self._error = str(error)
-                    _log.warning("the share stays in %s: %s", path, error)
-                    return
-                spool.remove(path)
-                self._spooled = None
-                raise
-            spool.remove(path)
-            self._spooled = None
-        # The server is available: send older shares, too.
-        send_waiting(spool, self._server)
-
-    def _put(self, share: Share, whole: bytes) -> Path | None:
-        if self._spool is None:
-            return None
-        to = (self._server, self._job, share.session, share.producer)
-        attempt = share.attempt
-        if isinstance(attempt, Run):
-            address = Address(*to, None, attempt.run_id, attempt.restart)
-        else:
-            address = Address(*to, attempt)
-        try:
-            return self._spool.put(address, whole)
-        except OSError as error:
-            _log.warning("cannot write to the spool %s: %s", self._spool.directory, error)
-            return None
 
     def _give_up(self, error: Exception) -> None:
         self._error = str(error) if isinstance(error, DeliveryError) else repr(error)

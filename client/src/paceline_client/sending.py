@@ -1,20 +1,22 @@
-"""Send shares to the server: a new one, and those that wait in the spool."""
+"""Send chunks of shares to the server: new ones, and those that wait in the spool."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from paceline_client.delivery import (
+    Chunk,
     Delivery,
     DeliveryError,
     Fate,
     RetryPolicy,
     Share,
     attempt_number,
+    chunk_url,
     deliver,
-    share_url,
 )
 from paceline_client.runs import Run
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paceline_client")
 
-# For shares in the spool: a server that does not answer at once is unavailable.
-_ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
+# For what is in the spool: a server that does not answer at once is unavailable.
+ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
 
 
 class Attempts:
@@ -51,20 +53,32 @@ class Attempts:
 ATTEMPTS: Final = Attempts()
 
 
-def send_share(server: str, job: str, share: Share, body: bytes, policy: RetryPolicy) -> Delivery:
-    """Send a producer's share; raises `DeliveryError` or `ValueError`."""
+@dataclass(frozen=True)
+class Sent:
+    """How many bodies in the spool were sent and still wait; and of these, last chunks."""
+
+    sent: int = 0
+    left: int = 0
+    sent_shares: int = 0
+    left_shares: int = 0
+
+
+def send_chunk(  # noqa: PLR0913, PLR0917 - an address, a body and how long to try
+    server: str, job: str, share: Share, chunk: Chunk, body: bytes, policy: RetryPolicy
+) -> Delivery:
+    """Send a chunk of a producer's share; raises `DeliveryError` or `ValueError`."""
     attempt = ATTEMPTS.number(server, job, share.attempt, policy)
-    return deliver(share_url(server, job, share, attempt), body, policy, "PUT")
+    return deliver(chunk_url(server, job, share, attempt, chunk), body, policy, "PUT")
 
 
-def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> tuple[int, int]:
-    """Send the shares in the spool for a server, until the server fails to take one.
+def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> Sent:
+    """Send the bodies in the spool for a server, until the server fails to take one.
 
-    Shares for other servers stay, so that no other server receives the token. `instead_of` is the
-    address that the shares were recorded for, if it is another name of this server. Returns the
-    numbers of shares that were sent and that still wait.
+    Bodies for other servers stay, so that no other server receives the token. `instead_of` is the
+    address that the bodies were recorded for, if it is another name of this server.
     """
-    sent = left = 0
+    sent: list[bool] = []
+    left: list[bool] = []
     away = False
     for path in spool.waiting():
         with spool.claimed(path) as claimed:
@@ -74,20 +88,21 @@ def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) ->
             if address.server != (instead_of or server):
                 continue
             if away:
-                left += 1
+                left.append(address.final)
                 continue
+            chunk = Chunk(address.number, address.final)
             try:
-                send_share(server, address.job, share_of(address), body, _ONCE)
+                send_chunk(server, address.job, share_of(address), chunk, body, ONCE)
             except (DeliveryError, ValueError) as error:
                 if isinstance(error, DeliveryError) and error.fate is not Fate.NEVER:
                     away = True
-                    left += 1
+                    left.append(address.final)
                     continue
                 _log.warning("%s of session %d: %s", address.producer, address.session, error)
             else:
-                sent += 1
+                sent.append(address.final)
             spool.remove(path)
-    return sent, left
+    return Sent(len(sent), len(left), sum(sent), sum(left))
 
 
 def share_of(address: Address) -> Share:

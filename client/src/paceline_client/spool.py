@@ -1,8 +1,8 @@
 """A folder for data that cannot be sent now: shares of sessions, and bursts of operations.
 
-A share is a file with its address, one line of JSON, and its body. The sending process holds a lock
-on the file, which ends with the process. The ranks of a host use the same folder, so that one of
-them can send for all.
+A share, or a chunk of one, is a file with its address, one line of JSON, and its body. The sending
+process holds a lock on the file, which ends with the process. The ranks of a host use the same
+folder, so that one of them can send for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PART_LIVES_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Address:
-    """The destination of a share."""
+    """The destination of a share, or of a chunk of one."""
 
     server: str
     job: str
@@ -43,6 +43,9 @@ class Address:
     attempt: int | None = None
     run_id: str = ""
     restart: int = 0
+    # Files of versions before chunks do not have these.
+    number: int = 0
+    final: bool = True
 
 
 def default_directory() -> Path:

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline_client.torch as paceline
 from paceline_client import RetryPolicy
+from paceline_client.torch import session
 from tests.integration.client.sharing import Experts, MegatronExperts, Sequences
 
 WIDTH = 16
@@ -151,6 +152,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("--url", help="of the server; without it nothing is attached")
     parser.add_argument("--twice", action="store_true", help="without the client, then with it")
     parser.add_argument("--fault", default="none")
+    parser.add_argument("--fault-at", type=int, default=4, help="step")
+    parser.add_argument("--chunk-every-s", type=float, help="how often a rank sends")
     parser.add_argument("--relay", default="rank")
     parser.add_argument("--pause-s", type=float, default=0.0)
     given = parser.parse_args(words)
@@ -265,6 +268,8 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    if given.chunk_every_s is not None:
+        vars(session)["_CHUNK_EVERY_S"] = given.chunk_every_s
     if url is not None:
         start, steps = map(int, given.record.split(":"))
         monitor = job.attach(url, every=None, warmup=1, retry=QUICK, relay=given.relay)
@@ -297,7 +302,7 @@ def _fault(
     given: argparse.Namespace, rank: int, number: int, monitor: paceline.Monitor | None
 ) -> None:
     """Do in the middle of a session what was asked for."""
-    if number != 4:
+    if number != given.fault_at:
         return
     if given.fault == "kill" and rank == given.ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)

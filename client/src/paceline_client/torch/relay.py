@@ -55,12 +55,12 @@ class Relay:
             self._send()
 
     def _send(self) -> int:
-        """Send shares, and return how many are left."""
+        """Send what is in the spool, and return of how many shares the last chunk is left."""
         with self._lock:
             try:
-                sent, left = send_waiting(self._spool, self._url)
+                done = send_waiting(self._spool, self._url)
             except Exception:  # noqa: BLE001 - a thread in the user's process
                 _log.exception("sending the spool failed")
                 return 0
-            self._sent += sent
-            return left
+            self._sent += done.sent_shares
+            return done.left_shares

@@ -20,6 +20,9 @@ _log = logging.getLogger("paceline_client")
 
 # For work that the job never waits for, such as transfers whose peer has ended.
 _SETTLE_S: Final = 30.0
+# How often a rank sends what it has recorded: of a job of a thousand ranks 16 a second.
+_CHUNK_EVERY_S: Final = 10.0
+_RANKS_A_SECOND: Final = 20
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Sender:
             spool=self.spool,
             hand_over=self.hand_over,
             buffer_operations=self.buffer_operations,
+            chunk_every_s=_CHUNK_EVERY_S + self.layout.world / _RANKS_A_SECOND,
             retry=self.retry,
         )
 

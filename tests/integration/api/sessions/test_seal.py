@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,44 @@ def test_silence_seals(
     assert chunks.detail(installation, answer)["state"] == ("queued" if sealed else "open")
     assert sweep(container) == SweepResult()
     assert installation.rows()["task_run"] == sealed
+
+
+def paused(installation: Installation, silent_s: float) -> int:
+    """Return how many sessions a silence seals."""
+    with installation.container.uow() as tx:
+        at = tx.now - timedelta(seconds=silent_s)
+        tx.session.execute(update(Intake).values(last_chunk_at=at, longest_gap_s=0.0))
+    return sweep(installation.container).sealed
+
+
+def put_with_pause(installation: Installation, number: int) -> None:
+    meta = bodies.SIZES | {"pause_s": 600}
+    rows = [
+        {"rank": 0, "dp": 0, "pp": 0, "step": number, "op": "optimizer", "start_ns": 1, "dur_ns": 1}
+    ]
+    lines = [{"schema": "paceline.trace/1", "meta": meta}, *rows]
+    body = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    answer = installation.client.put(chunks.url(1, "0", number), content=body)
+    assert answer.status_code == 202
+
+
+def test_a_job_may_pause_within_a_session_for_as_long_as_it_tells(
+    installation: Installation,
+) -> None:
+    put_with_pause(installation, 0)
+    assert paused(installation, 590) == 0
+    assert paused(installation, 610) == 1
+
+
+def test_once_a_producer_has_ended_the_others_are_not_waited_for_as_long(
+    installation: Installation,
+) -> None:
+    put_with_pause(installation, 0)
+    put(installation, "1", final=True)
+    # A chunk that comes late.
+    put_with_pause(installation, 1)
+    assert paused(installation, 100) == 0
+    assert paused(installation, 125) == 1
 
 
 def test_gaps_between_chunks_are_measured(installation: Installation) -> None:

@@ -1,0 +1,201 @@
+"""A rank is killed while a window is recorded: its steps so far are judged, and it is named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from sqlalchemy import func, select, update
+
+from app.db.models.chunks import Chunk, Intake
+from app.db.models.sessions import Session
+from app.services.installation.sweep import sweep
+from paceline_client import Recorder, RetryPolicy, Share, Spool
+from tests.integration.client.conftest import Train, environment
+from tests.support.project import build
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from app.settings import Settings
+    from tests.integration.api.conftest import Installation
+
+# The window goes from step 2 to 21; the last rank is killed in step 14.
+_WINDOW: Final = ("--record", "2:20", "--steps", "24", "--pause-s", "0.1")
+_KILLED: Final = (*_WINDOW, "--fault", "kill", "--fault-at", "14", "--chunk-every-s", "0.2")
+
+
+def fall_silent(installation: Installation, seconds: float = 121.0) -> int:
+    """Let time pass, and return how many sessions that seals."""
+    with installation.container.uow() as tx:
+        tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=seconds)))
+    return sweep(installation.container).sealed
+
+
+def the_session(installation: Installation) -> dict[str, Any]:
+    (session,) = installation.client.get("/api/v1/sessions").json()["sessions"]
+    found: dict[str, Any] = installation.client.get(f"/api/v1/sessions/{session['id']}").json()
+    return found
+
+
+def test_a_rank_that_is_killed_costs_its_own_last_steps_and_is_named(
+    installation: Installation, train: Train
+) -> None:
+    trained = train("--kind", "ddp", "--ranks", "2", "--url", installation.url, *_KILLED)
+
+    assert trained.code != 0
+    assert trained.spool.waiting() == []
+    session = the_session(installation)
+    assert session["state"] == "open"
+    assert fall_silent(installation) == 1
+    installation.analyze_all()
+    session = the_session(installation)
+    assert session["state"] in {"analyzed", "no_verdict"}, session["reason"]
+    address = f"/api/v1/sessions/{session['id']}/report"
+    report = installation.client.get(address).json()
+    (early,) = report["coverage"]["chunks"]["ended_early"]
+    assert early["producer"] == "rank-1"
+    # What it had sent, a chunk every 0.2 s of steps of 0.1 s, but not all.
+    assert 8 <= early["last_step"] <= 14
+    assert report["steps"]["analyzed"] == list(range(2, early["last_step"] + 1))
+    assert report["coverage"]["chunks"]["sealed_by"] == "silence"
+    page = installation.client.get(f"/sessions/{session['id']}").text
+    assert f"rank-1 after step {early['last_step']}" in page
+
+
+# Records steps until it is killed.
+_RECORDER: Final = """
+import sys, time
+from paceline_client import Recorder, Share, Spool
+meta = {"dp": 2, "pp": 1, "tp": 1, "cp": 1, "vpp": 1, "world": 2}
+rank = int(sys.argv[2])
+to = Recorder(sys.argv[1], "job", meta, share=Share(1, f"host-{rank}"), spool=Spool(),
+              chunk_every_s=0.0)
+for step in range(int(sys.argv[3])):
+    start_ns = 10**18 + step * 30_000_000
+    for op, mb in (("forward-compute", 0), ("backward-compute", 0), ("optimizer", None)):
+        to.op(rank, op, start_ns, 10_000_000, step=step, dp=rank, pp=0, mb=mb)
+        start_ns += 10_000_000
+    time.sleep(0.02)
+if rank == 1:
+    print("recorded", flush=True)
+    time.sleep(600)
+to.finish()
+to.wait()
+"""
+
+
+def test_what_a_killed_process_has_sent_by_itself_is_judged_with_the_others(
+    installation: Installation, tmp_path: Path
+) -> None:
+    spool = {"PACELINE_SPOOL": str(tmp_path / "spool")}
+
+    def start(server: str, rank: int, steps: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, "-c", _RECORDER, server, str(rank), str(steps)],
+            env=environment() | spool,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start(installation.url, 1, 10)
+    assert first.stdout is not None
+    with first:
+        assert first.stdout.readline() == "recorded\n"
+        wait_for(lambda: not list((tmp_path / "spool").glob("*.share")), "delivery of the chunks")
+        os.kill(first.pid, signal.SIGKILL)
+    with start(installation.url, 0, 12) as second:
+        assert second.wait() == 0
+
+    assert the_session(installation)["state"] == "open"
+    assert fall_silent(installation) == 1
+    installation.analyze_all()
+    session = the_session(installation)
+    assert session["state"] == "analyzed", session["reason"]
+    report = installation.client.get(f"/api/v1/sessions/{session['id']}/report").json()
+    assert report["coverage"]["chunks"]["ended_early"] == [{"producer": "host-1", "last_step": 8}]
+    assert report["steps"]["analyzed"] == list(range(9))
+
+
+_SERVER: Final = """
+import time
+from app.bootstrap import build
+from app.run.http import HttpServer, listen
+from app.web import create_app
+from app.settings import Settings
+container = build(Settings()).within(1)
+HttpServer(create_app(container), listen(container.settings)).start(lambda: False)
+print("serving", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def server(settings: Settings, port: int) -> Iterator[subprocess.Popen[str]]:
+    """Serve in a process of its own, which is killed at the end."""
+    environment = os.environ | {
+        "PACELINE_DATABASE_URL": str(settings.database_url),
+        "PACELINE_DATA_DIR": str(settings.data_dir),
+        "PACELINE_PORT": str(port),
+    }
+    with subprocess.Popen(  # noqa: S603 - the test's own
+        [sys.executable, "-c", _SERVER], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "serving\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_server_that_is_killed_meanwhile_has_every_chunk_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    spool = Spool(tmp_path / "spool")
+    container = build(settings)
+
+    def arrived() -> int:
+        with container.uow() as tx:
+            return tx.session.execute(select(func.count()).select_from(Chunk)).scalar_one()
+
+    def record(steps: range) -> None:
+        for step in steps:
+            recorder.op(0, "forward-compute", 10**18 + step, 1, step=step, dp=0, pp=0, mb=0)
+
+    recorder = Recorder(
+        f"http://127.0.0.1:{port}",
+        "job",
+        {"dp": 1, "pp": 1, "world": 1},
+        share=Share(1, "rank-0"),
+        spool=spool,
+        chunk_every_s=0.0,
+        retry=RetryPolicy(first_wait_s=0.1, longest_wait_s=0.5),
+    )
+    with contextlib.closing(container):
+        with server(settings, port):
+            record(range(3))
+            wait_for(arrived, "chunk at the first server")
+        record(range(3, 6))
+        wait_for(spool.waiting, "chunk that waits")
+        recorder.finish()
+        with server(settings, port):
+            outcome = recorder.wait(60)
+        assert outcome is not None
+        assert outcome.error is None
+        assert spool.waiting() == []
+        with container.uow() as tx:
+            (session,) = tx.session.execute(select(Session)).scalars()
+            assert (session.operations, session.state) == (6, "queued")
