@@ -64,6 +64,10 @@ class Facts:
             return None
         return self.known.waste * self.gpus
 
+    def guesses(self, host: str) -> bool:
+        """Return whether a host that causes name has a guessed name."""
+        return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
+
     @property
     def without_verdict(self) -> Facts:
         """Return which session it is and nothing of what was found in it.

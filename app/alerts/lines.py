@@ -14,6 +14,7 @@ from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAU
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.report.verdict import VerdictWorker
+from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import NBSP, hours, percent, sure
 
 # Who gets more is told how many more there are; the page has them all.
@@ -128,7 +129,7 @@ def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def _worker(worker: VerdictWorker) -> str:
-    host = f"{worker.host} " if worker.host else ""
+    host = f"{called(worker.host, guessed=worker.guessed)} " if worker.host else ""
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
 
 

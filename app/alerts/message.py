@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from app.alerts.facts import Facts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
-from app.alerts.machines.inside import Inside, silent_since
+from app.alerts.machines.inside import Inside, place_of, silent_since
 from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
 from app.alerts.rules import Severity
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
@@ -82,7 +82,7 @@ class Alert:
         """Return what is wrong and where, without the job."""
         if self.of_many:
             return silent_together(1 + len(self.jobs), self.silent_since or self.since)
-        place = f": {self.where}" if self.where else ""
+        place = f": {place_of(self.where, self.facts)}" if self.where else ""
         of = f"{self.job}: " if self.job else ""
         return f"{of}{cause_name(self.cause)}{place}"
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from app.alerts.facts import Facts
 from app.alerts.incidents import Incident
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.rules import highest
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import blames_machine
+from app.analysis.trace.ranks.machine import called
 
 # Last data this close to each other may have ended for one reason.
 TOGETHER: Final = timedelta(minutes=10)
@@ -43,6 +45,17 @@ def host_of(where: str) -> str:
 def machine_of(incident: Incident) -> str:
     """Return the host that is at fault; empty where none is named or the cause is the job's own."""
     return host_of(incident.where) if blames_machine(incident.cause) else ""
+
+
+def place_of(where: str, facts: Facts | None) -> str:
+    """Return an incident's place as people read it: a host's name that is a guess says so."""
+    return called(where, guessed=facts is not None and facts.guesses(where))
+
+
+def node_of(incident: Incident) -> str:
+    """Return the node at fault that schedulers know; empty also where its name is a guess."""
+    host = machine_of(incident)
+    return "" if incident.facts is not None and incident.facts.guesses(host) else host
 
 
 def silent_since(incident: Incident) -> datetime:

@@ -95,7 +95,8 @@ class Observation(LooksOnce):
         """Return where workers and ranks run."""
         meta = self.trace.meta
         of_worker = meta.sizes.tp * meta.sizes.cp
-        return Hosts(meta.hosts, self.layout.ranks.tolist(), meta.gpus, of_worker)
+        guessed = meta.whereabouts.guessed_hosts
+        return Hosts(meta.hosts, self.layout.ranks.tolist(), meta.gpus, of_worker, guessed)
 
     @cached_property
     def op_types(self) -> frozenset[str]:

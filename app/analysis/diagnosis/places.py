@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from app.analysis.json_text import OMITTED, json_name
+from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import named
 
 # DP rank and pipeline stage.
@@ -126,6 +127,7 @@ class Hosts:
     ranks: Sequence[Sequence[int]]  # the traced rank of each worker, [dp][pp]
     gpus: Mapping[int, str] = field(default_factory=dict)  # by global rank, as far as known
     gpus_of_worker: int = 1  # its tensor- and context-parallel ranks
+    guessed: Collection[str] = ()  # hosts whose names are guesses
 
     def host(self, worker: Worker) -> str | None:
         """Return the host of a worker; None where it is not known."""
@@ -133,7 +135,7 @@ class Hosts:
         return self.hosts.get(self.ranks[dp][pp])
 
     def whole_host(self, workers: Collection[Worker]) -> str | None:
-        """Return the host that these workers fill: it has no others, and they are on no other.
+        """Name the host that these workers fill: it has no others, and they are on no other.
 
         None where there is no such host.
 
@@ -150,7 +152,9 @@ class Hosts:
             return None
         host = there.pop()
         count = sum(self.hosts.get(rank) == host for row in self.ranks for rank in row)
-        return host if count == len(set(workers)) else None
+        if host is None or count != len(set(workers)):
+            return None
+        return called(host, guessed=host in self.guessed)
 
     def on(self, rank: int) -> str:
         """Return " on " and the host and GPU of a rank, or nothing; no long name of a GPU."""
@@ -158,6 +162,7 @@ class Hosts:
         if not host:
             return ""
         name = f"GPU {gpu}" if gpu.isdecimal() else gpu
+        host = called(host, guessed=host in self.guessed)
         return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
 
     def named(self, *workers: Worker) -> str:
@@ -179,7 +184,7 @@ class Hosts:
             return text + self.on(self.ranks[dp][pp])
         # Which of its GPUs it is is not known.
         host = self.host((dp, pp))
-        return f"{text} on {host}" if host else text
+        return f"{text} on {called(host, guessed=host in self.guessed)}" if host else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

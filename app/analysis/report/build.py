@@ -135,7 +135,14 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     ranks = by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
     meta = trace.meta
-    job = JobFacts(meta.hosts, ranks, meta.gpus, sizes.tp * sizes.cp, by_optype=by_optype)
+    job = JobFacts(
+        meta.hosts,
+        ranks,
+        meta.gpus,
+        sizes.tp * sizes.cp,
+        meta.whereabouts.guessed_hosts,
+        by_optype=by_optype,
+    )
     said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden is not None)
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.
@@ -166,6 +173,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         ),
         hosts=dict(trace.meta.hosts),
         gpus=dict(trace.meta.gpus),
+        whereabouts=trace.meta.whereabouts,
         workers=Workers(ranks),
         steps=Steps(
             analyzed=tuple(replayed.steps.tolist()),

@@ -32,6 +32,8 @@ from app.analysis.report.measures import (
     WorkersRecovery,
 )
 from app.analysis.report.shapes import CountByCell, Interval, Numbers
+from app.analysis.trace.ranks.machine import Machine, MovedGpu
+from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
 
 SCHEMA: Final = "paceline.report/1"
 # Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.
@@ -159,6 +161,10 @@ class Report:
     """A better division of the layers; None where no cause calls for one."""
     verdict: Verdict
     """How slow the job is and why, in a sentence."""
+    whereabouts: Whereabouts = field(default=NOWHERE, metadata=OMITTED)
+    """More of where ranks run, where the metadata say it."""
+    moved: tuple[MovedGpu, ...] = field(default=(), metadata=OMITTED)
+    """GPUs that were on other nodes before, those that causes name first."""
     tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
     """Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
     cause."""
@@ -209,6 +215,10 @@ class Report:
         """Return the traced rank of a worker."""
         dp, pp = worker
         return self.workers.rank[dp][pp]
+
+    def machine(self, rank: int) -> Machine:
+        """Return the machine of a rank."""
+        return self.whereabouts.machine(rank, self.hosts, self.gpus)
 
     def host_of(self, worker: Worker) -> str | None:
         """Return the host of a worker, where it is known."""

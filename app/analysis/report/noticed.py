@@ -44,10 +44,7 @@ def _replaced(fix: Recommendation, report: Report, before: SessionMeta, after: S
 def _moved(worker: Worker, report: Report, before: SessionMeta, after: SessionMeta) -> bool:
     dp, pp = worker
     rank = report.workers.rank[dp][pp]
-    return any(
-        rank in was and rank in is_now and was[rank] != is_now[rank]
-        for was, is_now in ((before.hosts, after.hosts), (before.gpus, after.gpus))
-    )
+    return after.machine(rank).differs(before.machine(rank))
 
 
 def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: SessionMeta) -> bool:

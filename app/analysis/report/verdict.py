@@ -15,6 +15,7 @@ from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.report.paper import PaperMeasures, measures_of
 from app.analysis.report.shapes import Numbers
+from app.analysis.trace.ranks.machine import called, short_uuid
 
 # Of each as many are kept as a message has room for.
 WORST_WORKERS: Final = 3
@@ -67,6 +68,8 @@ class BlamedGpu:
     'node-4 GPU 3 (rank 35)'
     >>> BlamedGpu(80, "node-10", "0", one_of=8).words
     'node-10: one of 8 GPUs (only rank 80 is traced)'
+    >>> BlamedGpu(3, "node-4", "3", uuid="GPU-5a3f1c2e-0000", moved_from="node-9").words
+    'node-4 GPU 3 (GPU-5a3f1c2e…, rank 3, moved from node-9)'
     """
 
     rank: int
@@ -77,6 +80,23 @@ class BlamedGpu:
     """As the metadata name it, where they do."""
     one_of: int = 1
     """GPUs of the worker that may be at fault; 1 where it is this one."""
+    guessed: bool = False
+    """Whether the host's name may be that of a container."""
+    uuid: str | None = None
+    """UUID of the GPU; None also where it is one of several."""
+    pci: str | None = None
+    """Its PCI address; likewise."""
+    pod: str | None = None
+    """Pod of the rank."""
+    local_rank: int | None = None
+    """Number of the rank on its node."""
+    moved_from: str | None = None
+    """The node on which the GPU was before, where it is another one."""
+
+    @property
+    def host_words(self) -> str:
+        """Return what is known of the host; empty where that is nothing."""
+        return called(self.host, guessed=self.guessed) if self.host else ""
 
     @property
     def gpu_words(self) -> str:
@@ -89,14 +109,19 @@ class BlamedGpu:
 
     @property
     def rank_words(self) -> str:
-        """Return the rank, and that it is one of several where it is."""
-        return f"only rank {self.rank} is traced" if self.one_of > 1 else f"rank {self.rank}"
+        """Return the rank, and that it is one of several where it is; and which GPU it has."""
+        pod = "" if self.pod is None else f"pod {self.pod}"
+        if self.one_of > 1:
+            return ", ".join(filter(None, (f"only rank {self.rank} is traced", pod)))
+        uuid = "" if self.uuid == self.gpu else short_uuid(self.uuid)
+        moved = "" if self.moved_from is None else f"moved from {self.moved_from}"
+        return ", ".join(filter(None, (uuid, f"rank {self.rank}", pod, moved)))
 
     @property
     def words(self) -> str:
         """Return host, GPU and rank, as far as they are known."""
         joint = ": " if self.one_of > 1 else " "
-        where = joint.join(filter(None, (self.host, self.gpu_words)))
+        where = joint.join(filter(None, (self.host_words, self.gpu_words)))
         return f"{where} ({self.rank_words})" if where else self.rank_words
 
 
@@ -136,6 +161,8 @@ class VerdictWorker:
     pp: int
     host: str | None
     slowdown: float
+    guessed: bool = False
+    """Whether the host's name may be that of a container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +257,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         causes=tuple(_cause(report, cause) for cause in report.causes[:CAUSES]),
         lost_by_cause={} if waste is None else _lost_by_cause(report),
         worst=tuple(
-            VerdictWorker(dp, pp, report.host_of((dp, pp)), value)
+            _worker(report, dp, pp, value)
             for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
         ),
         worst_rank=report.workers.rank[dp][pp],
@@ -243,6 +270,11 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
         steps_s=_picked(report.step_times.recorded) if known else (),
     )
+
+
+def _worker(report: Report, dp: int, pp: int, slowdown: float) -> VerdictWorker:
+    machine = report.machine(report.rank_of((dp, pp)))
+    return VerdictWorker(dp, pp, machine.node, slowdown, machine.guessed)
 
 
 def _picked(steps_s: Numbers) -> tuple[float, ...]:
@@ -334,4 +366,17 @@ class GpuOfWorker:
 
 
 def _gpu(report: Report, rank: int, one_of: int) -> BlamedGpu:
-    return BlamedGpu(rank, report.hosts.get(rank), report.gpus.get(rank), one_of)
+    at = report.machine(rank)
+    mine = one_of == 1
+    return BlamedGpu(
+        rank,
+        at.node,
+        at.gpu,
+        one_of,
+        guessed=at.guessed,
+        uuid=at.uuid if mine else None,
+        pci=at.pci if mine else None,
+        pod=at.pod,
+        local_rank=at.local_rank if mine else None,
+        moved_from=next((gpu.before for gpu in report.moved if gpu.rank == rank and mine), None),
+    )

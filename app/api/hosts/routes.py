@@ -46,6 +46,7 @@ class GpuBody(ReadBody):
     slowdown: float
     computing: float | None
     slow: bool
+    uuid: str | None = None
 
 
 class HostSessionBody(ReadBody):
@@ -89,14 +90,29 @@ class HostIncidentBody(ReadBody):
     resolved_at: datetime | None
 
 
+class MoveBody(ReadBody):
+    """A GPU that went from one node to another; `at` is when it was first seen there."""
+
+    gpu: str
+    before: str
+    after: str
+    last_seen: datetime
+    at: datetime
+
+
 class HostDetailBody(ReadBody):
-    """A host with its sessions, incidents and repairs, the newest first."""
+    """A host with its sessions, incidents, repairs and moved GPUs, the newest first.
+
+    `guessed` where its name may be that of a container.
+    """
 
     host: str
+    guessed: bool
     last_seen: datetime | None
     sessions: list[HostSessionBody]
     incidents: list[HostIncidentBody]
     repairs: list[RepairBody]
+    moves: list[MoveBody]
 
 
 class NewRepairBody(BaseModel, extra="forbid"):

@@ -104,6 +104,11 @@ def evidence_text(page: EvidencePage) -> str:
 def _no_commands(found: Evidence) -> str:
     if found.commands:
         return ""
+    if found.guessed:
+        return (
+            "The host's name is a guess, as it is that of a container: there is no command. "
+            "Let the job say its node"
+        )
     if found.host:
         return "The host's name is not a valid name of one node: there is no command"
     if not blames_machine(found.life.view.row.incident.cause):

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from app.alerts.lines import lines_of
 from app.alerts.machines.cordon import cordon_commands
-from app.alerts.machines.inside import machine_of
+from app.alerts.machines.inside import machine_of, node_of, place_of
 from app.alerts.message import cause_name, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState
@@ -230,15 +230,15 @@ def _inside_title(row: IncidentRow) -> str:
         return ""
     if row.incident.cause == NO_DATA_CAUSE:
         return f"{several(row)} went silent at the same time: one incident"
-    return f"{several(row)} on {row.incident.where}: one machine, one incident"
+    machine = place_of(row.incident.where, row.incident.facts)
+    return f"{several(row)} on {machine}: one machine, one incident"
 
 
 def _remedy(incident: Incident) -> list[str]:
     """Return what is to be done, for people to copy."""
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
-    host = machine_of(incident)
     words = [] if fix is None else [fix.title]
-    commands = cordon_commands(host, f"Paceline incident {incident.id}") if host else []
+    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
     return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
+from app.alerts.machines.inside import place_of
 from app.alerts.message import cause_name, silent_together, view_url
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
@@ -63,7 +64,7 @@ class Actions:
 
 def headline(incident: Incident) -> str:
     """Return what is wrong and where: ``Slow worker: node-017``."""
-    place = f": {incident.where}" if incident.where else ""
+    place = f": {place_of(incident.where, incident.facts)}" if incident.where else ""
     return f"{cause_name(incident.cause)}{place}"
 
 

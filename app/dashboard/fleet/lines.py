@@ -218,7 +218,7 @@ def _where(cause: VerdictCause) -> str:
         # Analyzed before GPUs were stored with it.
         return ", ".join(filter(None, (cause.host, f"worker {worker(*workers[0])}")))
     at = cause.gpus[0]
-    host = at.host or f"worker {worker(*workers[0])}"
+    host = at.host_words or f"worker {worker(*workers[0])}"
     if at.one_of > 1:
         return f"{host}, 1 of {at.one_of} GPUs"
     return ", ".join(filter(None, (host, at.gpu_words or f"rank {at.rank}")))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from app.dashboard.ui.csv_text import Table
 from app.services.hosts.listed import HostRow, HostSums
 from app.services.hosts.one import HostIncident, HostSession, HostView
+from app.services.hosts.places import Move
 
 if TYPE_CHECKING:
     from app.services.hosts.listed import Hosts
@@ -74,13 +75,23 @@ def sessions_csv(view: HostView) -> Table:
 def gpus_csv(view: HostView) -> Table:
     """Return each GPU of a host in each session."""
     return Table(
-        ("received_at", "job", "session", "gpu", "slowdown", "computing", "named_by_a_cause"),
+        (
+            "received_at",
+            "job",
+            "session",
+            "gpu",
+            "uuid",
+            "slowdown",
+            "computing",
+            "named_by_a_cause",
+        ),
         (
             (
                 one.received_at.isoformat(),
                 one.job,
                 one.number,
                 gpu["gpu"],
+                gpu.get("uuid"),
                 gpu["slowdown"],
                 gpu["computing"],
                 str(gpu["slow"]).lower(),
@@ -89,6 +100,11 @@ def gpus_csv(view: HostView) -> Table:
             for gpu in one.gpus
         ),
     )
+
+
+def moves_csv(view: HostView) -> Table:
+    """Return the GPUs that came from other hosts or went to them."""
+    return Table.of(Move, view.moves)
 
 
 def repairs_csv(view: HostView) -> Table:
@@ -114,6 +130,7 @@ def repairs_csv(view: HostView) -> Table:
 EXPORTS: Final[Mapping[str, Callable[[HostView], Table]]] = {
     "sessions": sessions_csv,
     "gpus": gpus_csv,
+    "moves": moves_csv,
     "repairs": repairs_csv,
     "jobs": jobs_csv,
     "incidents": lambda view: Table.of(HostIncident, view.incidents),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.analysis.trace.ranks.machine import short_uuid
 from app.dashboard.hosts.words import named_gpus
 from app.dashboard.ui.format import age, heat_color, times
 from app.dashboard.ui.moments import Form, When
@@ -96,13 +97,14 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
     columns = [When(begin + at * part, form, view.now) for at in range(COLUMNS)]
     against_peers = any(one.computing is not None for one in view.sessions)
     values, latest = _values(view, begin, part, against_peers=against_peers)
-    names = sorted(values, key=lambda name: (len(name), name))
+    called = _names(view)
+    names = sorted(values, key=lambda key: (len(called[key]), called[key], key))
     cells = [
         Cell(
             LEFT + at * CELL_WIDTH,
             TOP + row * CELL_HEIGHT,
             heat_color(value),
-            f"{_label(name)}, {columns[at].text}: {times(value)}",
+            f"{_hint(name, called[name])}, {columns[at].text}: {times(value)}",
             columns[at],
         )
         for row, name in enumerate(names)
@@ -110,14 +112,14 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
     ]
     measure = "Time against peers of its stage" if against_peers else "Slowdown of the job by it"
     return GpuMap(
-        title=_title(values),
+        title=_title(values, called),
         note=f"{measure}, of all jobs: the largest in each {age(part.total_seconds())}; "
         "hatched: no session",
         width=LEFT + COLUMNS * CELL_WIDTH + RIGHT,
         height=TOP + len(names) * CELL_HEIGHT + BOTTOM,
         rows=[
             GpuRow(
-                _label(name)[:_GPU_CHARS],
+                _label(called[name])[:_GPU_CHARS],
                 TOP + (row + 0.5) * CELL_HEIGHT,
                 times(latest[name]),
             )
@@ -154,7 +156,7 @@ def _values(
     measure = "computing" if against_peers else "slowdown"
     for one in view.sessions:
         at = min(max(int((one.received_at - begin) / part), 0), COLUMNS - 1)
-        own = [(gpu["gpu"], gpu[measure]) for gpu in one.gpus]
+        own = [(_key(gpu), gpu[measure]) for gpu in one.gpus]
         if not own:
             own = [(WHOLE, one.computing if against_peers else one.slowdown)]
         for name, value in own:
@@ -165,13 +167,31 @@ def _values(
     return found, latest
 
 
-def _title(values: dict[str, dict[int, float]]) -> str:
+def _key(gpu: Mapping[str, Any]) -> str:
+    """Return what a GPU stays, also where it gets another number: its UUID, where it is known."""
+    return str(gpu.get("uuid") or gpu["gpu"])
+
+
+def _names(view: HostView) -> dict[str, str]:
+    """Return the name of each GPU in the latest session that has it."""
+    found = {WHOLE: WHOLE}
+    for one in view.sessions:
+        for gpu in one.gpus:
+            found.setdefault(_key(gpu), gpu["gpu"])
+    return found
+
+
+def _hint(key: str, name: str) -> str:
+    return _label(name) if key == name else f"{_label(name)}, {short_uuid(key)}"
+
+
+def _title(values: dict[str, dict[int, float]], called: Mapping[str, str]) -> str:
     name, most = max(
         ((name, max(parts.values())) for name, parts in values.items()), key=lambda item: item[1]
     )
     if most < STRAGGLING:
         return f"No GPU was above {times(STRAGGLING)}"
-    label = _label(name)
+    label = _label(called[name])
     return f"{label[:1].upper()}{label[1:]} reached {times(most)}"
 
 

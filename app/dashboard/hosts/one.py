@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from app.alerts.machines.cordon import cordon_commands
 from app.analysis.diagnosis.causes.registry import blames_machine, title_of
+from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
@@ -31,8 +32,13 @@ from app.services.hosts.outcomes import Outcome
 if TYPE_CHECKING:
     from app.dashboard.ui.address import Address
     from app.services.hosts.one import HostIncident, HostSession, HostView
+    from app.services.hosts.places import Move
     from app.services.hosts.repairs import Repair
 
+GUESSED: Final = (
+    "It is the name of a container or pod: its jobs do not say on which node they run, so no "
+    "command is offered and a restart may be another host here"
+)
 # Sessions that the page lists; the file has all.
 LISTED: Final = 20
 
@@ -92,6 +98,17 @@ class IncidentLine:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveLine:
+    """A GPU that came from another host, or went to it."""
+
+    at: datetime
+    gpu: str
+    way: str
+    host: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostPage:
     """The page of a host."""
 
@@ -118,6 +135,10 @@ class HostPage:
     incidents_title: str
     # schedulers, and the command with which each gives the host no more work
     drains: Sequence[tuple[str, str]]
+    # why there is no such command where the name is a guess; else empty
+    guessed: str
+    moves: Sequence[MoveLine]
+    moves_title: str
 
 
 def host_page(view: HostView, about: Range, address: Address) -> HostPage:
@@ -131,7 +152,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
     return HostPage(
         now=view.now,
         host=view.host,
-        title=f"{view.host}: {_said(sessions, slow)}",
+        title=f"{_name(view)}: {_said(sessions, slow)}",
         heading=_heading(view, slow, about),
         state=state_of(firing=firing, slow=bool(sessions and sessions[0].cause)),
         counted=f"{plural(view.seen, 'session')} in {about.words}",
@@ -150,8 +171,21 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         gpus=gpus,
         incidents=[_incident(one, view.now) for one in view.incidents],
         incidents_title=_incidents_title(len(view.incidents)),
-        drains=_drains(view.host, slow),
+        drains=[] if view.guessed else _drains(view.host, slow),
+        guessed=GUESSED if view.guessed else "",
+        moves=[_move(one, view.host) for one in view.moves],
+        moves_title=f"{plural(len(view.moves), 'GPU')} moved" if view.moves else "",
     )
+
+
+def _name(view: HostView) -> str:
+    return called(view.host, guessed=view.guessed)
+
+
+def _move(one: Move, host: str) -> MoveLine:
+    came = one.after == host
+    other = one.before if came else one.after
+    return MoveLine(one.at, one.gpu, "came from" if came else "went to", other, host_url(other))
 
 
 def _said(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
@@ -168,7 +202,7 @@ def _cost(sessions: Sequence[HostSession]) -> float:
 
 
 def _heading(view: HostView, slow: Sequence[HostSession], about: Range) -> str:
-    host, sessions = view.host, view.sessions
+    host, sessions = _name(view), view.sessions
     if not sessions:
         return f"No session named {host} in {about.words}"
     if not slow:

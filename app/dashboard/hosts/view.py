@@ -206,9 +206,13 @@ def _columns(now: datetime) -> tuple[Shown[HostRow], ...]:
     )
 
 
+def _named(row: HostSums) -> Markup:
+    link = html.link(host_url(row.host), row.host)
+    return link + html.element("span", " guessed", class_="note") if row.guessed else link
+
+
 def _host(row: HostSums) -> Markup:
-    name = html.link(host_url(row.host), row.host)
-    return name + html.narrow(_causes(row), f"{_sessions(row)} sessions slow")
+    return _named(row) + html.narrow(_causes(row), f"{_sessions(row)} sessions slow")
 
 
 def _sessions(row: HostSums) -> str:
@@ -251,7 +255,7 @@ def _why_not(row: HostSums) -> str:
 
 
 _ALIKE: Final[tuple[Shown[HostSums], ...]] = (
-    Shown("Host", lambda row: html.link(host_url(row.host), row.host), of_cells="nowrap"),
+    Shown("Host", _named, of_cells="nowrap"),
     Shown("Slow in", _slow_in),
     Shown("Why it is not blamed", _why_not),
 )

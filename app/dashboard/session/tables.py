@@ -53,6 +53,7 @@ class WorkerRow:
     pp: int
     name: str
     place: str
+    guessed: bool  # whether the place is a host whose name is a guess
     gpu: str
     gpu_hint: str
     slowdown: float
@@ -155,6 +156,7 @@ def _worker_row(report: Report, at: BlamedGpu, dp: int, pp: int, between: str | 
         pp=pp,
         name=worker(dp, pp),
         place=at.host or "" if report.hosts else str(at.rank),
+        guessed=at.guessed,
         gpu=f"1 of {at.one_of}" if at.one_of > 1 else at.gpu or "",
         gpu_hint=at.words,
         slowdown=slowdown,

@@ -53,6 +53,8 @@ class HostReading(OfProject, Base):
     # how long the analyzed steps took, seconds
     measured_s: Mapped[float]
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool] = mapped_column(server_default=text("false"))
 
 
 class HostWeek(OfProject, Base):
@@ -78,6 +80,26 @@ class HostWeek(OfProject, Base):
     computing: Mapped[float | None]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
+
+
+class GpuPlace(OfProject, Base):
+    """A host on which a GPU was seen; the latest one is where it is."""
+
+    __tablename__ = "gpu_place"
+    __table_args__ = (
+        in_project(),
+        Index("ix_gpu_place_project_id_host", "project_id", "host"),
+    )
+
+    # its UUID
+    gpu: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool]
+    # of the sessions
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class HostRepair(OfProject, Base):

@@ -56,6 +56,20 @@ def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[st
     return found
 
 
+def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
+    """Return whether the name of each host is a guess, by the latest session that has it."""
+    named = _named(hosts)
+    latest = (
+        select(HostReading.guessed)
+        .where(HostReading.host == named.c.host)
+        .order_by(HostReading.received_at.desc())
+        .limit(1)
+        .lateral("latest")
+    )
+    rows = tx.session.execute(select(named.c.host, latest.c.guessed).join(latest, true()))
+    return dict(map(tuple, rows))
+
+
 def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
     """Return the GPUs of each host that causes name."""
     # Joined, so that all slow readings are looked through: they are few, and in an index.

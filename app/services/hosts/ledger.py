@@ -9,6 +9,7 @@ from sqlalchemy import delete, select
 
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Session
+from app.services.hosts.places import write_places
 from app.services.hosts.readings import readings_of
 
 if TYPE_CHECKING:
@@ -31,12 +32,13 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
     tx.session.execute(delete(HostReading).where(HostReading.session_id == session_id))
     if report is None:
         return
-    readings = readings_of(report)
-    if not readings:
-        return
     job_id, received_at = tx.session.execute(
         select(Session.job_id, Session.received_at).where(Session.id == session_id)
     ).one()
+    write_places(tx, report, received_at)
+    readings = readings_of(report)
+    if not readings:
+        return
     measured_s = sum(report.step_times.recorded)
     tx.session.add_all(
         HostReading(
@@ -52,6 +54,7 @@ def write_readings(tx: UnitOfWork, session_id: uuid.UUID, report: Report | None)
             lost_each_hour=reading.lost_each_hour,
             measured_s=measured_s,
             gpus=[asdict(gpu) for gpu in reading.gpus],
+            guessed=reading.guessed,
         )
         for reading in readings
     )

@@ -57,6 +57,9 @@ class HostSums:
         float | None, Field(description="The largest time of its computing against peers.")
     ]
     causes: tuple[str, ...]
+    guessed: Annotated[
+        bool, Field(description="Whether the name may be that of a container, which changes.")
+    ]
     first_seen: Annotated[datetime, Column(csv=None)]
     last_seen: Annotated[datetime, Column(sort="-seen")]
     # The most that a job had there.

@@ -15,6 +15,8 @@ from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Job, Session
 from app.services.hosts.costs import Span, priced
+from app.services.hosts.details import guessed_of
+from app.services.hosts.places import Move, moves_of
 from app.services.hosts.repairs import Repair, is_known, no_host, repairs_of
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # Sessions of a host that are read: the latest ones.
 MOST_SESSIONS: Final = 2000
 MOST_INCIDENTS: Final = 20
+MOST_MOVES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class HostView:
     last_seen: datetime | None
     incidents: Sequence[HostIncident]
     repairs: Sequence[Repair]
+    # whether its name may be that of a container, by the latest session
+    guessed: bool
+    # GPUs that came from other hosts or went to them
+    moves: Sequence[Move]
 
 
 def host_view(tx: Reads, host: str, span: Span) -> HostView:
@@ -113,6 +120,8 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
         last_seen=last_seen,
         incidents=_incidents(tx, host),
         repairs=repairs_of(tx, host),
+        guessed=guessed_of(tx, [host]).get(host, False),
+        moves=moves_of(tx, host, MOST_MOVES),
     )
 
 

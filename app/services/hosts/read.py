@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
@@ -10,7 +11,7 @@ from sqlalchemy import select
 from app.db.models.hosts import HostRepair
 from app.lists.columns import columns_of
 from app.lists.pages import Page
-from app.services.hosts.details import NO_ALARM, TREND, alarms_of, gpus_of, trends_of
+from app.services.hosts.details import NO_ALARM, TREND, alarms_of, gpus_of, guessed_of, trends_of
 from app.services.hosts.listed import HOSTS, HostRow, Hosts, HostSums, Show, Totals
 from app.services.hosts.repairs import latest_repairs
 from app.services.hosts.sums import by_host
@@ -51,11 +52,14 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     repaired = set(tx.session.execute(select(HostRepair.host).distinct()).scalars())
     matching = [row for row in ledger if row.matches and _shown(row, show, repaired)]
     page = HOSTS.page(matching, request)
+    alike = _look_alikes(ledger, alike_from)
+    guessed = guessed_of(tx, [row.host for row in (*page.rows, *alike)])
+    rows = _detailed(tx, span, _marked(page.rows, guessed), brief=brief)
     return Hosts(
         now=tx.now,
         totals=_totals(ledger, repaired),
-        page=Page(_detailed(tx, span, page.rows, brief=brief), page.number, page.total, page.size),
-        look_alikes=_look_alikes(ledger, alike_from),
+        page=Page(rows, page.number, page.total, page.size),
+        look_alikes=_marked(alike, guessed),
     )
 
 
@@ -79,6 +83,10 @@ def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -
             )
         )
     return found
+
+
+def _marked(rows: Sequence[HostSums], guessed: Mapping[str, bool]) -> list[HostSums]:
+    return [replace(row, guessed=guessed.get(row.host, False)) for row in rows]
 
 
 def _shown(row: HostSums, show: Show, repaired: Collection[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.report.verdict import blamed_gpus, gpus_of_worker
+from app.analysis.trace.ranks.machine import short_uuid
 
 if TYPE_CHECKING:
     from app.analysis.diagnosis.places import Worker
@@ -32,6 +33,7 @@ class GpuReading:
     # none.
     computing: float | None
     slow: bool  # whether a cause names a worker there
+    uuid: str | None = None  # where the metadata say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ class Reading:
     cause: str | None
     lost_each_hour: float  # GPU-hours that the job loses in each hour of running by such causes
     gpus: tuple[GpuReading, ...] = ()  # by name; empty where GPUs are not known
+    guessed: bool = False  # whether the host's name may be that of a container
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Gpu:
+    """A GPU of a host: its name as it is shown, and its UUID; empty where that is not known."""
+
+    name: str
+    uuid: str = ""
 
 
 @dataclass(slots=True)
@@ -56,7 +67,7 @@ class _Blame:
 
     lost_each_hour: float = 0.0
     causes: dict[str, float] = field(default_factory=dict)
-    gpus: set[str] = field(default_factory=set)
+    gpus: set[_Gpu] = field(default_factory=set)
 
 
 def readings_of(report: Report) -> tuple[Reading, ...]:
@@ -84,10 +95,11 @@ def _reading(
     report: Report, host: str, ranks: int, cells: list[Worker], blamed: Mapping[str, _Blame]
 ) -> Reading:
     blame = blamed.get(host, _Blame())
-    by_gpu: dict[str, list[Worker]] = {}
+    by_gpu: dict[_Gpu, list[Worker]] = {}
     # Of a worker with several GPUs nothing is known of the traced one alone.
     for worker in cells if gpus_of_worker(report) == 1 else ():
-        gpu = report.gpus.get(report.rank_of(worker))
+        machine = report.machine(report.rank_of(worker))
+        gpu = _gpu(machine.gpu, machine.uuid)
         if gpu is not None:
             by_gpu.setdefault(gpu, []).append(worker)
     # Of these a cause may name one.
@@ -103,14 +115,23 @@ def _reading(
         lost_each_hour=blame.lost_each_hour,
         gpus=tuple(
             GpuReading(
-                gpu,
+                gpu.name,
                 _slowdown(report, workers or cells),
                 _computing(report, workers or cells),
                 gpu in blame.gpus,
+                gpu.uuid or None,
             )
-            for gpu, workers in sorted(by_gpu.items(), key=lambda item: (len(item[0]), item[0]))
+            for gpu, workers in sorted(
+                by_gpu.items(), key=lambda item: (len(item[0].name), item[0])
+            )
         ),
+        guessed=host in report.whereabouts.guessed_hosts,
     )
+
+
+def _gpu(name: str | None, uuid: str | None) -> _Gpu | None:
+    known = name or short_uuid(uuid)
+    return _Gpu(known, uuid or "") if known else None
 
 
 def _cells_by_host(report: Report) -> dict[str, list[Worker]]:
@@ -159,14 +180,14 @@ def _blamed(report: Report) -> dict[str, _Blame]:
     return found
 
 
-def _shares(report: Report, cause: NamedCause) -> dict[tuple[str, str | None], float]:
+def _shares(report: Report, cause: NamedCause) -> dict[tuple[str, _Gpu | None], float]:
     """Return the share of each host and GPU in a cause, by what its workers slow the job down."""
-    excess: dict[tuple[str, str | None], float] = {}
+    excess: dict[tuple[str, _Gpu | None], float] = {}
     gpus = blamed_gpus(report, cause.where)
     for worker, at in zip(cause.where.workers, gpus, strict=False):
         if at.host is None:
             continue
-        place = (at.host, at.gpu if at.one_of == 1 else None)
+        place = (at.host, _gpu(at.gpu, at.uuid) if at.one_of == 1 else None)
         own = max(_slowdown(report, [worker]) - 1.0, _LEAST_EXCESS)
         excess[place] = excess.get(place, 0.0) + own
     whole = sum(excess.values())

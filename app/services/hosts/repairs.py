@@ -175,5 +175,5 @@ def _level(
     """Return the level of what was repaired; None where the session did not trace that GPU."""
     if gpu is None or not gpus:
         return Level(slowdown, cause is not None)
-    own = next((one for one in gpus if one["gpu"] == gpu), None)
+    own = next((one for one in gpus if gpu in {one["gpu"], one.get("uuid")}), None)
     return None if own is None else Level(own["slowdown"], own["slow"])

@@ -61,6 +61,8 @@ def by_host(tx: Reads, span: Span, words: str) -> list[HostSums]:
             seen.worst.label("slowdown_worst"),
             seen.computing.label("computing_worst"),
             func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
+            # looked up for those that are shown
+            false().label("guessed"),
             seen.first_seen,
             seen.last_seen,
             seen.ranks,

@@ -27,6 +27,7 @@ from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
 from app.services.hosts.ledger import write_readings
+from app.services.hosts.places import moved_gpus, places_of, uuids_of, with_known_hosts, with_moved
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.durations import count_duration
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from app.analysis.report.coverage import Chunks
     from app.analysis.trace.model import Trace
+    from app.analysis.trace.ranks.machine import MovedGpu
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -50,6 +52,7 @@ class _Loaded:
     trace: Trace
     job: str
     metadata: Mapping[str, Any]
+    moved: tuple[MovedGpu, ...]
     # what the merging of chunks did; None where the session came in one body
     chunks: Chunks | None
 
@@ -80,7 +83,7 @@ def analyze_session(container: Container, claim: Claim) -> None:
 def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
     with container.uow() as tx:
         row = tx.session.execute(
-            select(Session.meta, Session.trace_blob, Job.name, Intake.merged)
+            select(Session.meta, Session.trace_blob, Session.received_at, Job.name, Intake.merged)
             .join(Job, Job.id == Session.job_id)
             .outerjoin(Intake, Intake.session_id == Session.id)
             .where(Session.id == session_id)
@@ -88,7 +91,11 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
         if row is None or row.trace_blob is None:
             raise NotFoundError(f"session {session_id} is gone")
         parts = open_blob(tx, row.trace_blob)
-    return _Loaded(unpack(parts, parse_metadata(row.meta)), row.name, row.meta, row.merged)
+        meta = parse_metadata(row.meta)
+        known = places_of(tx, uuids_of(meta).values())
+    meta = with_known_hosts(meta, known)
+    moved = moved_gpus(meta, known, row.received_at)
+    return _Loaded(unpack(parts, meta), row.name, row.meta, moved, row.merged)
 
 
 def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
@@ -121,7 +128,7 @@ def _store(
     container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded, begun_s: float
 ) -> None:
     report = replace(
-        analysis.report,
+        with_moved(analysis.report, loaded.moved),
         job=loaded.job,
         session=str(claim.subject_id),
         coverage=replace(analysis.report.coverage, chunks=loaded.chunks),

@@ -6,13 +6,14 @@ import io
 import json
 import uuid
 import zipfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from app.analysis.report.verdict import SuspectedCause
-from app.services.alerts.triage.evidence import Evidence, evidence_of, evidence_zip
+from app.services.alerts.triage.evidence import evidence_of, evidence_zip
 from tests.support.alerting import Alerting
 from tests.support.html import parse
 from tests.support.project import build
@@ -99,7 +100,7 @@ def test_the_workers_of_a_map_are_the_slowest_first(alerting: Alerting) -> None:
     alerting.slow()
     found = read(alerting.container, evidence_of, alerting.incident().id)
     heatmap = np.array([[1.0, 1.4], [np.nan, 1.2]], dtype=np.float32)
-    proof = Evidence(found.life, found.host, found.commands, heatmap, b"png", None)
+    proof = replace(found, heatmap=heatmap, picture=b"png", report=None)
     with zipfile.ZipFile(io.BytesIO(evidence_zip(proof, "words"))) as archive:
         assert archive.read("workers.csv").decode().splitlines() == [
             "dp,pp,slowdown",

@@ -7,6 +7,7 @@ from typing import Final
 
 # What NVIDIA's names of a GPU, and of a part of one, begin with.
 UUID_MARKS: Final = ("GPU-", "MIG-")
+SHORT_UUID: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,43 @@ class Machine:
         if self.uuid and before.uuid:
             return self.uuid != before.uuid
         return bool(self.gpu and before.gpu) and self.gpu != before.gpu
+
+
+@dataclass(frozen=True, slots=True)
+class MovedGpu:
+    """A GPU that was on another node before."""
+
+    rank: int
+    """Global rank that has it now."""
+    uuid: str
+    """Its UUID."""
+    before: str
+    """The node on which it was."""
+    last_seen: str
+    """When it was last seen there, UTC, ISO 8601."""
+
+
+def called(node: str, *, guessed: bool) -> str:
+    """Return the name of a node as people read it.
+
+    Examples
+    --------
+    >>> called("llama-worker-9", guessed=True)
+    'llama-worker-9 (guessed)'
+    """
+    return f"{node} (guessed)" if guessed else node
+
+
+def short_uuid(uuid: str | None) -> str:
+    """Return the beginning of a UUID, enough to tell GPUs of a node apart; empty for none.
+
+    Examples
+    --------
+    >>> short_uuid("GPU-5a3f1c2e-0000-4000-8000-00000000000b"), short_uuid("GPU-a1")
+    ('GPU-5a3f1c2e…', 'GPU-a1')
+    """
+    name = uuid or ""
+    return name if len(name) <= SHORT_UUID else f"{name[:SHORT_UUID]}…"
 
 
 def uuid_in(gpu: str | None) -> str | None:

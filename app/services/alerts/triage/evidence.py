@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from app.alerts.incidents import INCIDENT
 from app.alerts.machines.cordon import cordon_commands
-from app.alerts.machines.inside import machine_of
+from app.alerts.machines.inside import machine_of, node_of
 from app.analysis.report.heatmaps import mean_heatmap
 from app.db.models.sessions import StoredReport
 from app.db.reports import read_document, read_heatmaps
@@ -41,6 +41,7 @@ class Evidence:
     host: str  # empty where none is at fault, or none is recorded
     # sequence of pairs of str: schedulers, and how each takes the host out
     commands: Sequence[tuple[str, str]]
+    guessed: bool  # whether the host's name may be that of a container; then there are none
     # (dp, pp): of the latest session that shows it; None where its report is gone or has no
     # verdict
     heatmap: NDArray[np.float32] | None
@@ -78,7 +79,8 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
     return Evidence(
         life=life,
         host=host,
-        commands=cordon_commands(host, f"Paceline incident {incident.id}") if host else [],
+        commands=cordon_commands(node_of(incident), f"Paceline incident {incident.id}"),
+        guessed=facts is not None and facts.guesses(host),
         heatmap=heatmap,
         picture=picture,
         report=report,
