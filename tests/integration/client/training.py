@@ -218,6 +218,8 @@ ENDING: list[Ending] = []
 def _leave(given: argparse.Namespace, rank: int) -> None:
     """End the other ranks' interpreters; rank 0 is killed, and its store with it, meanwhile."""
     mark = given.directory / "ending"
+    if given.fault == "leave pending":
+        raise Leaving(0)
     if rank:
         ENDING.append(Ending(mark))
         raise Leaving(0)
@@ -306,8 +308,8 @@ def _fault(
         return
     if given.fault == "kill" and rank == given.ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if given.fault == "leave broken" and rank and monitor is not None:
-        monitor._break(RuntimeError("as if something had failed inside of a step"))
+    if monitor is not None:
+        _before_leaving(given.fault, rank, monitor)
     if given.fault == "fork":
         pid = os.fork()
         if not pid:
@@ -330,6 +332,28 @@ def _fault(
     if given.fault == "clock":
         real = time.time_ns
         time.time_ns = lambda: real() + 3600 * 10**9
+
+
+# What transfers and collectives of gloo write to.
+PENDING: list[Any] = []
+
+
+def _before_leaving(fault: str, rank: int, monitor: paceline.Monitor) -> None:
+    if fault == "leave broken" and rank:
+        monitor._break(RuntimeError("as if something had failed inside of a step"))
+    if fault == "leave pending":
+        _begin_what_nobody_completes(rank, monitor)
+
+
+def _begin_what_nobody_completes(rank: int, monitor: paceline.Monitor) -> None:
+    for tag, big in enumerate((torch.zeros(8), torch.zeros(3_000_000))):
+        PENDING.append(monitor.watch("forward-recv", dist.irecv(big, 1 - rank, tag=tag)))
+        PENDING.append(monitor.watch("backward-send", dist.isend(big, 1 - rank, tag=8 + tag)))
+    # The training's own are of another group.
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        work = dist.all_reduce(torch.zeros(8), group=group, async_op=True)
+        PENDING.append(monitor.watch("grads-reduce-scatter", work))
 
 
 if __name__ == "__main__":

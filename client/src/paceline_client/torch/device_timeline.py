@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import deque
@@ -15,6 +17,8 @@ from paceline_client.torch.tap import Sink
 _NS_PER_MS: Final = 1e6
 # Streams that wait for asynchronous work instead of the training's stream.
 _SIDE_STREAMS: Final = 8
+# When the process ends, for steps that the device has not reached.
+_LEAVE_WITHIN_S: Final = 5.0
 
 
 @dataclass
@@ -53,7 +57,7 @@ class DeviceTimeline:
         self._turn = 0
         self._pending: list[_Operation] = []
         self._start: Any = None
-        self._steps: SimpleQueue[_Step | tuple[Any]] = SimpleQueue()
+        self._steps: SimpleQueue[_Step | tuple[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
         self._unread = 0
@@ -91,6 +95,8 @@ class DeviceTimeline:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="paceline-reader", daemon=True)
             self._thread.start()
+            self._pid = os.getpid()
+            atexit.register(self._end)
         self._start = self.now()
         self._put((self._start,))
 
@@ -110,6 +116,12 @@ class DeviceTimeline:
         """Return the drift of the device's clock against the host's over the session."""
         return {"clock_drift_ns": self._drift_ns}
 
+    def _end(self) -> None:
+        """End the thread: the interpreter must not end while it is inside PyTorch."""
+        if self._thread is not None and os.getpid() == self._pid:
+            self._steps.put(None)
+            self._thread.join(_LEAVE_WITHIN_S)
+
     def _put(self, item: _Step | tuple[Any]) -> None:
         with self._lock:
             self._unread += 1
@@ -124,8 +136,7 @@ class DeviceTimeline:
     def _read(self) -> None:
         reference: Any = None
         at_ns = 0
-        while True:
-            item = self._steps.get()
+        while (item := self._steps.get()) is not None:
             if isinstance(item, tuple):
                 reference = item[0]
                 reference.synchronize()

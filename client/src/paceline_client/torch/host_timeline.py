@@ -1,17 +1,34 @@
-"""The timeline of a job on CPUs: the host's clock, and threads that wait for asynchronous work."""
+"""The timeline of a job on CPUs: the host's clock, and threads that wait for asynchronous work.
+
+Before Python 3.14, an interpreter that ends while a thread is inside PyTorch's `wait` ends with
+SIGABRT as soon as that returns. So work that is still waited for when the process ends is ended.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, Final
 
+import torch
+
 from paceline_client.torch.tap import Sink
+
+_log = logging.getLogger("paceline_client")
 
 # The most threads. Work beyond that is recorded when the job waits for it.
 _MOST_WAITERS: Final = 96
+# When the process ends: for work that others are about to complete, and for threads to come back.
+_GRACE_S: Final = 1.0
+_AT_ONCE: Final = timedelta(milliseconds=1)
+# Of a receive that no rank ever sends to.
+_NO_TAG: Final = (1 << 31) - 1
 
 
 class HostTimeline:
@@ -36,7 +53,7 @@ class HostTimeline:
         Gloo's transfers can be waited for only once, and do not report completion before.
         """
         watched = _Watched(work, done)
-        if not self._waiters.run(watched.complete):
+        if not self._waiters.run(watched):
             watched.on_wait = True
         return watched
 
@@ -83,6 +100,13 @@ class _Watched:
         finally:
             self._over.set()
 
+    def end(self) -> None:
+        """Let the time for the work be up: gloo's transfers then end with an error."""
+        try:
+            self._work.wait(_AT_ONCE)
+        except Exception as error:  # noqa: BLE001 - the time is up
+            _log.debug("ended at exit: %s", error)
+
     def wait(self, *timeout: Any) -> Any:
         """Wait until the work is complete, as `Work.wait` does."""
         if self.on_wait:
@@ -109,31 +133,71 @@ class _Waiters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: SimpleQueue[_Watched] = SimpleQueue()
         self._threads = 0
-        self._busy = 0
+        self._busy: set[_Watched] = set()
+        self._pid = os.getpid()
 
-    def run(self, job: Callable[[], None]) -> bool:
-        """Run it on a thread now; return False if all are busy, as work may wait for other work."""
+    def run(self, job: _Watched) -> bool:
+        """Wait on a thread; return False if all are busy, as work may wait for other work."""
         with self._lock:
-            if self._busy >= _MOST_WAITERS:
+            if len(self._busy) >= _MOST_WAITERS:
                 return False
-            self._busy += 1
-            if self._busy > self._threads:
+            self._busy.add(job)
+            if len(self._busy) > self._threads:
+                if not self._threads:
+                    atexit.register(self._end)
                 self._threads += 1
                 threading.Thread(target=self._work, name="paceline-waiter", daemon=True).start()
         self._jobs.put(job)
         return True
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait until no thread is busy."""
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no thread is busy; return whether that is so."""
         with self._quiet:
-            self._quiet.wait_for(lambda: self._busy == 0, timeout_s)
+            return self._quiet.wait_for(lambda: not self._busy, timeout_s)
+
+    def _end(self) -> None:
+        """End what is waited for: the process ends, and its connections with it."""
+        if os.getpid() != self._pid or self.settle(_GRACE_S):
+            # A fork has no threads, and its locks may never be released.
+            return
+        for end in (self._end_transfers, _end_groups):
+            end()
+            if self.settle(_GRACE_S):
+                return
+
+    def _end_transfers(self) -> None:
+        with self._lock:
+            busy = tuple(self._busy)
+        for one in busy:
+            one.end()
 
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
-            job()
+            job.complete()
             with self._quiet:
-                self._busy -= 1
+                self._busy.discard(job)
                 self._quiet.notify_all()
+
+
+def _end_groups() -> None:
+    """End the collectives of gloo's groups, whose own time cannot be up.
+
+    A receive whose time is up closes the connections of its group.
+    """
+    from torch.distributed import distributed_c10d  # noqa: PLC0415 - available if work was watched
+
+    for group in tuple(distributed_c10d._world.pg_map):
+        _end_group(group)
+
+
+def _end_group(group: Any) -> None:
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+        if backend.name() == "gloo" and group.size() > 1:
+            other = (group.rank() + 1) % group.size()
+            backend.recv([torch.empty(1)], other, _NO_TAG).wait(_AT_ONCE)
+    except Exception as error:  # noqa: BLE001 - the time is up
+        _log.debug("a group ended at exit: %s", error)

@@ -120,3 +120,21 @@ def test_the_drift_between_device_and_host_is_measured(seen: Seen) -> None:
     del seen
     # The device says an hour, the host a moment.
     assert timeline.measured()["clock_drift_ns"] == pytest.approx(-3600e9, rel=0.01)
+
+
+def test_the_thread_reads_what_there_is_and_has_ended_when_the_interpreter_does(
+    seen: Seen,
+) -> None:
+    cuda = Cuda()
+    timeline = DeviceTimeline(cuda)
+    tap = Tap(timeline)
+    timeline.begin()
+    tap.on, tap.sink = True, seen
+    with tap.span("gc"):
+        cuda.main.now_ms += 1
+    timeline.end_step()
+    timeline._end()
+
+    assert timeline._thread is not None
+    assert not timeline._thread.is_alive()
+    assert seen.names() == ["gc"]
