@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from app.bootstrap import Container, object_store
 from app.cli.retention.installation import opened
 from app.db.embedded.server import running_url
 from app.errors import StartupError
+from app.services.ingest.guesses import guessing_jobs
 from app.services.installation.readiness import Part, ReadinessProbe
 from app.services.installation.store import NAME, placed, store_part
 from app.settings import Settings
@@ -30,6 +32,9 @@ FREE_BYTES: Final = 2 * 1024**3
 # A person waits longer than a probe.
 BUDGET_S: Final = 15.0
 SCHEMA: Final = ("database", "schema")
+NODES: Final = "names of nodes"
+GUESSED_WITHIN: Final = timedelta(days=7)
+NAMED_JOBS: Final = 5
 
 
 def examine(settings: Settings) -> bool:
@@ -77,7 +82,22 @@ def _parts(settings: Settings) -> Iterator[Part]:
         parts = ReadinessProbe(container).now(BUDGET_S)
         yield from parts
         migrated = all(part.ready for part in parts if part.name in SCHEMA)
+        if migrated:
+            yield _nodes(container)
         yield _store(settings, container if migrated else None)
+
+
+def _nodes(container: Container) -> Part:
+    """Return which jobs do not know on which nodes they run; they are recorded all the same."""
+    with container.everywhere().reading() as tx:
+        guessing = guessing_jobs(tx, tx.now - GUESSED_WITHIN)
+    if not guessing:
+        return Part(NODES, ready=True, detail="no job of the last week guesses them")
+    named = [f"{one.job} ({one.guessed} of {one.hosts})" for one in guessing[:NAMED_JOBS]]
+    more = len(guessing) - len(named)
+    jobs = ", ".join([*named, f"{more} more"] if more else named)
+    advice = "set PACELINE_NODE, or pass spec.nodeName as K8S_NODE_NAME"
+    return Part(NODES, ready=True, detail=f"guessed by {jobs}: {advice}")
 
 
 def _store(settings: Settings, container: Container | None) -> Part:

@@ -44,7 +44,10 @@ def _replaced(fix: Recommendation, report: Report, before: SessionMeta, after: S
 def _moved(worker: Worker, report: Report, before: SessionMeta, after: SessionMeta) -> bool:
     dp, pp = worker
     rank = report.workers.rank[dp][pp]
-    return after.machine(rank).differs(before.machine(rank))
+    was = before.machine(rank)
+    # A machine that another rank has now was not replaced.
+    remains = was.uuid is not None and was.uuid in after.uuids.values()
+    return after.machine(rank).differs(was) and not remains
 
 
 def _divided(fix: Recommendation, report: Report, before: SessionMeta, after: SessionMeta) -> bool:

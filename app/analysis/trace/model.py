@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.ranks.machine import Machine
+from app.analysis.trace.ranks.machine import Machine, uuid_in
 from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
 
 FORWARD_COMPUTE: Final = "forward-compute"
@@ -113,6 +113,12 @@ class SessionMeta:
     whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uuids(self) -> dict[int, str]:
+        """Return the UUIDs of GPUs by global rank, as far as they are known."""
+        named = {rank: uuid for rank, gpu in self.gpus.items() if (uuid := uuid_in(gpu))}
+        return named | self.whereabouts.gpu_uuids
 
     def machine(self, rank: int) -> Machine:
         """Return the machine of a rank."""

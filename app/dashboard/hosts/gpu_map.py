@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.ranks.machine import short_uuid
-from app.dashboard.hosts.words import named_gpus
+from app.dashboard.hosts.words import gpu_key, named_gpus, names_of_gpus
 from app.dashboard.ui.format import age, heat_color, times
 from app.dashboard.ui.moments import Form, When
 
@@ -97,7 +97,7 @@ def gpu_map(view: HostView, about: Range) -> GpuMap | None:
     columns = [When(begin + at * part, form, view.now) for at in range(COLUMNS)]
     against_peers = any(one.computing is not None for one in view.sessions)
     values, latest = _values(view, begin, part, against_peers=against_peers)
-    called = _names(view)
+    called = {WHOLE: WHOLE, **names_of_gpus(view.sessions)}
     names = sorted(values, key=lambda key: (len(called[key]), called[key], key))
     cells = [
         Cell(
@@ -156,7 +156,7 @@ def _values(
     measure = "computing" if against_peers else "slowdown"
     for one in view.sessions:
         at = min(max(int((one.received_at - begin) / part), 0), COLUMNS - 1)
-        own = [(_key(gpu), gpu[measure]) for gpu in one.gpus]
+        own = [(gpu_key(gpu), gpu[measure]) for gpu in one.gpus]
         if not own:
             own = [(WHOLE, one.computing if against_peers else one.slowdown)]
         for name, value in own:
@@ -165,20 +165,6 @@ def _values(
                 parts[at] = max(value, parts.get(at, 0.0))
                 latest.setdefault(name, value)
     return found, latest
-
-
-def _key(gpu: Mapping[str, Any]) -> str:
-    """Return what a GPU stays, also where it gets another number: its UUID, where it is known."""
-    return str(gpu.get("uuid") or gpu["gpu"])
-
-
-def _names(view: HostView) -> dict[str, str]:
-    """Return the name of each GPU in the latest session that has it."""
-    found = {WHOLE: WHOLE}
-    for one in view.sessions:
-        for gpu in one.gpus:
-            found.setdefault(_key(gpu), gpu["gpu"])
-    return found
 
 
 def _hint(key: str, name: str) -> str:

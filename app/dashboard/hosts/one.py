@@ -14,7 +14,14 @@ from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.hosts.gpu_map import GpuMap, gpu_map
-from app.dashboard.hosts.words import gpu_words, named_gpus, outcome_words, state_of
+from app.dashboard.hosts.words import (
+    gpu_key,
+    gpu_words,
+    named_gpus,
+    names_of_gpus,
+    outcome_words,
+    state_of,
+)
 from app.dashboard.ui.format import (
     age,
     count,
@@ -193,7 +200,8 @@ def _said(sessions: Sequence[HostSession], slow: Sequence[HostSession]) -> str:
 
 
 def _gpus(sessions: Sequence[HostSession], *, slow: bool = False) -> list[str]:
-    found = {gpu["gpu"] for one in sessions for gpu in one.gpus if gpu["slow"] or not slow}
+    names = names_of_gpus(sessions)
+    found = {names[gpu_key(gpu)] for one in sessions for gpu in one.gpus if gpu["slow"] or not slow}
     return sorted(found, key=lambda gpu: (len(gpu), gpu))
 
 

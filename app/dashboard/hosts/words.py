@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from app.dashboard.ui.format import EN_DASH, plural
 from app.dashboard.ui.parts import StateLabel
 from app.services.hosts.outcomes import ENOUGH, Outcome
 
 if TYPE_CHECKING:
+    from app.services.hosts.one import HostSession
     from app.services.hosts.outcomes import Judged
 
 FIRING: Final = StateLabel("firing", "Firing", 0)
@@ -63,6 +64,16 @@ def named_gpus(gpus: Sequence[str]) -> str:
     if not all(gpu.isdecimal() for gpu in gpus):
         return gpu_words(gpus)
     return f"GPU{'s' if len(gpus) > 1 else ''} {gpu_words(gpus)}"
+
+
+def gpu_key(gpu: Mapping[str, Any]) -> str:
+    """Return what a GPU stays, also where it gets another number: its UUID, where it is known."""
+    return str(gpu.get("uuid") or gpu["gpu"])
+
+
+def names_of_gpus(sessions: Sequence[HostSession]) -> dict[str, str]:
+    """Return the name of each GPU in the latest session that has it, by its key."""
+    return {gpu_key(gpu): gpu["gpu"] for one in reversed(sessions) for gpu in one.gpus}
 
 
 def outcome_words(judged: Judged) -> str:

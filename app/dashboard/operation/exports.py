@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from app.dashboard.ui.csv_text import Table
+from app.services.ingest.guesses import GuessingJob
 from app.services.ingest.read import IngestHealth, JobIntake, Lagging, OpenSession, Refusal
 from app.services.installation.overview import Overview, Queue, TableSize
 from app.services.installation.status import WorkerStatus
@@ -18,6 +19,7 @@ INGEST: Final[Mapping[str, Callable[[IngestHealth], Table]]] = {
     "producers": lambda found: Table.of(Lagging, found.lagging),
     "refused": lambda found: Table.of(Refusal, found.refusals),
     "jobs": lambda found: Table.of(JobIntake, found.jobs),
+    "guesses": lambda found: Table.of(GuessingJob, found.guessing),
 }
 
 

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from app.analysis.report.document import Report
 from app.analysis.report.verdict import GpuOfWorker
+from app.analysis.trace.ranks.machine import called
 
 
 class GpuNames(TypedDict):
@@ -19,8 +20,8 @@ class GpuNames(TypedDict):
 class Places(TypedDict):
     """Where each worker runs, stage by stage and there by DP rank.
 
-    `hosts` are (name, number of consecutive workers), None where unknown; of those `ranks` are
-    named, which are given as soon as one host is unknown.
+    `hosts` are (name as it is shown, number of consecutive workers), None where unknown; of those
+    `ranks` are named, which are given as soon as one host is unknown.
     """
 
     hosts: list[tuple[str | None, int]]
@@ -32,7 +33,11 @@ def places_of(report: Report) -> Places:
     """Return where the workers of a report run."""
     by_rank = report.workers.rank
     ranks = [row[stage] for stage in range(len(by_rank[0])) for row in by_rank]
-    hosts = [(host, sum(1 for _ in alike)) for host, alike in groupby(map(report.hosts.get, ranks))]
+    guessed = report.whereabouts.guessed_hosts
+    hosts = [
+        (host and called(host, guessed=host in guessed), sum(1 for _ in alike))
+        for host, alike in groupby(map(report.hosts.get, ranks))
+    ]
     return Places(
         hosts=hosts,
         gpus=_gpus(_names(report)) if report.gpus else None,

@@ -104,7 +104,7 @@ class Totals:
     blamed: int
     repaired: int
     cost: float  # of those that are blamed, GPU-hours
-    # first, first_cost: the most expensive of these
+    # first, first_cost: the most expensive of these, as people read its name
     first: str | None
     first_cost: float
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import ARRAY, Text, any_, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.trace.ranks.machine import MovedGpu, uuid_in
+from app.analysis.trace.ranks.machine import MovedGpu
 from app.db.models.hosts import GpuPlace
 
 if TYPE_CHECKING:
@@ -57,12 +57,6 @@ class Move:
 
 
 Places = Mapping[str, Sequence[Place]]
-
-
-def uuids_of(meta: SessionMeta) -> dict[int, str]:
-    """Return the UUIDs of a session's GPUs by global rank."""
-    named = {rank: uuid for rank, gpu in meta.gpus.items() if (uuid := uuid_in(gpu))}
-    return named | meta.whereabouts.gpu_uuids
 
 
 def places_of(tx: Reads, gpus: Iterable[str]) -> dict[str, list[Place]]:
@@ -111,7 +105,7 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
     if not guessed:
         return meta
     votes: dict[str, Counter[str]] = {}
-    for rank, uuid in uuids_of(meta).items():
+    for rank, uuid in meta.uuids.items():
         host = meta.hosts.get(rank)
         if host in guessed and uuid in known:
             votes.setdefault(host, Counter())[known[uuid][0].host] += 1
@@ -132,7 +126,7 @@ def with_known_hosts(meta: SessionMeta, known: Places) -> SessionMeta:
 def moved_gpus(meta: SessionMeta, known: Places, received_at: datetime) -> tuple[MovedGpu, ...]:
     """Return the GPUs of a session that were on another node before; guesses do not count."""
     found = []
-    for rank, uuid in sorted(uuids_of(meta).items()):
+    for rank, uuid in sorted(meta.uuids.items()):
         host = meta.hosts.get(rank)
         if host is None or host in meta.whereabouts.guessed_hosts:
             continue

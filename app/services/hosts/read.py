@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
+from app.analysis.trace.ranks.machine import called
 from app.db.models.hosts import HostRepair
 from app.lists.columns import columns_of
 from app.lists.pages import Page
@@ -53,11 +54,13 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
     matching = [row for row in ledger if row.matches and _shown(row, show, repaired)]
     page = HOSTS.page(matching, request)
     alike = _look_alikes(ledger, alike_from)
-    guessed = guessed_of(tx, [row.host for row in (*page.rows, *alike)])
+    first = next((row for row in ledger if row.blamed), None)
+    shown = (*page.rows, *alike) if first is None else (first, *page.rows, *alike)
+    guessed = guessed_of(tx, sorted({row.host for row in shown}))
     rows = _detailed(tx, span, _marked(page.rows, guessed), brief=brief)
     return Hosts(
         now=tx.now,
-        totals=_totals(ledger, repaired),
+        totals=_totals(ledger, repaired, guessed),
         page=Page(rows, page.number, page.total, page.size),
         look_alikes=_marked(alike, guessed),
     )
@@ -105,7 +108,9 @@ def _look_alikes(ledger: Sequence[HostSums], alike_from: float) -> list[HostSums
     return alike[:LOOK_ALIKES]
 
 
-def _totals(ledger: Sequence[HostSums], repaired: Collection[str]) -> Totals:
+def _totals(
+    ledger: Sequence[HostSums], repaired: Collection[str], guessed: Mapping[str, bool]
+) -> Totals:
     blamed = [row for row in ledger if row.blamed]
     return Totals(
         hosts=len(ledger),
@@ -113,6 +118,6 @@ def _totals(ledger: Sequence[HostSums], repaired: Collection[str]) -> Totals:
         blamed=len(blamed),
         repaired=sum(row.host in repaired for row in ledger),
         cost=sum(row.cost_gpu_hours for row in blamed),
-        first=blamed[0].host if blamed else None,
+        first=called(blamed[0].host, guessed=guessed[blamed[0].host]) if blamed else None,
         first_cost=blamed[0].cost_gpu_hours if blamed else 0.0,
     )

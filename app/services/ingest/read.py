@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from app.db.models.chunks import Chunk, IngestRefusal, Intake
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
+from app.services.ingest.guesses import GuessingJob, guessing_jobs
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -105,6 +106,8 @@ class IngestHealth:
     refusals: Sequence[Refusal]
     job_count: int
     jobs: Sequence[JobIntake]
+    guessing_count: int
+    guessing: Sequence[GuessingJob]
 
 
 def ingest_health(tx: Reads, since: datetime) -> IngestHealth:
@@ -120,7 +123,7 @@ def ingest_health(tx: Reads, since: datetime) -> IngestHealth:
     open_count = tx.session.execute(
         select(func.count()).where(Session.state == SessionState.OPEN)
     ).scalar_one()
-    jobs = _jobs(tx, since)
+    jobs, guessing = _jobs(tx, since), guessing_jobs(tx, since)
     return IngestHealth(
         now=tx.now,
         since=since,
@@ -134,6 +137,8 @@ def ingest_health(tx: Reads, since: datetime) -> IngestHealth:
         refusals=_refusals(tx, since),
         job_count=len(jobs),
         jobs=jobs[:LISTED],
+        guessing_count=len(guessing),
+        guessing=guessing[:LISTED],
     )
 
 

@@ -27,7 +27,7 @@ from app.services.alerts.evaluate import evaluate_session
 from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
 from app.services.hosts.ledger import write_readings
-from app.services.hosts.places import moved_gpus, places_of, uuids_of, with_known_hosts, with_moved
+from app.services.hosts.places import moved_gpus, places_of, with_known_hosts, with_moved
 from app.services.sessions.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.durations import count_duration
@@ -92,7 +92,7 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
             raise NotFoundError(f"session {session_id} is gone")
         parts = open_blob(tx, row.trace_blob)
         meta = parse_metadata(row.meta)
-        known = places_of(tx, uuids_of(meta).values())
+        known = places_of(tx, meta.uuids.values())
     meta = with_known_hosts(meta, known)
     moved = moved_gpus(meta, known, row.received_at)
     return _Loaded(unpack(parts, meta), row.name, row.meta, moved, row.merged)

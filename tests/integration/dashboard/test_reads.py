@@ -57,7 +57,7 @@ STATEMENTS: Final = {
     "/compare?a={analyzed}&b={no_verdict}": 7,
     "/report": 6,
     "/?tab=figures": 3,
-    "/ingest": 8,
+    "/ingest": 9,
     "/hosts": 10,
     "/hosts/{host}": 9,
     "/incidents": 12,

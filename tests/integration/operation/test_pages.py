@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.metadata import metadata_document, parse_metadata
 from tests import factories
 from tests.integration.dashboard.test_routes import analyzed
+from tests.support.command import paceline
+from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
+    import pytest
 
     from app.bootstrap import Container
+    from app.settings import Settings
 
 PATH = "/api/v1/jobs/chunked/attempts/1/sessions/1/chunks"
 SIZES = {"dp": 3, "pp": 2, "world": 6}
@@ -60,6 +66,48 @@ def test_what_came_of_a_job_is_told(client: httpx.Client, container: Container) 
     analyzed(container, "llm")
     [job] = client.get("/api/v1/ingest").json()["jobs"]
     assert (job["job"], job["sessions"], job["analyzed"], job["failed"]) == ("llm", 1, 1, 0)
+
+
+def guess(container: Container, job: str, *guessed: str) -> None:
+    """Store a session of four hosts, some of which guess."""
+    hosts = {"0": "node-0", "1": "node-1", "2": "node-2", "3": "node-3"}
+    hosts |= {str(rank): name for rank, name in enumerate(guessed)}
+    said = metadata_document(small_trace().meta) | {
+        "hosts": hosts,
+        "guessed_hosts": dict.fromkeys(guessed, "hostname"),
+    }
+    store(container, replace(small_trace(), meta=parse_metadata(said)), job=job)
+
+
+def test_jobs_that_guess_their_nodes_are_told(
+    client: httpx.Client, container: Container, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guess(container, "told")
+    assert "on which nodes they run" not in client.get("/ingest").text
+    guess(container, "one", "one-worker-0")
+    guess(container, "two", "two-worker-1", "two-worker-0")
+    # What counts is the latest session.
+    guess(container, "corrected", "corrected-0")
+    guess(container, "corrected")
+    found = client.get("/api/v1/ingest").json()["guessing"]
+    assert [(one["job"], one["guessed"], one["hosts"], one["example"]) for one in found] == [
+        ("two", 2, 4, "two-worker-0"),
+        ("one", 1, 4, "one-worker-0"),
+    ]
+    page = client.get("/ingest").text
+    assert "guess on which nodes they run" in page
+    assert "two-worker-0" in page
+    assert "two,2,4" in client.get("/ingest/guesses.csv").text
+
+    for name, value in settings.environment().items():
+        if name in {"PACELINE_DATABASE_URL", "PACELINE_DATA_DIR"}:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "900")
+    [line] = [
+        line for line in paceline("doctor").stdout.splitlines() if line.startswith("names of nodes")
+    ]
+    assert "ok" in line
+    assert "guessed by two (2 of 4), one (1 of 4): set PACELINE_NODE" in line
 
 
 def test_nothing_has_a_page_too(client: httpx.Client) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from app.analysis.diagnosis.places import Where
 from app.analysis.report.document import Report
 from app.analysis.report.verdict import BlamedGpu, GpuOfWorker, blamed_gpus, verdict_of
+from app.analysis.trace.ranks.machine import MovedGpu
+from app.analysis.trace.ranks.whereabouts import Whereabouts
 from tests.support import reports
 
 
@@ -46,3 +48,36 @@ def test_of_a_worker_of_eight_gpus_with_one_traced_none_is_named() -> None:
     [at] = blamed_gpus(report, report.causes[0].where)
     words = f"node-{first // 4}: one of 8 GPUs (only rank {first} is traced)"
     assert (at.words, GpuOfWorker(report)((1, 2)).words) == (words, words)
+
+
+def test_a_guessed_host_is_marked_and_a_gpu_is_the_one_of_its_uuid() -> None:
+    slow_worker = reports.slow_worker()
+    rank = slow_worker.rank_of((1, 2))
+    uuid = "GPU-5a3f1c2e-0000-4000-8000-00000000000b"
+    report = reports.changed(
+        of_eight(slow_worker, (8 * (len(slow_worker.workers.rank[0]) + 2),)),
+        sizes__tp=1,
+        sizes__cp=1,
+        workers__rank=slow_worker.workers.rank,
+        causes=slow_worker.causes,
+        hosts={rank: "llama-1"},
+        gpus={rank: "3"},
+        whereabouts=Whereabouts(
+            guessed_hosts={"llama-1": "hostname"},
+            pods={rank: "ml/llama-1"},
+            gpu_uuids={rank: uuid},
+            gpu_pci={rank: "00000000:3b:00.0"},
+            local_ranks={rank: 3},
+        ),
+        moved=(MovedGpu(rank, uuid, "node-9", "2026-11-20T12:00:00+00:00"),),
+    )
+    verdict = verdict_of(report, {})
+    [at] = verdict.causes[0].gpus
+    assert at == BlamedGpu(
+        rank, "llama-1", "3", guessed=True, uuid=uuid, pci="00000000:3b:00.0", pod="ml/llama-1",
+        local_rank=3, moved_from="node-9",
+    )  # fmt: skip
+    assert at.words == (
+        f"llama-1 (guessed) GPU 3 (GPU-5a3f1c2e…, rank {rank}, pod ml/llama-1, moved from node-9)"
+    )
+    assert (verdict.worst[0].host, verdict.worst[0].guessed) == ("llama-1", True)
