@@ -80,6 +80,7 @@ class NamedCostBody(BaseModel):
     lost_gpu_hours: float
     jobs: int
     sessions: int | None
+    guessed: bool = Field(default=False, description="Of a host: its name may be a container's.")
 
 
 class LabelCostBody(ReadBody):
@@ -194,7 +195,11 @@ def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
         owners=[LabelCostBody.model_validate(one) for one in report.spent.owners],
         hosts=[
             NamedCostBody(
-                name=one.host, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=one.sessions
+                name=one.host,
+                lost_gpu_hours=one.lost,
+                jobs=one.jobs,
+                sessions=one.sessions,
+                guessed=one.guessed,
             )
             for one in report.spent.hosts
         ],

@@ -304,6 +304,7 @@ def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
                 "pp": worst.pp,
                 "rank": verdict.worst_rank,
                 "host": worst.host,
+                "guessed": worst.guessed,
                 "slowdown": worst.slowdown,
             },
             "m_w": measures.m_w,
@@ -327,6 +328,7 @@ def _cause(cause: VerdictCause) -> dict[str, object]:
         "where": plain(cause.place),
         "runner_up": cause.runner_up,
         "host": cause.host,
+        "gpus": plain(cause.gpus),
     }
 
 

@@ -152,7 +152,7 @@ def _worst_workers(report: Report) -> Table:
     by_worker, ranks = report.by_worker, report.workers.rank
     for slowdown, dp, pp in report.ranked_workers()[:WORST_WORKERS]:
         ratios = (by_worker.forward_ratio[dp][pp], by_worker.backward_ratio[dp][pp])
-        host = [report.host_of((dp, pp)) or ""] if report.hosts else []
+        host = [report.machine(ranks[dp][pp]).called] if report.hosts else []
         table.add_row(
             f"({dp}, {pp})",
             str(ranks[dp][pp]),

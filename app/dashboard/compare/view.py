@@ -276,7 +276,7 @@ def _hosts_by_cause(report: Report) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for cause in report.causes:
         if blames_machine(cause.cause):
-            hosts = (gpu.host for gpu in blamed_gpus(report, cause.where))
+            hosts = (gpu.host_words for gpu in blamed_gpus(report, cause.where))
             found[cause.cause] = tuple(dict.fromkeys(host for host in hosts if host))
     return found
 
@@ -311,7 +311,7 @@ def _worst(report: Report) -> str:
     slowdown, dp, pp = report.worst_worker()
     if slowdown < 1 + WORTH:
         return f"no worker above {times(1 + WORTH)}"
-    host = report.host_of((dp, pp))
+    host = report.machine(report.rank_of((dp, pp))).called
     return f"worker {worker(dp, pp)} alone {times(slowdown)}{f', on {host}' if host else ''}"
 
 

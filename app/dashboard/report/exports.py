@@ -112,8 +112,11 @@ def trend_csv(report: FleetReport) -> Table:
 def hosts_csv(report: FleetReport) -> Table:
     """Return the hosts that were slow more than once."""
     return Table(
-        ("host", "lost_gpu_hours", "jobs", "sessions"),
-        ((one.host, one.lost, one.jobs, one.sessions) for one in report.spent.hosts),
+        ("host", "lost_gpu_hours", "jobs", "sessions", "guessed"),
+        (
+            (one.host, one.lost, one.jobs, one.sessions, str(one.guessed).lower())
+            for one in report.spent.hosts
+        ),
     )
 
 

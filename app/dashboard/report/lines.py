@@ -156,7 +156,7 @@ def hosts_title(report: FleetReport) -> str:
         return "No host was slow more than once"
     total = hours(sum(host.lost for host in hosts))
     if len(hosts) == 1:
-        return f"{hosts[0].host} alone was slow more than once"
+        return f"{hosts[0].called} alone was slow more than once"
     return f"{plural(len(hosts), 'host')} that were slow more than once cost {total} GPU-hours"
 
 
@@ -164,7 +164,7 @@ def host_lines(report: FleetReport) -> list[BarLine]:
     """Return what these hosts cost."""
     return [
         BarLine(
-            host.host,
+            host.called,
             host_url(host.host),
             0.0,
             hours(host.lost),

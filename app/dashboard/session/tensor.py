@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.analysis.mitigation.tensor.document import Alternative, Method, RankShare
@@ -73,13 +72,13 @@ def session_tensor(report: Report) -> SessionTensor | None:
         title=f"Taking work off rank {slow} would save {percent(gain)} of every step",
         note=f"Tensor-parallel group {worker(*group.worker)}, a step without waiting at "
         f"collectives; the whole step would take {seconds(step_s)}",
-        ranks=tuple(_rank(group, share, report.hosts) for share in advice.best.ranks),
+        ranks=tuple(_rank(group, share, report) for share in advice.best.ranks),
         methods=tuple(_method(item, group) for item in advice.alternatives),
         remarks=_remarks(group, more),
     )
 
 
-def _rank(group: GroupAdvice, share: RankShare, hosts: Mapping[int, str]) -> ShareRow:
+def _rank(group: GroupAdvice, share: RankShare, report: Report) -> ShareRow:
     advice = group.advice
     columns = advice.columns
     most = columns + max(rank.received_columns for rank in advice.best.ranks)
@@ -93,7 +92,7 @@ def _rank(group: GroupAdvice, share: RankShare, hosts: Mapping[int, str]) -> Sha
         migrated = f"+{_amount(group, share.received_columns)}"
     return ShareRow(
         rank=number,
-        where=hosts.get(number, ""),
+        where=report.machine(number).called,
         color=heat_color(over),
         over=times(over),
         before=seconds(share.time_s),

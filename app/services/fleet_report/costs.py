@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.analysis.trace.ranks.machine import called
 from app.db.models.access import Project
 from app.db.models.sessions import WASTE, Job, StoredVerdict
 from app.db.sums import total
@@ -95,6 +96,12 @@ class HostCost:
     lost: float
     jobs: int
     sessions: int
+    guessed: bool = False  # whether its name may be that of a container
+
+    @property
+    def called(self) -> str:
+        """Return its name as people read it."""
+        return called(self.host, guessed=self.guessed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +304,7 @@ def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Selec
         lost.label("lost"),
         func.count(one.job_id.distinct()).label("jobs"),
         func.count().label("sessions"),
+        func.bool_and(one.guessed).label("guessed"),
     )
     if filters.asked:
         query = query.join(stands, stands.c.id == one.session_id)

@@ -74,6 +74,7 @@ def priced(
             HostReading.computing,
             HostReading.cause,
             HostReading.gpus,
+            HostReading.guessed,
             (HostReading.lost_each_hour * standing_s / _HOUR_S).label("cost"),
         )
         .join(stands, stands.c.id == HostReading.session_id)

@@ -127,7 +127,7 @@ def _labels(costs: Sequence[LabelCost]) -> list[str]:
 
 def _hosts(report: FleetReport) -> list[str]:
     return [
-        f"{host.host}: {hours(host.lost)} GPU-hours, {host.sessions} sessions"
+        f"{host.called}: {hours(host.lost)} GPU-hours, {host.sessions} sessions"
         for host in report.spent.hosts[:NAMED]
     ]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline_client.machine import machine_of
 from tests.integration.client.conftest import NOWHERE, Jobs, Train, Trained, environment
 from tests.unit.client.conftest import Answer, Receiver, receiver
 
@@ -92,6 +93,11 @@ def test_one_rank_of_a_host_sends_for_all(train: Train, installation: Installati
     (session,) = sessions(installation)
     assert session["state"] == "queued"
     assert [len(trained.told(f"rank-{rank}")["outcomes"]) for rank in range(3)] == [1, 1, 1]
+    # Each has said where it is.
+    meta = installation.client.get(f"/api/v1/sessions/{session['id']}").json()["meta"]
+    here = machine_of()
+    assert meta["hosts"] == dict.fromkeys("012", here.node)
+    assert ("guessed_hosts" in meta) == here.guessed
 
 
 @pytest.mark.parametrize("fault", ["fork", "spawn"])

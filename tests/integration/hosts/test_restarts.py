@@ -123,6 +123,10 @@ def test_after_restarts_every_blame_meets_the_same_machine(
 
     evidence = client.get(f"/incidents/{incident.id}/evidence").text
     assert ("kubectl cordon" in evidence, f"{host} (guessed)" in evidence) == (named, not named)
+    for path in ("/hosts", f"/hosts/{host}", f"/incidents/{incident.id}", "/report"):
+        page = client.get(path).text
+        assert host in page
+        assert ("guessed" in page) == (not named), path
     listed = client.get("/api/v1/hosts").json()["hosts"]
     assert {one["host"]: one["guessed"] for one in listed if one["blamed"]} == {host: not named}
 

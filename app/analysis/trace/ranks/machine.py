@@ -34,6 +34,11 @@ class Machine:
     pod: str | None = None  # with its namespace where that is known
     local_rank: int | None = None
 
+    @property
+    def called(self) -> str:
+        """Return the name of the node as people read it; empty where it has none."""
+        return called(self.node, guessed=self.guessed) if self.node else ""
+
     def differs(self, before: Machine) -> bool:
         """Return whether node or GPU are known to be others than before."""
         named = self.node and before.node and not (self.guessed or before.guessed)
