@@ -1,4 +1,4 @@
-"""Where each GPU was seen, and whether the name of a host is a guess."""
+"""Where each GPU was seen."""
 
 from __future__ import annotations
 
@@ -34,12 +34,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("gpu", "host", "project_id", name=op.f("pk_gpu_place")),
     )
     op.create_index("ix_gpu_place_project_id_host", "gpu_place", ["project_id", "host"])
-    op.add_column(
-        "host_reading",
-        sa.Column("guessed", sa.Boolean(), server_default=sa.text("false"), nullable=False),
-    )
 
 
 def downgrade() -> None:
-    op.drop_column("host_reading", "guessed")
     op.drop_table("gpu_place")
