@@ -30,10 +30,11 @@ class Run:
         return {"run_id": self.run_id, "restart": self.restart}
 
 
-def run_from_environment(environment: Mapping[str, str] = os.environ) -> Run:
+def run_from_environment(environment: Mapping[str, str] = os.environ, *, once: bool = False) -> Run:
     """Return the run given by ``PACELINE_RUN_ID``, Slurm or torchrun.
 
-    If none of them counts restarts, every call returns a new run, which the ranks have to agree on.
+    If none of them counts restarts, or with `once`, every call returns a new run, which the ranks
+    have to agree on.
     """
     launchers = (_OWN,) if environment.get(_OWN[0]) else _LAUNCHERS
     names: list[str] = []
@@ -45,7 +46,7 @@ def run_from_environment(environment: Mapping[str, str] = os.environ) -> Run:
             names.append(name)
         if count.isdecimal():
             counts.append(count)
-    if not counts or not names:
+    if once or not counts or not names:
         names.append(uuid.uuid4().hex[:12])
     # A restart of the outer launcher resets the count of the inner one.
     return Run("/".join([*names, *counts[:-1]]), int(counts[-1]) if counts else 0)

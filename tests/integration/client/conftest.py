@@ -8,15 +8,19 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import update
 
+from app.db.models.chunks import Intake
+from app.services.installation.sweep import sweep
 from paceline_client.spool import Address, Spool
 from tests.conftest import skip_or_fail
-from tests.integration.api.conftest import install, installation
+from tests.integration.api.conftest import Installation, install, installation
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
 
@@ -121,3 +125,10 @@ def train(jobs: Jobs, tmp_path: Path) -> Train:
         return jobs.wait(tmp_path / "job")
 
     return train
+
+
+def fall_silent(installation: Installation, seconds: float = 121.0) -> int:
+    """Let time pass, and return how many sessions that seals."""
+    with installation.container.uow() as tx:
+        tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=seconds)))
+    return sweep(installation.container).sealed

@@ -8,17 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
-from app.db.models.chunks import Chunk, Intake
+from app.db.models.chunks import Chunk
 from app.db.models.sessions import Session
-from app.services.installation.sweep import sweep
 from paceline_client import Recorder, RetryPolicy, Share, Spool
-from tests.integration.client.conftest import Train, environment
+from tests.integration.client.conftest import Train, environment, fall_silent
 from tests.support.project import build
 from tests.support.waiting import wait_for
 
@@ -32,13 +30,6 @@ if TYPE_CHECKING:
 # The window goes from step 2 to 21; the last rank is killed in step 14.
 _WINDOW: Final = ("--record", "2:20", "--steps", "24", "--pause-s", "0.1")
 _KILLED: Final = (*_WINDOW, "--fault", "kill", "--fault-at", "14", "--chunk-every-s", "0.2")
-
-
-def fall_silent(installation: Installation, seconds: float = 121.0) -> int:
-    """Let time pass, and return how many sessions that seals."""
-    with installation.container.uow() as tx:
-        tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=seconds)))
-    return sweep(installation.container).sealed
 
 
 def the_session(installation: Installation) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def test_a_rank_ends_well_though_the_store_is_gone_meanwhile(train: Train, fault
     assert len(trained.shares()) == 2 - (fault == "leave broken")
 
 
-def test_work_that_nobody_completes_ends_with_its_process_and_does_not_abort_it(
+def test_work_under_way_ends_with_its_process_and_does_not_abort_it(
     train: Train,
 ) -> None:
     trained = train("--kind", "ddp", "--ranks", "2", "--url", NOWHERE, "--fault", "leave pending")

@@ -342,10 +342,10 @@ def _before_leaving(fault: str, rank: int, monitor: paceline.Monitor) -> None:
     if fault == "leave broken" and rank:
         monitor._break(RuntimeError("as if something had failed inside of a step"))
     if fault == "leave pending":
-        _begin_what_nobody_completes(rank, monitor)
+        _begin_without_end(rank, monitor)
 
 
-def _begin_what_nobody_completes(rank: int, monitor: paceline.Monitor) -> None:
+def _begin_without_end(rank: int, monitor: paceline.Monitor) -> None:
     for tag, big in enumerate((torch.zeros(8), torch.zeros(3_000_000))):
         PENDING.append(monitor.watch("forward-recv", dist.irecv(big, 1 - rank, tag=tag)))
         PENDING.append(monitor.watch("backward-send", dist.isend(big, 1 - rank, tag=8 + tag)))

@@ -35,3 +35,11 @@ def test_where_restarts_are_not_counted_every_start_is_a_run(environment: dict[s
     assert first.run_id != second.run_id
     assert first.restart == second.restart == 0
     assert first.run_id.startswith("812/" if environment else "")
+
+
+def test_a_run_that_is_wanted_once_has_the_launchers_name_and_restarts_and_one_of_its_own() -> None:
+    environment = {"SLURM_JOB_ID": "812", "SLURM_RESTART_COUNT": "2"}
+    first, second = (run_from_environment(environment, once=True) for _ in range(2))
+    assert first.run_id != second.run_id
+    assert first.run_id.startswith("812/")
+    assert first.restart == second.restart == 2

@@ -14,6 +14,7 @@ import atexit
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -49,26 +50,35 @@ class Agreement:
         self._threads: list[threading.Thread] = []
 
     @staticmethod
-    def of_job(rank: int, world: int, number: int) -> Agreement:
-        """Return the agreement of the process group's ranks; `number` is unique in the process."""
-        store = None
-        if world > 1:
-            from torch.distributed import distributed_c10d  # noqa: PLC0415 - available then
+    def of_job(
+        rank: int, world: int, number: int, make: Callable[[], str]
+    ) -> tuple[Agreement, str]:
+        """Return the agreement of the process group's ranks, and what rank 0 makes.
 
-            # A separate connection, so that polling does not block the job's own requests.
-            store = distributed_c10d._get_default_store().clone()
-        return Agreement(store, rank, world, f"paceline/{number}")
+        `number` counts the agreements of a process, and what rank 0 makes is not made again.
+        Raises the store's exception if rank 0 does not answer in time.
 
-    def agree(self, key: str, make: Callable[[], str]) -> str:
-        """Return what rank 0 makes, waiting for it; raises the store's exception if time is up."""
-        if self._store is None:
-            return make()
-        name = self._name(key)
-        if self._rank == 0:
-            self._store.set(name, make())
-        else:
-            self._store.wait([name], _ANSWER_WITHIN)
-        return self._get(name)
+        torchrun may keep its store when it starts the ranks again, with whatever their last start
+        has written. So each rank asks with a word of its own, and rank 0 answers every word; keys
+        of this start begin with the answer.
+        """
+        if world == 1:
+            return Agreement(None, rank, world, ""), make()
+        from torch.distributed import distributed_c10d  # noqa: PLC0415 - available then
+
+        # A separate connection, so that polling does not block the job's own requests.
+        store = distributed_c10d._get_default_store().clone()
+        place = f"paceline/{number}"
+        if rank == 0:
+            said = make()
+            agreement = Agreement(store, rank, world, f"{place}/{said}")
+            agreement._start(agreement._answer, place, said)
+            return agreement, said
+        word = uuid.uuid4().hex
+        store.set(f"{place}/ask/{store.add(f'{place}/asks', 1)}", word)
+        store.wait([f"{place}/answer/{word}"], _ANSWER_WITHIN)
+        said = str(store.get(f"{place}/answer/{word}").decode())
+        return Agreement(store, rank, world, f"{place}/{said}"), said
 
     def put(self, key: str, value: str) -> None:
         """Store a value for `collect`."""
@@ -109,6 +119,13 @@ class Agreement:
         self._threads.append(thread)
         thread.start()
 
+    def _answer(self, place: str, said: str) -> None:
+        """Answer each rank, and whoever asked in an earlier start."""
+        number = 1
+        while (word := self._await_name(f"{place}/ask/{number}")) is not None:
+            self._store.set(f"{place}/answer/{word}", said)
+            number += 1
+
     def _collect(self, keys: Sequence[str], hear: Callable[[list[str]], None]) -> None:
         texts = [self._await(key) for key in keys]
         if None not in texts:
@@ -122,21 +139,20 @@ class Agreement:
 
     def _await(self, key: str) -> str | None:
         """Return the value of a key; None if this job or its store ends before."""
-        name = self._name(key)
+        return self._await_name(self._name(key))
+
+    def _await_name(self, name: str) -> str | None:
         # Values that all ranks write at once arrive soon.
         pause_s = _FIRST_PAUSE_S
         try:
             while not self._over.is_set():
                 if self._store.check([name]):
-                    return self._get(name)
+                    return str(self._store.get(name).decode())
                 self._over.wait(pause_s)
                 pause_s = min(2 * pause_s, self._every_s)
         except Exception as error:  # noqa: BLE001 - depends on the version of the store
             _log.debug("the store of rank 0 has ended: %s", error)
         return None
-
-    def _get(self, name: str) -> str:
-        return str(self._store.get(name).decode())
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}"

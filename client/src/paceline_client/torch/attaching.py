@@ -132,10 +132,10 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             rank, world, mesh=mesh, schedule=schedule, megatron=megatron_config is not None
         )
         place = with_experts(place, groups)
-        agreement = Agreement.of_job(rank, world, next(_ATTACHED))
+        agreement, said = Agreement.of_job(rank, world, next(_ATTACHED), _new_run)
+        run = Run(**json.loads(said))
         longest_s = seconds(window, "window")
         sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s, longest_s)
-        run = _agreed_run(agreement)
         known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted)
@@ -183,10 +183,12 @@ def _rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _agreed_run(agreement: Agreement) -> Run:
-    """Return rank 0's run; other ranks' launchers may provide less information."""
-    run = agreement.agree("run", lambda: json.dumps(run_from_environment().document()))
-    return Run(**json.loads(run))
+def _new_run() -> str:
+    """Return a run that no other call of `attach` returns; other ranks take that of rank 0.
+
+    Launchers name processes; one process may attach several times.
+    """
+    return json.dumps(run_from_environment(once=True).document())
 
 
 def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:

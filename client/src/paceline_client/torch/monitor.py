@@ -26,6 +26,8 @@ _log = logging.getLogger("paceline_client")
 _EXIT_WAIT_S: Final = 5.0
 # For one short request, also when the time for shares is up.
 _LEAST_WAIT_S: Final = 1.0
+# Those of this process that record.
+_OPEN: Final[set[Monitor]] = set()
 
 
 class Monitor:
@@ -74,6 +76,7 @@ class Monitor:
         self._decides = sender.rank == 0
         self._records = records
         self._broken = False
+        _OPEN.add(self)
         agreement.listen(self._hear)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
@@ -171,6 +174,7 @@ class Monitor:
     def _close(self, wait_s: float = _EXIT_WAIT_S, *, leaving: bool = False) -> None:
         if os.getpid() != self._pid:
             return
+        _OPEN.discard(self)
         if self._agreement is not None:
             # Also if recording has ended early: the thread must have ended afterwards.
             self._agreement.close()
@@ -187,7 +191,7 @@ class Monitor:
             self._wait_for_shares(give_up_at)
             if self._relay is not None:
                 self._relay.finish(self._recorded, give_up_at)
-            if self._decides and self._sender is not None and not _failing():
+            if self._sender is not None and self._is_last(self._sender) and not _failing():
                 self._finish_job(self._sender, give_up_at)
         except Exception as error:  # noqa: BLE001 - a process that ends
             _log.warning("closing: %r", error)
@@ -196,6 +200,11 @@ class Monitor:
         for session in self._sessions:
             if session.over.wait(max(0.0, give_up_at - time.monotonic())):
                 session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
+
+    def _is_last(self, sender: Sender) -> bool:
+        """Return whether it decides, and no other monitor of this process records the job."""
+        others = [one._sender for one in _OPEN if not one._broken]
+        return self._decides and sender.page not in {one.page for one in others if one is not None}
 
     def _finish_job(self, sender: Sender, give_up_at: float) -> None:
         timeout_s = max(_LEAST_WAIT_S, give_up_at - time.monotonic())
