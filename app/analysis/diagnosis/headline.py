@@ -19,7 +19,7 @@ from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
 from app.analysis.diagnosis.loss import is_explained
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.confidence import FEWEST_STEPS, Interval, spread_by_blocks
+from app.analysis.replay.confidence import FEWEST_DRAWN, FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.metrics import Metrics
 
 # S and the headline are both said in words where they differ by more.
@@ -64,7 +64,7 @@ class Headline:
     """Step time ÷ the reference."""
     ci95: Interval | None
     """Of the job, of which these steps are some: by drawing blocks of steps anew; where the
-    headline is S that of S. None of fewer than 20 steps with causes."""
+    headline is S that of S. None of fewer than 20 steps with causes, and of fewer than 5."""
     reference_step_time_s: float
     """Seconds: the mean step without the causes; of the published kind, the mean ideal step."""
     kind: HeadlineKind
@@ -93,7 +93,7 @@ def why_published(*, named: bool) -> str:
 
 
 def headline(
-    metrics: Metrics, published_ci95: Interval, diagnosis: Diagnosis, causes: Sequence[Cause]
+    metrics: Metrics, published_ci95: Interval | None, diagnosis: Diagnosis, causes: Sequence[Cause]
 ) -> Headline:
     """Return the slowdown against the job without the reported causes.
 
@@ -102,8 +102,13 @@ def headline(
     known = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
     if not known or judged is None or not is_explained(judged.unknown_share):
-        ideal_s = metrics.ideal_step_s
-        return Headline(metrics.slowdown, published_ci95, ideal_s, HeadlineKind.PUBLISHED)
+        return Headline(
+            metrics.slowdown,
+            published_ci95,
+            metrics.ideal_step_s,
+            HeadlineKind.PUBLISHED,
+            ci95_reason=_too_few_to_draw(metrics) if published_ci95 is None else None,
+        )
     reference_s = float(np.mean(judged.reference_s))
     ci95 = interval_of(judged)
     return Headline(
@@ -151,5 +156,9 @@ def interval_of(judged: Judged) -> Interval | None:
 
 
 def too_few_steps(steps: int) -> str:
-    """Return why there is no interval."""
+    """Return why there is no interval of the slowdown against the job without its causes."""
     return f"it needs {FEWEST_STEPS} steps, to tell how often a job has spells; these are {steps}"
+
+
+def _too_few_to_draw(metrics: Metrics) -> str:
+    return f"it needs {FEWEST_DRAWN} steps; these are {len(metrics.simulated_s)}"

@@ -15,6 +15,8 @@ from app.analysis.replay.runs import EvenRuns, even_runs
 DRAWS: Final = 1_000
 QUANTILES: Final = (0.025, 0.975)
 
+# Draws of fewer steps say nothing about the others.
+FEWEST_DRAWN: Final = 5
 # With fewer steps spells are as long as the session, and nothing tells how often they come.
 FEWEST_STEPS: Final = 20
 # The blocks that a session is taken to be, and by how much their draws are widened: by quantiles of
@@ -54,26 +56,28 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """95 % intervals; None where the metric itself has no value."""
+    """95 % intervals; None of too few steps, and where the metric itself has no value."""
 
-    slowdown: Interval
-    waste: Interval
+    slowdown: Interval | None
+    waste: Interval | None
     m_w: Interval | None
     m_s: Interval | None
-    workers: tuple[Interval, ...]
+    workers: tuple[Interval | None, ...]
 
 
 def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Intervals:
     """Draw the steps anew with replacement and take the spread of each metric.
 
     Only means of per-step results are drawn, nothing is replayed again. The same draws serve all
-    metrics, and they are the same in every run.
+    metrics, and they are the same in every run. Fewer than `FEWEST_DRAWN` steps have no intervals.
 
     Parameters
     ----------
     workers : tuple of (DP rank, stage)
         The workers whose slowdown gets an interval.
     """
+    if len(metrics.simulated_s) < FEWEST_DRAWN:
+        return Intervals(None, None, None, None, (None,) * len(workers))
     weights = draws(len(metrics.simulated_s))
     simulated, ideal = weights @ metrics.simulated_s, weights @ metrics.ideal_s
     slowdown = interval(simulated / ideal)

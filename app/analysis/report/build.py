@@ -58,8 +58,8 @@ from app.analysis.report.trust import by_cell, clocks_of, coverage_of, fidelity_
 from app.analysis.trace.model import Trace
 from app.errors import Fault, UnanalyzableError
 
-# Fewer steps say little about the job: medians and the bootstrap need a population.
-MIN_STEPS: Final = 5
+# Of fewer steps no median tells what is usual. These few are judged without intervals.
+MIN_STEPS: Final = 3
 # Points of the forward-backward scatter that travel with the report.
 SAMPLE_POINTS: Final = 700
 # Workers whose slowdown gets an interval.

@@ -111,12 +111,12 @@ class Report:
     """The slowdown that people are shown: against the job without its causes."""
     slowdown: float
     """S."""
-    slowdown_ci95: Interval
-    """Its 95 % interval."""
+    slowdown_ci95: Interval | None
+    """Its 95 % interval; None of fewer than 5 steps."""
     waste: float
     """Share of the step time that is lost, 1 - 1/S."""
-    waste_ci95: Interval
-    """Its 95 % interval."""
+    waste_ci95: Interval | None
+    """Its 95 % interval; None of fewer than 5 steps."""
     gpu_hours_lost: float
     """In the analyzed steps, by all GPUs together."""
     gpu_hours_lost_per_hour: float

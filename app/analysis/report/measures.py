@@ -42,8 +42,8 @@ class WorstWorker:
     """Its place: (DP rank, stage)."""
     slowdown: float
     """Slowdown if only this worker kept its recorded durations."""
-    ci95: Interval
-    """Its 95 % interval."""
+    ci95: Interval | None
+    """Its 95 % interval; None of fewer than 5 steps."""
 
 
 @dataclass(frozen=True, slots=True)

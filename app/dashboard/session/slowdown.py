@@ -74,7 +74,7 @@ def exact_rows(report: Report) -> tuple[Row, ...]:
                 "S, as published",
                 times(report.slowdown, EXACT_DIGITS),
                 _note(
-                    _exact(report.slowdown_ci95),
+                    "" if report.slowdown_ci95 is None else _exact(report.slowdown_ci95),
                     "step time as replayed \N{DIVISION SIGN} step time with all durations ideal; "
                     f"{WHY_S_DIFFERS}",
                 ),

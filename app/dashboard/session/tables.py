@@ -128,7 +128,8 @@ class Attribution:
 def workers_table(report: Report) -> Workers:
     """Return the table of workers, slowest first."""
     ranked, gpu_of = report.ranked_workers(), GpuOfWorker(report)
-    intervals = {item.worker: interval(*item.ci95) for item in report.by_worker.worst}
+    worst = report.by_worker.worst
+    intervals = {item.worker: interval(*item.ci95) for item in worst if item.ci95 is not None}
     rest = ranked[SHORT_TABLE:]
     note = ""
     if rest:

@@ -262,7 +262,7 @@ def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeV
         sealed_by=intake.sealed_by,
         seals_at=None
         if intake.sealed_at is not None
-        else intake.last_chunk_at + silence(intake, silence_limit_s),
+        else intake.last_chunk_at + silence(intake.longest_gap_s, silence_limit_s, intake.pause_s),
         producers=tuple(
             ProducerView(name, chunks, int(operations), int(body_bytes), final)
             for name, chunks, operations, body_bytes, final in producers

@@ -125,9 +125,9 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     return sum(seal(tx, session_id, "silence") for session_id in silent.all())
 
 
-def silence(intake: Intake, limit_s: float) -> timedelta:
+def silence(longest_gap_s: float, limit_s: float, pause_s: float = 0.0) -> timedelta:
     """Return the silence after which a session is sealed; `seal_silent` says it in SQL."""
-    longest_s = max(SILENCE_S, SILENT_GAPS * intake.longest_gap_s, intake.pause_s)
+    longest_s = max(SILENCE_S, SILENT_GAPS * longest_gap_s, pause_s)
     return timedelta(seconds=min(longest_s, limit_s))
 
 

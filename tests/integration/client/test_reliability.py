@@ -207,3 +207,19 @@ def test_work_under_way_ends_with_its_process_and_does_not_abort_it(
     assert "terminate called" not in trained.said
     for _, lines in trained.shares().values():
         assert steps_of(lines) == STEPS
+
+
+def test_three_steps_are_judged_without_an_interval(
+    train: Train, installation: Installation
+) -> None:
+    words = ("--kind", "ddp", "--ranks", "2", "--record", "2:3", "--pause-s", "0.05")
+    trained = train(*words, "--url", installation.url)
+    assert trained.code == 0, trained.said
+    installation.analyze_all()
+    (session,) = sessions(installation)
+    assert session["state"] in {"analyzed", "no_verdict"}, session["reason"]
+    report = installation.client.get(f"/api/v1/sessions/{session['id']}/report").json()
+    assert report["steps"]["analyzed"] == [2, 3, 4]
+    assert report["headline"]["ci95"] is None
+    assert "these are 3" in report["headline"]["ci95_reason"]
+    assert installation.client.get(f"/sessions/{session['id']}").status_code == 200

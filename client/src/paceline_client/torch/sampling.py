@@ -16,7 +16,7 @@ _LEAD_S: Final = 1.0
 _LEAD_STEPS: Final = 2
 # The first steps compile and connect; the step time is known afterwards.
 _FIRST_STEPS: Final = 3
-# With fewer steps the server gives no verdict.
+# Fewer steps have a verdict without any interval: for those who ask for them.
 _LEAST_STEPS: Final = 5
 
 

@@ -19,6 +19,7 @@ def measured(*, factor: float = 2.0) -> Metrics:
 def test_intervals_hold_the_values() -> None:
     metrics = measured()
     intervals = bootstrap(metrics, ((1, 0), (0, 1)))
+    assert intervals.slowdown is not None
     assert intervals.slowdown[0] <= metrics.slowdown <= intervals.slowdown[1]
     assert intervals.waste == pytest.approx([1 - 1 / s for s in intervals.slowdown])
     for value, interval in ((metrics.m_w, intervals.m_w), (metrics.m_s, intervals.m_s)):
@@ -26,8 +27,9 @@ def test_intervals_hold_the_values() -> None:
         assert interval is not None
         assert interval[0] <= value <= interval[1]
     by_worker = metrics.relative(metrics.by_worker)
-    for worker, (low, high) in zip(((1, 0), (0, 1)), intervals.workers, strict=True):
-        assert low <= by_worker[worker] <= high
+    for worker, of_worker in zip(((1, 0), (0, 1)), intervals.workers, strict=True):
+        assert of_worker is not None
+        assert of_worker[0] <= by_worker[worker] <= of_worker[1]
 
 
 def test_the_interval_is_what_drawing_steps_one_by_one_gives() -> None:

@@ -41,6 +41,7 @@ def test_figures_agree_with_each_other() -> None:
     lost_s = float((simulated - ideal).sum()) * sizes.world
     assert report.gpu_hours_lost == pytest.approx(lost_s / 3600)
     assert report.step_slowdown == pytest.approx((simulated / ideal).tolist())
+    assert report.slowdown_ci95 is not None
     low, high = report.slowdown_ci95
     assert low <= report.slowdown <= high
     assert analysis.heatmaps.shape == (len(ideal), sizes.dp, sizes.pp)
@@ -140,7 +141,25 @@ def test_too_few_steps_give_no_verdict() -> None:
     with pytest.raises(UnanalyzableError) as caught:
         analyze(session(steps=MIN_STEPS - 1).trace)
     assert caught.value.stable_code == "trace.too_few_steps"
-    assert caught.value.message == "4 complete steps, at least 5 are needed"
+    assert caught.value.message == "2 complete steps, at least 3 are needed"
+
+
+@pytest.mark.parametrize("steps", [MIN_STEPS, 4])
+def test_few_steps_are_judged_without_intervals(steps: int) -> None:
+    report = analyze(session(SlowWorker((1, 0), 2.0), steps=steps).trace).report
+    assert (report.verdict.level, report.causes[0].cause) == ("slow", "slow_worker")
+    assert report.causes[0].where.workers == ((1, 0),)
+    assert report.headline.ci95 is None
+    assert f"these are {steps}" in (report.headline.ci95_reason or "")
+    assert (report.slowdown_ci95, report.waste_ci95, report.m_w.ci95) == (None, None, None)
+    assert {worst.ci95 for worst in report.by_worker.worst} == {None}
+
+
+def test_few_steps_of_a_healthy_job_are_healthy_without_an_interval() -> None:
+    report = analyze(session(steps=MIN_STEPS).trace).report
+    assert report.verdict.level == "ok"
+    assert report.headline.ci95 is None
+    assert report.headline.ci95_reason == f"it needs 5 steps; these are {MIN_STEPS}"
 
 
 def test_dropped_steps_are_reported_by_name() -> None:

@@ -214,6 +214,7 @@ def test_the_slowdown_has_one_rounding_and_the_rest_stands_behind_it(slow_worker
     first, published, worst, lost, _steps = exact_rows(known)
     assert (first.label, first.value) == ("Slowdown", "1.522×")
     assert plain(first.note).startswith("95 %: 1.500–1.540; step time")
+    assert known.slowdown_ci95 is not None
     low, high = known.slowdown_ci95
     assert (published.label, published.value) == ("S, as published", "1.426×")
     assert plain(published.note).startswith(f"95 %: {low:.3f}–{high:.3f}; ")
