@@ -68,6 +68,11 @@ class Facts:
         """Return whether a host that causes name has a guessed name."""
         return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
 
+    def tells(self, host: str) -> bool:
+        """Return whether a host's name is that of one machine: none is a guess without a GPU."""
+        named = [gpu for cause in self.causes for gpu in cause.gpus if gpu.host == host]
+        return not self.guesses(host) or any(gpu.uuid is not None for gpu in named)
+
     @property
     def without_verdict(self) -> Facts:
         """Return which session it is and nothing of what was found in it.

@@ -64,7 +64,9 @@ def verdict_with(facts: Facts) -> SessionVerdict:
         discrepancy=facts.discrepancy or 0.0,
         step_time_s=facts.step_time_s,
         causes=tuple(
-            VerdictCause(one.cause, one.where, one.confidence, one.contribution, one.evidence)
+            VerdictCause(
+                one.cause, one.where, one.confidence, one.contribution, one.evidence, one.gpus
+            )
             for one in facts.causes
         ),
         worst=facts.worst or made_verdict().worst,

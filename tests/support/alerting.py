@@ -13,7 +13,13 @@ from sqlalchemy import select, text, update
 from app.alerts.facts import Facts
 from app.alerts.incidents import INCIDENT, Incident
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
+from app.analysis.report.verdict import (
+    BlamedGpu,
+    Slowdown,
+    SuspectedCause,
+    VerdictFix,
+    VerdictWorker,
+)
 from app.bootstrap import Container
 from app.db.models.alerts import (
     AlertChannel,
@@ -79,6 +85,12 @@ class Alerting:
         host = host or ("node-7" if job == "llm" else f"node-of-{job}")
         for _ in range(2):
             self.session(1.3, replace(SLOW_NODE, where=(host,)), job=job)
+
+    def guessed(self, job: str, host: str, uuid: str | None = None) -> None:
+        """Let two slow sessions come whose host has the name of a container."""
+        gpu = BlamedGpu(0, host, "0", guessed=True, uuid=uuid)
+        for _ in range(2):
+            self.session(1.3, replace(SLOW_NODE, where=(host,), gpus=(gpu,)), job=job)
 
     def fast(self, job: str = "llm") -> None:
         """Let two fast sessions in a row come."""

@@ -58,6 +58,18 @@ def node_of(incident: Incident) -> str:
     return "" if incident.facts is not None and incident.facts.guesses(host) else host
 
 
+def joins_others(incident: Incident) -> bool:
+    """Return whether incidents of other jobs that blame the same host are the same thing.
+
+    What is the job's own is no other job's. Pods of two jobs may have one name: only a GPU tells
+    that they are on one machine.
+    """
+    if incident.cause == NO_DATA_CAUSE:
+        return True
+    host = machine_of(incident)
+    return bool(host) and (incident.facts is None or incident.facts.tells(host))
+
+
 def silent_since(incident: Incident) -> datetime:
     """Return when the last data came, of an incident about a job that sends nothing."""
     return incident.opened_at - timedelta(minutes=incident.value or 0.0)

@@ -50,6 +50,23 @@ def _titles(receiver: Receiver) -> list[str]:
     return [got.json["status"] for got in receiver.got]
 
 
+def test_pods_of_two_jobs_with_one_name_are_one_machine_only_by_a_gpu(
+    alerting: Alerting, receiver: Receiver
+) -> None:
+    alerting.channel(receiver)
+    for job in ("a", "b"):
+        alerting.guessed(job, "worker-0")
+    assert _placed(alerting) == 0
+    for _ in "ab":
+        alerting.pass_and_work(MINUTE)
+    assert len(receiver.got) == 2
+    assert "worker-0 (guessed)" in receiver.got[0].json["alerts"][0]["annotations"]["summary"]
+    for job in ("c", "d"):
+        alerting.guessed(job, "worker-1", "GPU-5a3f")
+    alerting.pass_and_work(MINUTE)
+    assert len(receiver.got) == 3
+
+
 def test_jobs_on_one_machine_are_one_incident_and_one_message(
     alerting: Alerting, receiver: Receiver
 ) -> None:

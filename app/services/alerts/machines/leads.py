@@ -19,8 +19,7 @@ from sqlalchemy import delete, exists, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
-from app.alerts.machines.inside import machine_of, shared_by
-from app.alerts.readings import NO_DATA_CAUSE
+from app.alerts.machines.inside import joins_others, shared_by
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertIncident, AlertOnHost
 
@@ -89,8 +88,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     for incident in about:
         if incident.state is IncidentState.RESOLVED or incident.id in placed:
             continue
-        # What is the job's own is no other job's.
-        if machine_of(incident) or incident.cause == NO_DATA_CAUSE:
+        if joins_others(incident):
             _place(tx, incident)
 
 
