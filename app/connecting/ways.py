@@ -41,18 +41,84 @@ class Way:
 
 # From the server itself; a job has its own PyTorch.
 _INSTALL: Final = f"pip install {{server}}/client/{NAME}"
-_TORCH: Final = """\
-import paceline_client.torch as paceline
-
-monitor = paceline.attach("{server}", "{job}", model=model, schedule=schedule, mesh=mesh)
+_STEP: Final = """\
 ...
 monitor.step()          # once a step; ends by itself at exit"""
-_MEGATRON: Final = """\
+_TORCH: Final = f"""\
 import paceline_client.torch as paceline
 
-monitor = paceline.attach("{server}", "{job}", megatron_config=config, model=model)
+monitor = paceline.attach("{{server}}", "{{job}}", model=model)
+{_STEP}"""
+_PIPELINING: Final = f"""\
+import paceline_client.torch as paceline
+
+monitor = paceline.attach("{{server}}", "{{job}}", schedule=schedule, mesh=mesh)
+{_STEP}"""
+_LOOP: Final = f"""\
+import paceline_client.torch as paceline
+
+layout = paceline.Layout(dp=dp, pp=pp, dp_rank=dp_rank, pp_rank=pp_rank)
+monitor = paceline.attach("{{server}}", "{{job}}", layout=layout)
 ...
-monitor.step()          # once a step; ends by itself at exit"""
+with monitor.span("forward-compute", mb=mb):
+    loss = model(x)
+with monitor.span("backward-compute", mb=mb):
+    loss.backward()
+with monitor.span("grads-reduce-scatter"):
+    reduce_gradients()
+{_STEP}"""
+_MEGATRON: Final = f"""\
+import paceline_client.torch as paceline
+
+monitor = paceline.attach("{{server}}", "{{job}}", megatron_config=config, model=model)
+{_STEP}"""
+_LIGHTNING: Final = """\
+import paceline_client.torch as paceline
+from pytorch_lightning import Callback   # or of lightning.pytorch, as the trainer
+
+
+class Paceline(Callback):
+    def on_train_start(self, trainer, module):
+        self.monitor = paceline.attach("{server}", "{job}", model=trainer.strategy.model)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.monitor.step()
+
+
+trainer.callbacks.append(Paceline())   # or Trainer(callbacks=[Paceline()])"""
+_ACCELERATE: Final = """\
+import paceline_client.torch as paceline
+
+monitor = paceline.attach("{server}", "{job}", model=model)   # as `prepare` returns it
+...
+if accelerator.sync_gradients:
+    monitor.step()      # once a step; ends by itself at exit"""
+_TRANSFORMERS: Final = """\
+import paceline_client.torch as paceline
+from transformers import TrainerCallback
+
+
+class Paceline(TrainerCallback):
+    def on_train_begin(self, args, state, control, **others):
+        self.monitor = paceline.attach(
+            "{server}", "{job}", model=trainer.model_wrapped, first_step=state.global_step
+        )
+
+    def on_step_end(self, args, state, control, **others):
+        self.monitor.step()
+
+
+trainer.add_callback(Paceline())"""
+_DEEPSPEED: Final = """\
+import paceline_client.torch as paceline
+
+monitor = paceline.attach("{server}", "{job}", model=engine)   # as `initialize` returns it
+...
+last = engine.is_gradient_accumulation_boundary()
+engine.step()
+if last:
+    monitor.step()      # once a step; ends by itself at exit"""
 _NDTIMELINE: Final = """\
 from paceline_client.ndtimeline import PacelineNDHandler
 
@@ -70,13 +136,36 @@ WAYS: Final[Mapping[str, Way]] = {
     way.name: way
     for way in (
         Way(
-            name="torch",
-            title="PyTorch",
+            name="ddp",
+            title="PyTorch DDP",
             in_job=True,
             templates=(_INSTALL, _TORCH),
-            prose="Works with torch pipelining, FSDP2 and DDP; sizes, hosts and layers are read "
-            "from mesh and schedule. Off between sessions: one branch a hook. Nothing blocks, "
-            "nothing raises.",
+            prose="The model is the DistributedDataParallel. Off between sessions: one branch a "
+            "hook. Nothing blocks, nothing raises.",
+        ),
+        Way(
+            name="fsdp2",
+            title="FSDP2",
+            in_job=True,
+            templates=(_INSTALL, _TORCH),
+            prose="The model after fully_shard; with mesh= where its mesh has names. Collectives "
+            "inside of computations are recorded as nested.",
+        ),
+        Way(
+            name="pipelining",
+            title="Torch pipelining",
+            in_job=True,
+            templates=(_INSTALL, _PIPELINING),
+            prose="Every schedule of torch.distributed.pipelining, with FSDP2 and DDP inside of "
+            "stages; sizes, hosts and layers are read from mesh and schedule.",
+        ),
+        Way(
+            name="loop",
+            title="A loop by hand",
+            in_job=True,
+            templates=(_INSTALL, _LOOP),
+            prose="Name the operations yourself; optimizers and the garbage collector are "
+            "recorded automatically. monitor.watch() takes asynchronous work.",
         ),
         Way(
             name="megatron",
@@ -85,6 +174,35 @@ WAYS: Final[Mapping[str, Way]] = {
             templates=(_INSTALL, _MEGATRON),
             prose="Timers, pipeline transfers, gradient and parameter sync, virtual stages. A hook "
             "that does not fit your version is left out with a warning that names it.",
+        ),
+        Way(
+            name="lightning",
+            title="PyTorch Lightning",
+            in_job=True,
+            templates=(_INSTALL, _LIGHTNING),
+            prose="A callback, for any module; the strategy is a distributed one, such as ddp.",
+        ),
+        Way(
+            name="accelerate",
+            title="Accelerate",
+            in_job=True,
+            templates=(_INSTALL, _ACCELERATE),
+            prose="After prepare; a step is one of the optimizer, whatever is accumulated.",
+        ),
+        Way(
+            name="transformers",
+            title="Hugging Face Trainer",
+            in_job=True,
+            templates=(_INSTALL, _TRANSFORMERS),
+            prose="A callback that is added before train(); the wrapped model is the trainer's, "
+            "not the callback's.",
+        ),
+        Way(
+            name="deepspeed",
+            title="DeepSpeed",
+            in_job=True,
+            templates=(_INSTALL, _DEEPSPEED),
+            prose="The model is the engine; a step is one of the optimizer.",
         ),
         Way(
             name="ndtimeline",

@@ -70,7 +70,7 @@ def center(page: Page, dp: int, pp: int) -> tuple[float, float]:
 def test_from_an_empty_fleet_to_the_slow_operations(installation: str, visitor: Visitor) -> None:
     page = visitor.open(f"{installation}/")
     expect(page.locator("h1")).to_contain_text("No job is connected yet")
-    expect(page.locator("#p-torch")).to_contain_text(f'paceline.attach("{installation}"')
+    expect(page.locator("#p-ddp")).to_contain_text(f'paceline.attach("{installation}"')
     expect(page.locator("#live")).to_have_text("Live")
     keep(page, "fleet-empty-wide-light")
     mark(page)

@@ -87,7 +87,7 @@ def test_the_pages_of_the_fleet_and_of_a_job(
 @in_every_look
 def test_the_page_of_an_empty_fleet(site: str, visitor: Visitor, look: Look) -> None:
     page = visitor.open(f"{site}/", look)
-    panel = page.locator("#p-torch")
+    panel = page.locator("#p-ddp")
     expect(panel).to_contain_text(f'paceline.attach("{site}", "my-job"')
     expect(page.locator("#p-curl")).to_be_hidden()
     keep(page, f"fleet-empty-{look.name}")

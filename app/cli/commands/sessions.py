@@ -93,7 +93,10 @@ def analyze(
 def connect(
     *,
     framework: Annotated[
-        str | None, typer.Option(help="torch, megatron, ndtimeline, files or curl; else it asks")
+        str | None,
+        typer.Option(
+            help="Such as ddp, megatron or transformers; else it asks, and names them all"
+        ),
     ] = None,
     launcher: Annotated[
         str | None, typer.Option(help="torchrun, slurm or kubernetes; else it asks")

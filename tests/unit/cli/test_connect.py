@@ -26,7 +26,7 @@ def test_the_lines_are_all_of_standard_output(framework: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "missing"),
-    [((), "framework"), (("--framework", "torch"), "launcher"), (("--framework", "curl"), "job")],
+    [((), "framework"), (("--framework", "ddp"), "launcher"), (("--framework", "curl"), "job")],
 )
 def test_without_a_terminal_what_is_missing_is_named(
     options: tuple[str, ...], missing: str
@@ -42,7 +42,7 @@ def test_a_framework_that_there_is_not_is_wrong_use() -> None:
     done = paceline("connect", "--framework", "jax", *ASKED)
 
     assert done.returncode == 2
-    assert "--framework is one of torch" in " ".join(done.stderr.split())
+    assert "--framework is one of ddp" in " ".join(done.stderr.split())
 
 
 def test_a_server_that_does_not_answer_is_said_after_the_lines() -> None:

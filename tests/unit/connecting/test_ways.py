@@ -19,14 +19,14 @@ def test_the_lines_name_the_server_and_the_job(way: Way) -> None:
     assert "{" not in text
 
 
-@pytest.mark.parametrize("name", ["torch", "megatron", "ndtimeline"])
+@pytest.mark.parametrize("name", [way.name for way in WAYS.values() if way.in_job])
 def test_what_goes_into_a_job_is_python(name: str) -> None:
     install, code = WAYS[name].blocks(TARGET)
 
     assert install.startswith("pip install ")
     lines = ast.parse(code).body
-    # Three lines of one's own, and the ellipsis for what is there already.
-    assert len(lines) <= 4
+    # A few lines of one's own, and the ellipses for what is there already.
+    assert len(lines) <= 9
 
 
 def test_every_launcher_hands_on_the_token() -> None:
