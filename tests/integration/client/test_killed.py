@@ -117,6 +117,35 @@ def test_what_a_killed_process_has_sent_by_itself_is_judged_with_the_others(
     assert report["steps"]["analyzed"] == list(range(9))
 
 
+def test_too_few_steps_of_a_producer_that_was_killed_are_told_with_its_name(
+    installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    meta = {"dp": 2, "pp": 1, "world": 2}
+    for rank, every_s in ((0, None), (1, 0.0)):
+        share = Share(1, f"rank-{rank}")
+        spool = Spool(tmp_path)
+        recorder = Recorder(
+            installation.url, "job", meta, share=share, spool=spool, chunk_every_s=every_s
+        )
+        for step in range(3):
+            for op, mb in (("forward-compute", 0), ("backward-compute", 0)):
+                recorder.op(rank, op, 10**18 + step, 1, step=step, dp=rank, pp=0, mb=mb)
+        if rank == 0:
+            recorder.finish()
+            assert recorder.wait(60) is not None
+    # The other one never finishes: its last step is incomplete.
+    wait_for(
+        lambda: the_session(installation)["intake"]["chunks"] == 2, "chunk of the killed producer"
+    )
+    assert fall_silent(installation) == 1
+    installation.analyze_all()
+    session = the_session(installation)
+    assert (session["state"], session["reason_code"]) == ("discarded", "trace.too_few_steps")
+    page = installation.client.get(f"/sessions/{session['id']}").text
+    assert "The recording ended early: rank-1 after step 1" in page
+
+
 _SERVER: Final = """
 import time
 from app.bootstrap import build
