@@ -133,7 +133,9 @@ NEEDS: Final[Mapping[str, tuple[Name, ...]]] = {
     "tpIw-slow1.8": (Name.LATE_ENDS,),
     "tpZ-healthy": (Name.REGULAR_DELAYS,),
     "tpZ-slow1.8": (Name.PLACEMENT,),
-    "mcV-slow1.3": (Name.IDLE_TRANSFERS, Name.BLOCKING_TRANSFERS),
+    # Idle transfers are 2 to 4 % of its time, but not in every run: refused without them, as
+    # another test holds, unless what fits no neighbor is left out.
+    "mcV-slow1.3": (Name.BLOCKING_TRANSFERS,),
 }
 
 # What CI takes again with the client's hooks in place of the workers' own instrumentation.

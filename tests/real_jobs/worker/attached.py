@@ -103,10 +103,16 @@ class Attached:
         if outcome is None or outcome.spooled is None or outcome.dropped:
             message = f"no share of {scenario}: {outcome}"
             raise RuntimeError(message)
-        with self._spool.claimed(outcome.spooled) as claimed:
-            if claimed is None:
-                message = f"{outcome.spooled} is gone"
-                raise RuntimeError(message)
-            header, *rows = gzip.decompress(claimed[1]).decode().splitlines()
-        self._spool.remove(outcome.spooled)
-        recorder.write(directory, scenario, rows=rows, meta=json.loads(header)["meta"])
+        rows: list[str] = []
+        meta: dict[str, Any] = {}
+        # What was recorded first is sent first.
+        for share in self._spool.waiting():
+            with self._spool.claimed(share) as claimed:
+                if claimed is None:
+                    message = f"{share} is gone"
+                    raise RuntimeError(message)
+                header, *operations = gzip.decompress(claimed[1]).decode().splitlines()
+            rows += operations
+            meta |= json.loads(header)["meta"]
+            self._spool.remove(share)
+        recorder.write(directory, scenario, rows=rows, meta=meta)
