@@ -153,6 +153,11 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - a wrong address must not end the training
             self._give_up(error)
 
+    @property
+    def op_types(self) -> tuple[str, ...]:
+        """Return the operation types recorded so far."""
+        return tuple(self._buffer.names)
+
     def op(  # noqa: PLR0913 - the coordinates of an operation
         self,
         rank: SupportsIndex,

@@ -17,7 +17,6 @@ from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.device_timeline import DeviceTimeline
-from paceline_client.torch.greeting import NO_GRADIENTS, say
 from paceline_client.torch.groups import find_groups, with_experts
 from paceline_client.torch.host_timeline import HostTimeline
 from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
@@ -139,9 +138,17 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted)
-        if rank == 0 and place.dp > 1 and wanted >= Level.P2P and not _reduces(target_job):
-            say(NO_GRADIENTS)
-        meta = _metadata(rank, place, run, wanted, left_out, labels)
+        meta = _metadata(
+            rank,
+            place,
+            run,
+            wanted,
+            left_out,
+            labels,
+            tap.timeline.name,
+            # Megatron-Core's own collectives are recorded while they go on.
+            only_waits=megatron_config is None,
+        )
         if tensor_ranks == "all":
             meta["producers"] = [f"rank-{other}" for other in range(world)]
         folder = Spool(Path(spool) if spool else None)
@@ -157,6 +164,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             hand_over=relay == "node" and local_rank != 0,
             retry=retry or RetryPolicy(),
             buffer_operations=buffer_operations,
+            level=wanted,
         )
         _say_layers(agreement, sender, target_job, layers)
         host_relay = None
@@ -202,12 +210,6 @@ def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
     return undo, left_out
 
 
-def _reduces(job: Job) -> bool:
-    """Return whether it is known what data-parallel ranks exchange; a loop's own spans say it."""
-    own = not job.models() and job.schedule is None
-    return own or any(target.reduces(job) for target in TARGETS)
-
-
 def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
     rank: int,
     layout: Layout,
@@ -215,6 +217,9 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
     level: Level,
     left_out: list[str],
     labels: Mapping[str, str] | None,
+    clock: str,
+    *,
+    only_waits: bool,
 ) -> dict[str, Any]:
     meta: dict[str, Any] = {
         **layout.sizes(),
@@ -224,8 +229,11 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
             "client": VERSION,
             "torch": str(torch.__version__),
             "level": level.name.lower(),
+            "clock": clock,
         },
     }
+    if only_waits:
+        meta["recorded_by"]["inside"] = "waits"
     if layout.ep > 1:
         meta["ep"] = layout.ep
     if labels:

@@ -9,24 +9,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from paceline_client.delivery import DeliveryError, attempt_number
+from paceline_client.torch.tap import GRADIENTS, PARAMETERS
+from paceline_client.torch.targets.kind import Level
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from paceline_client.torch.sampling import Window
     from paceline_client.torch.session import Sender
 
 _log = logging.getLogger("paceline_client")
 
 _MINUTE_S: Final = 60.0
-# Ranks without a hook for these make waiting for others look like computing.
-NO_GRADIENTS: Final = (
-    "no data-parallel collective of this job is known, so that waiting cannot be told from "
-    "computing: pass the wrapped model to attach(model=…), such as the DistributedDataParallel"
+# Without any of these, waiting for others looks like computing.
+_COLLECTIVES: Final = frozenset({PARAMETERS, GRADIENTS})
+_NO_COLLECTIVES: Final = (
+    "no data-parallel collective was seen in steps {first} to {last}, so that waiting cannot be "
+    "told from computing: pass the wrapped model to attach(model=…), or the process group of the "
+    'data-parallel ranks as attach(groups={{"dp": group}})'
 )
 
 
 def say(line: str) -> None:
     """Print a line where a job's own output goes, whatever its logging shows."""
     print(f"paceline: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line a job
+
+
+def miss_collectives(sender: Sender, window: Window, recorded: Collection[str]) -> None:
+    """Say so where data-parallel ranks are seen to exchange nothing; on rank 0."""
+    exchanges = sender.layout.dp > 1 and sender.level >= Level.P2P
+    if sender.rank == 0 and exchanges and _COLLECTIVES.isdisjoint(recorded):
+        say(_NO_COLLECTIVES.format(first=window.start, last=window.end - 1))
 
 
 def greet(sender: Sender, window: Window, every_s: float | None) -> None:

@@ -17,13 +17,14 @@ from paceline_client.torch.layout import (
 
 EXPERT: Final = "ep"
 CONTEXT: Final = "cp"
-_KINDS: Final = (EXPERT, CONTEXT)
+DATA: Final = "dp"
+_KINDS: Final = (EXPERT, CONTEXT, DATA)
 
 
 def find_groups(
     *, mesh: Any = None, megatron: bool = False, given: Mapping[str, Any] | None = None
 ) -> Mapping[str, str]:
-    """Return the kind of this rank's groups, ``ep`` or ``cp``, by the groups' names.
+    """Return the kind of this rank's groups, ``ep``, ``cp`` or ``dp``, by the groups' names.
 
     `given` are groups by kind, which take precedence over those of Megatron's parallel state (if
     `megatron`) or the mesh. Raises `LayoutError` for other kinds.
@@ -35,7 +36,7 @@ def find_groups(
         found |= _of_mesh(mesh)
     for kind, group in (given or {}).items():
         if kind not in _KINDS:
-            message = f"groups= accepts 'ep' and 'cp', not {kind!r}"
+            message = f"groups= accepts 'dp', 'ep' and 'cp', not {kind!r}"
             raise LayoutError(message)
         found[kind] = group
     return {
@@ -82,4 +83,6 @@ def _of_mesh(mesh: Any) -> dict[str, Any]:
             found[EXPERT] = mesh.get_group(name)
         elif size_of_dimension(known) == CONTEXT:
             found[CONTEXT] = mesh.get_group(name)
+        elif size_of_dimension(known) == DATA:
+            found[DATA] = mesh.get_group(name)
     return found

@@ -218,7 +218,7 @@ class Monitor:
         tap = self._tap
         step = tap.step + 1
         if tap.on:
-            tap.timeline.end_step()
+            tap.end_step()
         session = self._session
         if session is not None and step >= session.window.end:
             self._end()

@@ -12,9 +12,11 @@ from paceline_client.delivery import RetryPolicy, Share
 from paceline_client.recorder import Recorder
 from paceline_client.runs import Run
 from paceline_client.spool import Spool
+from paceline_client.torch.greeting import miss_collectives
 from paceline_client.torch.layout import Layout
 from paceline_client.torch.sampling import Window
 from paceline_client.torch.tap import Timeline
+from paceline_client.torch.targets.kind import Level
 
 _log = logging.getLogger("paceline_client")
 
@@ -39,6 +41,7 @@ class Sender:
     hand_over: bool
     retry: RetryPolicy
     buffer_operations: int
+    level: Level
 
     @property
     def page(self) -> str:
@@ -107,5 +110,6 @@ class Session:
         except Exception:  # noqa: BLE001 - the operations are still sent
             _log.exception("measurements of the clock are left out")
         finally:
+            miss_collectives(self.sender, self.window, self.recorder.op_types)
             self.recorder.finish()
             self.over.set()

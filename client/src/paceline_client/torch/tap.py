@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Protocol
 
@@ -57,22 +58,69 @@ class Tap:
         self.step = 0  # the current one
         self.sink: Sink | None = None  # takes operations; None while the hooks warm up
         self.depth = 0  # nested computations that are running
-        self.computed: Any = None  # the mark at the end of the latest recorded computation
+        # The mark at the end of what the step recorded last; None if that is nothing.
+        self.ended: Any = None
         self.timeline = timeline
         self.now = timeline.now
-        self.quiet = 0  # above 0, FSDP's hooks do not record
+        self.quiet = 0  # above 0, another hook records the collectives that are called
+        self._waited: tuple[str, Any, Any] | None = None  # an operation that may go on
 
     def add(
         self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
     ) -> None:
         """Record an operation between two marks."""
+        if self._waited is not None:
+            self.flush()
+        self.ended = end
+        self.add_aside(op, start, end, mb, mc)
+
+    def add_aside(
+        self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
+    ) -> None:
+        """Record an operation that other ranks may not have, such as a garbage collection."""
         sink = self.sink
         if sink is not None:
             self.timeline.add(sink, op, start, end, self.step, mb, mc)
 
+    def add_waiting(self, op: str, start: Any, end: Any) -> None:
+        """Record that the training waited for a collective.
+
+        Outside of computations, collectives of one type that follow one another are recorded as
+        one: a loop over parameters makes hundreds.
+        """
+        if self.depth:
+            self.add(op, start, end)
+            return
+        if self._waited is not None and self._waited[0] == op:
+            start = self._waited[1]
+        else:
+            self.flush()
+        self._waited = (op, start, end)
+
+    def flush(self) -> None:
+        """Record what may have gone on until now."""
+        waited, self._waited = self._waited, None
+        if waited is not None:
+            self.add(*waited)
+
+    def end_step(self) -> None:
+        """End a step in which the hooks are on."""
+        self.flush()
+        self.ended = None
+        self.timeline.end_step()
+
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record the code inside as one operation."""
-        return Span(self, op, mb, mc)
+        """Record the code inside as one operation, the collectives in it included."""
+        return Waiting(self, op, mb, mc)
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Leave the collectives inside to the hook that calls this."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
 
     def computing(self, op: str, mb: int | None, mc: int | None) -> Span:
         """Record the code inside as a computation, in which collectives are nested."""
@@ -119,6 +167,25 @@ class Span:
         self._tap.add(self._op, self._start, end, self._mb, self._mc)
 
 
+class Waiting(Span):
+    """A span of collectives that no other hook records."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        self._tap.quiet += 1
+        super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tap.quiet -= 1
+        super().__exit__(kind, error, trace)
+
+
 class Computing(Span):
     """A span in which collectives are nested."""
 
@@ -136,7 +203,3 @@ class Computing(Span):
     ) -> None:
         self._tap.depth -= 1
         super().__exit__(kind, error, trace)
-
-    def _record(self, end: Any) -> None:
-        self._tap.computed = end
-        super()._record(end)

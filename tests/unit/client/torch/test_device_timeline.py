@@ -13,7 +13,10 @@ from tests.support.extras import of_real_jobs
 of_real_jobs("torch")
 
 from paceline_client.torch.device_timeline import DeviceTimeline  # noqa: E402
+from paceline_client.torch.layout import Layout  # noqa: E402
 from paceline_client.torch.tap import Tap  # noqa: E402
+from paceline_client.torch.targets.fsdp2 import FSDP2  # noqa: E402
+from paceline_client.torch.targets.kind import Job  # noqa: E402
 from tests.unit.client.torch.conftest import Seen  # noqa: E402
 
 
@@ -138,3 +141,32 @@ def test_the_thread_reads_what_there_is_and_has_ended_when_the_interpreter_does(
     assert timeline._thread is not None
     assert not timeline._thread.is_alive()
     assert seen.names() == ["gc"]
+
+
+def test_a_backward_that_waits_for_earlier_reductions_of_fsdp_is_seen_to_wait(seen: Seen) -> None:
+    cuda = Cuda()
+    tap = Tap(DeviceTimeline(cuda))
+    tap.timeline.begin()
+    tap.on, tap.sink = True, seen
+    (hook,) = (hook for hook in FSDP2.hooks if hook.where.endswith(".post_backward"))
+
+    class Group:
+        reduce_grads = True
+
+    def waits(_group: Group) -> None:
+        # for the event of the reduction before the one before
+        Work(cuda, 27.0).wait()
+
+    post_backward = hook.wrap(Job(tap, Layout(dp=2)), waits)
+    with tap.computing("backward-compute", 0, None):
+        cuda.main.now_ms += 10
+        post_backward(Group())
+        cuda.main.now_ms += 5
+        post_backward(Group())
+    tap.end_step()
+    tap.timeline.settle(5.0)
+
+    took: dict[str, list[int]] = {}
+    for op, _, duration_ns, *_ in seen.operations:
+        took.setdefault(op, []).append(round(duration_ns / 1e6))
+    assert took == {"grads-reduce-scatter": [17, 0], "backward-compute": [32]}

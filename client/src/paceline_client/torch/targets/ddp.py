@@ -3,29 +3,21 @@
 DDP accepts one communication hook only, and it would change how gradients are rounded. Autograd
 calls the callbacks that are queued during a backward in order, and DDP's reducer waits for its
 all-reduces in one of them: the wait is measured by a callback before it and one after it.
+
+Every module that runs a forward while the job is recorded is watched, so that it does not matter
+whether `attach` was given the wrapped model, or what a trainer had wrapped since.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Final
 
-from paceline_client.torch.layout import stages_of
 from paceline_client.torch.tap import GRADIENTS
 from paceline_client.torch.targets.kind import Job, Level, Target, Undo
 
 _MODULE: Final = "torch.nn.parallel.distributed"
-
-
-def _wrapped(job: Job) -> list[Any]:
-    kind = sys.modules[_MODULE].DistributedDataParallel
-    roots = [*job.models(), *(stage.submod for stage in stages_of(job.schedule))]
-    found: list[Any] = []
-    for root in roots:
-        for module in root.modules():
-            if isinstance(module, kind) and not any(module is known for known in found):
-                found.append(module)
-    return found
 
 
 class _Watch:
@@ -66,13 +58,26 @@ class _Watch:
 def _install(job: Job, level: Level) -> Undo:
     if level < Level.P2P:
         return lambda: None
+    kind = sys.modules[_MODULE].DistributedDataParallel
 
     def record() -> Undo:
-        undo = [_Watch(job, module).attach() for module in _wrapped(job)]
+        watched: dict[int, Undo] = {}
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in watched:
+                watched[id(module)] = _Watch(job, module).attach()
+            return original(module, *args, **kwargs)
+
+        kind.forward = forward
 
         def stop() -> None:
-            for one in undo:
-                one()
+            # If other code has wrapped it since, it stays and only calls the original.
+            if kind.forward is forward:
+                kind.forward = original
+            for undo in watched.values():
+                undo()
 
         return stop
 
@@ -82,7 +87,6 @@ def _install(job: Job, level: Level) -> Undo:
 DDP: Final = Target(
     "ddp",
     "DistributedDataParallel",
-    wanted=lambda job: _MODULE in sys.modules and bool(_wrapped(job)),
+    wanted=lambda _: _MODULE in sys.modules,
     install=_install,
-    reduces=lambda job: _MODULE in sys.modules and bool(_wrapped(job)),
 )

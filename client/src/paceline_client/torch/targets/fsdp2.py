@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from paceline_client.torch.layout import stages_of
 from paceline_client.torch.tap import GRADIENTS, PARAMETERS
 from paceline_client.torch.targets.kind import Function, Hook, Job, Level, Target
 
@@ -28,7 +27,8 @@ def _unshard(job: Job, original: Function) -> Function:
         if not tap.on or group._all_gather_result is not None:
             return original(group, *args, **kwargs)
         start = tap.now()
-        answer = original(group, *args, **kwargs)
+        with tap.quietly():
+            answer = original(group, *args, **kwargs)
         result = group._all_gather_result
         if result is None:
             return answer  # nothing to gather
@@ -57,8 +57,9 @@ def _wait_for_unshard(job: Job, original: Function) -> Function:
 def _post_backward(job: Job, original: Function) -> Function:
     def post_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
-        # On a GPU, this only queues the reduction, which runs in parallel with the backward.
-        if not tap.on or tap.quiet or not group.reduce_grads or group.device.type != "cpu":
+        # On a GPU this queues the reduction, which runs in parallel with the backward. But before
+        # that the computing stream waits until earlier ones have left their buffers.
+        if not tap.on or tap.quiet or not group.reduce_grads:
             return original(group, *args, **kwargs)
         with tap.span(GRADIENTS):
             return original(group, *args, **kwargs)
@@ -79,14 +80,6 @@ def _final(job: Job, original: Function) -> Function:
     return root_post_backward_final_callback
 
 
-def _sharded(job: Job) -> bool:
-    if _MODULE not in sys.modules:
-        return False
-    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
-    roots = [*job.models(), *(stage.submod for stage in stages_of(job.schedule))]
-    return any(isinstance(module, kind) for root in roots for module in root.modules())
-
-
 FSDP2: Final = Target(
     "fsdp2",
     "FSDP2 (fully_shard)",
@@ -102,5 +95,4 @@ FSDP2: Final = Target(
             _final,
         ),
     ),
-    reduces=_sharded,
 )

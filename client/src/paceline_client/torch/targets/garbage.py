@@ -29,7 +29,7 @@ def _install(job: Job, _level: Level) -> Undo:
             end = tap.now()
             short = end - start < _SHORTEST_NS if on_host else info.get("generation", 0) == 0
             if not short:
-                tap.add(GC, start, end)
+                tap.add_aside(GC, start, end)
 
         gc.callbacks.append(collected)
         return lambda: gc.callbacks.remove(collected)

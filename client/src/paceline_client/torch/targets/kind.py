@@ -39,7 +39,7 @@ class Job:
     schedule: Any = None
     megatron_config: Any = None
     rank: int = 0
-    # The kinds of process groups, ``ep`` or ``cp``, by their names.
+    # The kinds of process groups, ``ep``, ``cp`` or ``dp``, by their names.
     groups: Mapping[str, str] = field(default_factory=dict)
     # Called on the training's thread when recording begins; their results, when it ends.
     on_record: list[Callable[[], Undo]] = field(default_factory=list)
@@ -127,8 +127,6 @@ class Target:
     hooks: Sequence[Hook] = ()
     # For what hooks cannot record; returns a function that reverts it.
     install: Callable[[Job, Level], Undo] | None = None
-    # Whether it records what the job's data-parallel ranks exchange.
-    reduces: Callable[[Job], bool] = lambda _: False
 
     def attach(self, job: Job, level: Level) -> tuple[list[Undo], list[str]]:
         """Attach all hooks that fit; return how to revert them, and the names of the others."""

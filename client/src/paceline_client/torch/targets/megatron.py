@@ -319,5 +319,4 @@ MEGATRON: Final = Target(
         ),
     ),
     install=_install,
-    reduces=lambda job: job.megatron_config is not None,
 )

@@ -1,4 +1,8 @@
-"""Optimizers of PyTorch, by the global hooks of their steps."""
+"""Optimizers of PyTorch, by the global hooks of their steps.
+
+What the rank does between its last recorded operation and the optimizer, such as unscaling and
+clipping gradients, is recorded with the optimizer: it is the rank's own work.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,16 @@ def _install(job: Job, _level: Level) -> Undo:
         starts: list[Any] = []
 
         def before(*_: Any) -> None:
-            tap.computed = None
-            starts.append(tap.now() if tap.on else None)
+            tap.flush()
+            starts.append(None if not tap.on else tap.now() if tap.ended is None else tap.ended)
 
         def after(*_: Any) -> None:
             start = starts.pop() if starts else None
             # The step of a nested optimizer is part of the outer one.
             if start is not None and tap.on and not starts:
+                tap.flush()
                 # Computations of a closure, such as Lightning's, are not part of the optimizer.
-                tap.add(OPTIMIZER, start if tap.computed is None else tap.computed, tap.now())
+                tap.add(OPTIMIZER, start if tap.ended is None else tap.ended, tap.now())
 
         handles = [
             torch_optimizer.register_optimizer_step_pre_hook(before),

@@ -106,12 +106,8 @@ def _reduce(job: Job, original: Function) -> Function:
         if not _records(job, stage) or not hasattr(stage.submod, "set_is_last_backward"):
             return original(stage, *args, **kwargs)
         # FSDP's groups, one after the other, without their own hooks.
-        tap.quiet += 1
-        try:
-            with tap.span(GRADIENTS):
-                return original(stage, *args, **kwargs)
-        finally:
-            tap.quiet -= 1
+        with tap.span(GRADIENTS):
+            return original(stage, *args, **kwargs)
 
     return perform_reduce_grad
 

@@ -13,6 +13,7 @@ from paceline_client.torch.targets.loop import LOOP
 from paceline_client.torch.targets.megatron import MEGATRON
 from paceline_client.torch.targets.optimizer import OPTIMIZERS
 from paceline_client.torch.targets.pipelining import PIPELINING
+from paceline_client.torch.targets.process_groups import PROCESS_GROUPS
 from paceline_client.torch.targets.tensor_parallel import TENSOR_PARALLEL
 
 TARGETS: Final[tuple[Target, ...]] = (
@@ -21,6 +22,7 @@ TARGETS: Final[tuple[Target, ...]] = (
     LOOP,
     FSDP2,
     DDP,
+    PROCESS_GROUPS,
     TENSOR_PARALLEL,
     COLLECTIVES,
     OPTIMIZERS,
