@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.mismatch import likeliest_mismatch
@@ -98,15 +97,6 @@ def _only(group: ShapeGroup, dp: int, stage: int) -> Callable[[slice], FloatArra
         return values
 
     return delays
-
-
-def hides_collectives(sign: Sign) -> str:
-    """Say in words why no replay can be trusted, however near it is to the recording."""
-    return (
-        f"Computations of DP peers end together although they began apart ({', '.join(sign.where)})"
-        ": collectives inside of them are not recorded, and what waits looks slow. Record them, "
-        "with their own start and end."
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.late_ends import end_with_receives
 from app.analysis.replay.adaptations.nested_collectives import find_nested
@@ -119,7 +119,7 @@ def _recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
     group = replayed.main
     if _ends_at_wait(group):
         return ENDS_AT_WAIT
-    apart_ns = clocks_apart_ns(group.layout, group.graph)
+    apart_ns = 0.0 if replayed.one_clock else clocks_apart_ns(group.layout, group.graph)
     if apart_ns > CLOCKS * _step_ns(group):
         return CLOCKS_DISAGREE.format(ms=apart_ns * 1e-6)
     return STEPS_OVERLAP if _steps_overlap(replayed, gap) else None
@@ -136,7 +136,7 @@ def _ends_at_wait(group: ShapeGroup) -> bool:
     found = end_with_receives(layout, graph, _MANY)
     if found is None:
         return False
-    draft = Draft.of([found[0]], [graph], absolute=False)
+    draft = Draft.of([found[0]], [graph], Recording(absolute=False))
     before, after = discrepancy([layout], [graph]), discrepancy(draft.layouts, [graph])
     return before - after >= LEAST_GAIN
 

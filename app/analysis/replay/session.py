@@ -10,14 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.once import LooksOnce
-from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
 from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
 from app.analysis.replay.adaptations.trial import recorded_times, stage_begins, stage_ends
 from app.analysis.replay.clocks.alignment import RankClocks
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations
-from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.pieces import executor_of
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
@@ -26,6 +25,7 @@ from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.repair import RecreatedOperations
 from app.analysis.trace.model import Trace
+from app.analysis.trace.ranks.recorder import recorder_of
 from app.errors import UnanalyzableError
 
 ALL_STEPS: Final = slice(None)
@@ -57,6 +57,8 @@ class Replayed:
     unanswered: tuple[str, ...]
     # How the job runs otherwise than the dependency model has it.
     adaptations: tuple[Adaptation, ...] = ()
+    # Whether all starts are readings of the clock of one host.
+    one_clock: bool = False
 
     @property
     def main(self) -> ShapeGroup:
@@ -118,13 +120,13 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         rows = adapt_refused(rows, refused, without)
         laid_out = lay_out(rows.trace, rows.routes)
         arranged, graphs, dropped = _with_graphs(laid_out)
-    draft, made = adapt(Draft.of(arranged, graphs, absolute=not trace.step_relative), without)
+    draft, made = adapt(Draft.of(arranged, graphs, _recording(trace)), without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
-    recorded = [durations for durations, _ in draft.own]
-    ideals = ideal_durations(layouts, recorded)
+    own = [durations for durations, _ in draft.own]
+    ideals = ideal_durations(layouts, own)
     groups = []
     for number, (layout, graph) in enumerate(zip(layouts, graphs, strict=True)):
-        durations = Durations(recorded[number], ideals[number])
+        durations = Durations(own[number], ideals[number])
         executor = None if ideals[number].min() < 0 else draft.executors[number]
         groups.append(_group(layout, graph, durations, executor))
     return Replayed(
@@ -135,6 +137,16 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         clocks=draft.clocks,
         unanswered=laid_out.unanswered,
         adaptations=(*rows.made, *made),
+        one_clock=draft.recording.one_clock,
+    )
+
+
+def _recording(trace: Trace) -> Recording:
+    absolute = not trace.step_relative
+    return Recording(
+        absolute=absolute,
+        one_clock=absolute and trace.meta.on_one_host,
+        only_waits=recorder_of(trace.meta.extra).only_waits,
     )
 
 
@@ -145,7 +157,7 @@ def _group(
     if executor is None:
         values = durations.recorded_ns
         shortest = np.minimum(values.min(axis=(1, 2)), durations.ideal_ns)
-        executor = executor_for(prepare(graph, layout.nodes.pp, shortest), values.size)
+        executor = executor_of(layout, graph, shortest, values.size)
     return ShapeGroup(layout, graph, durations, Simulator(layout, durations, executor))
 
 
@@ -165,6 +177,11 @@ def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> Sh
 def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
     """Return a group whose operations follow what they do in another graph of the same nodes."""
     return _group(group.layout, graph, group.durations)
+
+
+def with_durations(group: ShapeGroup, durations: Durations) -> ShapeGroup:
+    """Return a group whose operations take otherwise than recorded."""
+    return _group(group.layout, group.graph, durations)
 
 
 def _with_graphs(
@@ -259,7 +276,8 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
 
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
     """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`."""
-    return stage_begins(group.layout, stage, group.once(_ends))
+    ends = group.once(_ends)
+    return stage_begins(group.layout, stage, ends, group.graph.turn_ns)
 
 
 def recorded_step_times(group: ShapeGroup) -> FloatArray:

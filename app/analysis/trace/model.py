@@ -120,6 +120,11 @@ class SessionMeta:
         named = {rank: uuid for rank, gpu in self.gpus.items() if (uuid := uuid_in(gpu))}
         return named | self.whereabouts.gpu_uuids
 
+    @property
+    def on_one_host(self) -> bool:
+        """Return whether all ranks of which anything is known run on one host."""
+        return len(set(self.hosts.values())) == 1
+
     def machine(self, rank: int) -> Machine:
         """Return the machine of a rank."""
         return self.whereabouts.machine(rank, self.hosts, self.gpus)

@@ -8,14 +8,25 @@ from functools import cached_property
 
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.trial import off_recording
-from app.analysis.replay.clocks.alignment import RankClocks, align
+from app.analysis.replay.clocks.alignment import RankClocks, align, one_clock
 from app.analysis.replay.engine.durations import OwnDurations, own_durations
-from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.pieces import executor_of
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.repair import RecreatedOperations, recreate
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How steps were recorded."""
+
+    # Whether starts are readings of clocks, so that steps can be compared with one another.
+    absolute: bool
+    # Whether all of them are readings of the clock of one host.
+    one_clock: bool = False
+    # Whether collectives within computations are recorded only while these wait for them.
+    only_waits: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +39,18 @@ class Draft:
     own: tuple[OwnDurations, ...]  # without waiting
     clocks: RankClocks
     recreated: RecreatedOperations
-    # Whether starts are readings of clocks, so that steps can be compared with one another.
-    absolute: bool
+    recording: Recording
+
+    @property
+    def absolute(self) -> bool:
+        """Return whether steps can be compared with one another."""
+        return self.recording.absolute
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:
         """Return what replays each shape, as long as no ideal duration is negative."""
         return tuple(
-            executor_for(prepare(graph, layout.nodes.pp, own.min(axis=(1, 2))), own.size)
+            executor_of(layout, graph, own.min(axis=(1, 2)), own.size)
             for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
         )
 
@@ -46,20 +61,27 @@ class Draft:
         return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
 
     @classmethod
-    def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool) -> Draft:
+    def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], recording: Recording) -> Draft:
         """Align the clocks of recorded steps and make anew what the recorder lost."""
-        aligned, clocks = align(arranged, graphs, absolute=absolute)
+        aligned, clocks = (
+            one_clock(arranged, absolute=recording.absolute)
+            if recording.one_clock
+            else align(arranged, graphs, absolute=recording.absolute)
+        )
         layouts, recreated = recreate(aligned, graphs)
         own = tuple(own_durations(*pair) for pair in zip(layouts, graphs, strict=True))
-        return cls(tuple(arranged), tuple(layouts), tuple(graphs), own, clocks, recreated, absolute)
+        parts = tuple(arranged), tuple(layouts), tuple(graphs), own
+        return cls(*parts, clocks, recreated, recording)
 
     def with_graphs(self, graphs: Sequence[Graph]) -> Draft:
         """Return the draft with other dependencies; what moves data together stays the same."""
         return replace(self, graphs=tuple(graphs))
 
-    def recorded_otherwise(self, arranged: Sequence[Layout]) -> Draft:
-        """Return the draft as it is with other recorded times."""
-        return Draft.of(arranged, self.graphs, absolute=self.absolute)
+    def recorded_otherwise(
+        self, arranged: Sequence[Layout], graphs: Sequence[Graph] | None = None
+    ) -> Draft:
+        """Return the draft as it is with other recorded times, and maybe other dependencies."""
+        return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,12 @@ class Name(StrEnum):
     PLACEMENT = "v_shaped_placement"
     NESTED_GC = "nested_gc"
     NESTED_COLLECTIVES = "nested_collectives"
+    PROGRAM_ORDER = "program_order"
     IDLE_TRANSFERS = "idle_transfers"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     LATE_ENDS = "late_ends"
     OVERLAPPING_STEPS = "overlapping_steps"
+    UNEVEN_BEGINS = "uneven_begins"
     GATHERED_FIRST = "gathered_first"
     BLOCKING_TRANSFERS = "blocking_transfers"
     POSTED_IN_TURN = "posted_in_turn"
@@ -31,12 +33,14 @@ SENTENCES: Final = {
     Name.NESTED_COLLECTIVES: (
         "Collectives lie inside computations: waiting for peers there is not computing"
     ),
+    Name.PROGRAM_ORDER: "Ranks do one thing at a time: each operation follows the one before it",
     Name.IDLE_TRANSFERS: "Recorded transfers that no neighbor answers are left out",
     Name.UNMATCHED_TRANSFERS: (
         "Recorded transfers fit no neighbor: all are left out, computations hand over directly"
     ),
     Name.LATE_ENDS: "Sends are recorded until the job waits for them: they end with their receives",
     Name.OVERLAPPING_STEPS: "Steps overlap: a stage begins the next one when it has ended its own",
+    Name.UNEVEN_BEGINS: "Ranks begin steps apart: each goes on from where it ended the one before",
     Name.GATHERED_FIRST: "Parameters of all chunks are gathered before a stage's first forward",
     Name.BLOCKING_TRANSFERS: "Transfers block: launches follow them",
     Name.POSTED_IN_TURN: (

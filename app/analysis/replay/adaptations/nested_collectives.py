@@ -19,6 +19,7 @@ from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.inside import NOWHERE, SAME_NS, computes_of, containing
 from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.engine.pieces import shares_of
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT
@@ -49,7 +50,10 @@ class Nested:
 
 def propose_nested_collectives(draft: Draft) -> Proposal | None:
     """Replay collectives inside of computations as what these wait for."""
-    found = [find_nested(sampled(layout)) for layout in draft.arranged]
+    found = [
+        find_nested(sampled(layout), only_waits=draft.recording.only_waits)
+        for layout in draft.arranged
+    ]
     signs = [item[1] for item in found if item is not None]
     if not signs:
         return None
@@ -58,11 +62,19 @@ def propose_nested_collectives(draft: Draft) -> Proposal | None:
         nested = () if item is None else item[0]
         arranged.append(take_out(layout, nested) if nested else layout)
         graphs.append(set_apart(layout, graph, nested) if nested else graph)
-    return Proposal(signs[0], Draft.of(arranged, graphs, absolute=draft.absolute))
+    return Proposal(signs[0], draft.recorded_otherwise(arranged, graphs))
 
 
-def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
-    """Return the collectives inside of computations; None where these wait for none."""
+def find_nested(
+    layout: Layout, *, only_waits: bool = False
+) -> tuple[tuple[Nested, ...], Sign] | None:
+    """Return the collectives inside of computations; None where these wait for none.
+
+    Parameters
+    ----------
+    only_waits : bool
+        The recorder wrote down nothing else there.
+    """
     if layout.dp == 1:
         return None
     names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
@@ -82,7 +94,7 @@ def find_nested(layout: Layout) -> tuple[tuple[Nested, ...], Sign] | None:
     if not hosts:
         return None
     classes = classes_of(layout, hosts)
-    waited = waited_for(layout, hosts, classes)
+    waited = set(classes.values()) if only_waits else waited_for(layout, hosts, classes)
     if not waited:
         return None
     nested = [
@@ -238,7 +250,19 @@ def take_out(layout: Layout, nested: Iterable[Nested]) -> Layout:
         if not item.first:
             # after the computation, and after the collectives that lie there already
             ends[item.computation] = put(item.collective, ends[item.computation])
-    return replace(layout, start_ns=start, duration_ns=duration)
+    shares = {
+        computation: shares_of(layout.start_ns, layout.duration_ns, computation, tuple(collectives))
+        for computation, collectives in _by_computation(waited).items()
+    }
+    return replace(layout, start_ns=start, duration_ns=duration, shares=shares)
+
+
+def _by_computation(waited: Iterable[Nested]) -> dict[int, tuple[int, ...]]:
+    """Return what each computation waits for inside, in the order of the launches."""
+    inside: dict[int, tuple[int, ...]] = {}
+    for item in waited:
+        inside[item.computation] = (*inside.get(item.computation, ()), item.collective)
+    return inside
 
 
 def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
@@ -276,7 +300,8 @@ def set_apart(layout: Layout, graph: Graph, nested: Iterable[Nested]) -> Graph:
             after[item.collective] = after[item.computation]
             after[item.computation] = {item.collective}
     removed = {node: befores - after[node] for node, befores in recorded.items()}
-    return with_edges(graph, layout, after, removed)
+    changed = with_edges(graph, layout, after, removed)
+    return replace(changed, inside=_by_computation(item for item in items if item.waited))
 
 
 def _place_between(layout: Layout, after: dict[int, set[int]], inside: Collection[int]) -> None:

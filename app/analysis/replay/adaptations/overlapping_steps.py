@@ -27,6 +27,8 @@ from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 _REGULARLY: Final = 0.98
 # …and usually by this share of a step: an optimizer that ends a little later somewhere is no sign.
 _LEAST_OVERLAP: Final = 0.005
+# Steps that follow one another tell what usually passes between them.
+_LEAST_STEPS: Final = 3
 # A first forward waits for what gathers parameters when it begins with that in this share of steps.
 _MOSTLY: Final = 0.5
 
@@ -50,6 +52,29 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
         (f"the next step begins {typical_ms:.0f} ms before the last stage ends its own",), share
     )
     return Proposal(sign, draft.with_graphs([replace(draft.graphs[0], chained=True)]))
+
+
+def propose_uneven_begins(draft: Draft) -> Proposal | None:
+    """Chain the steps on each rank where there is no pipeline, with what usually passes between.
+
+    Ranks leave the last collective of a step together and go on by themselves: an optimizer that
+    takes one of them longer delays its next step and no other's. In short steps that counts.
+    """
+    if not draft.absolute or len(draft.layouts) > 1:
+        return None
+    layout, graph = draft.layouts[0], draft.graphs[0]
+    following = np.diff(layout.steps) == 1
+    if layout.dp == 1 or graph.chained or len(layout.steps) < _LEAST_STEPS or not following.all():
+        return None
+    begins = layout.start_ns.min(axis=0)
+    ends = (layout.start_ns + layout.duration_ns).max(axis=0)
+    turns = begins[1:] - ends[:-1] + np.diff(layout.begin_ns)[:, None]
+    if np.median(turns) < 0:
+        return None
+    apart_ms = float(np.median(begins.max(axis=1))) * 1e-6
+    sign = Sign((f"ranks begin steps {apart_ms:.1f} ms apart",), float((turns >= 0).mean()))
+    chained = replace(graph, chained=True, turn_ns=float(np.median(turns)))
+    return Proposal(sign, draft.with_graphs([chained]))
 
 
 def propose_gathered_first(draft: Draft) -> Proposal | None:

@@ -19,9 +19,11 @@ from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
 from app.analysis.replay.adaptations.overlapping_steps import (
     propose_gathered_first,
     propose_overlapping_steps,
+    propose_uneven_begins,
 )
 from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
+from app.analysis.replay.adaptations.program_order import propose_program_order
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import LEAST_GAIN
@@ -44,10 +46,12 @@ class _Step:
 _STRUCTURAL: Final = (
     _Step(Name.NESTED_GC, Glance.collects_garbage, propose_nested_gc),
     _Step(Name.NESTED_COLLECTIVES, Glance.may_nest_collectives, propose_nested_collectives),
+    _Step(Name.PROGRAM_ORDER, Glance.has_no_pipeline, propose_program_order),
 )
 _ON_TRIAL: Final = (
     _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends),
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
+    _Step(Name.UNEVEN_BEGINS, Glance.has_no_pipeline, propose_uneven_begins),
     _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
     _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
     _Step(Name.POSTED_IN_TURN, Glance.may_post_in_turn, propose_posted_in_turn),

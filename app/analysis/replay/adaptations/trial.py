@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.engine.durations import Durations, own_durations
-from app.analysis.replay.engine.executor import executor_for
-from app.analysis.replay.engine.program import prepare
+from app.analysis.replay.engine.pieces import executor_of
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
@@ -44,15 +43,15 @@ def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None)
     return np.asarray(times)
 
 
-def stage_begins(layout: Layout, stage: int, ends: FloatArray) -> FloatArray:
+def stage_begins(layout: Layout, stage: int, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
     """Return when a stage could begin its steps where they are chained, shape (steps, dp), ns.
 
-    That is when it ended the step before, by the clock of the step's own begin; its first start in
-    the first step. `ends` is what `stage_ends` returns.
+    That is when it ended the step before, by the clock of the step's own begin, and `turn_ns` has
+    passed; its first start in the first step. `ends` is what `stage_ends` returns.
     """
     begins = np.empty(ends.shape[1:])
     begins[0] = layout.start_ns[layout.nodes.pp == stage, 0].min(axis=0)
-    begins[1:] = ends[stage, :-1] - np.diff(layout.begin_ns)[:, None]
+    begins[1:] = ends[stage, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
     return begins
 
 
@@ -74,7 +73,7 @@ def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
     """Return how far the replay of recorded durations is from the recording, relative to it."""
     own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
     executors = [
-        executor_for(prepare(graph, layout.nodes.pp, values.min(axis=(1, 2))), values.size)
+        executor_of(layout, graph, values.min(axis=(1, 2)), values.size)
         for layout, graph, values in zip(layouts, graphs, own, strict=True)
     ]
     return off_recording(zip(layouts, graphs, own, executors, strict=True))

@@ -108,6 +108,18 @@ def align(
     return _corrected(layouts, fit, ranks), clocks
 
 
+def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:
+    """Return layouts whose starts are readings of one clock, as they are."""
+    exact = np.zeros((layouts[0].dp, layouts[0].pp))
+    return list(layouts), RankClocks(
+        aligned=False,
+        offsets_ns=exact,
+        residual_ns=exact,
+        drift_ppm=exact if absolute else None,
+        unconnected=(),
+    )
+
+
 def _contradicts(layout: Layout, graph: Graph) -> bool:
     """Return whether starts cannot be right where only the boundaries of steps compare clocks.
 

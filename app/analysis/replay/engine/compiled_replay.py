@@ -54,7 +54,8 @@ class CompiledReplay:
         if chain is None:
             return self._replay(batch, block, np.empty((0, 0, 0)), threads)
         width = block.recorded_ns.shape[2] * (2 if batch.partnered else 1)
-        carry = np.zeros((len(batch.takes), chain.stages, width))
+        # the first step begins at once
+        carry = np.full((len(batch.takes), chain.stages, width), -chain.turn_ns)
         parts = [self._replay(batch, part, carry, threads) for part in one_by_one(block)]
         return np.concatenate(parts, axis=1)
 

@@ -52,12 +52,6 @@ class LaneWork(NamedTuple):
 
 
 # Rows are told by their number: making a view of one takes longer than adding short rows.
-@compiled  # pragma: no cover - coverage does not see compiled code
-def _copy(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
-    for i in range(into.shape[1]):
-        into[to, i] = values[row, i]
-
-
 @compiled  # pragma: no cover
 def _raise_to(into: FloatArray, to: int, values: FloatArray, row: int) -> None:
     """Replace the values of a row by others that are higher."""
@@ -96,7 +90,8 @@ def _latest_of(ends: FloatArray, into: int, tables: Tables, member: int, carry: 
     for i in range(ends.shape[1]):
         ends[into, i] = common
     if begins >= 0:
-        _copy(ends, into, carry, begins)
+        for i in range(ends.shape[1]):
+            ends[into, i] = carry[begins, i] + tables.turn
     for k in range(first, last):
         slot = tables.after_slot[k]
         lag = tables.after_lag[k] if tables.after_lag.shape[0] > 0 else 0.0

@@ -34,6 +34,7 @@ class Chain:
     # Stage of each node that begins a step: it follows the stage's last end in the step before.
     begins: Mapping[int, int]
     closes: Mapping[int, int]  # stage of each node that nothing of its stage follows
+    turn_ns: float  # what regularly passes between two steps of a stage
 
 
 def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
@@ -88,4 +89,5 @@ def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
             if not any(stage[before] == stage[node] for before in after)
         },
         closes={node: stage[node] for node, _ in follows if node not in followed},
+        turn_ns=graph.turn_ns,
     )

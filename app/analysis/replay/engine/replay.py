@@ -137,7 +137,8 @@ class ArrayReplay:
         recorded = block.recorded_ns[:, block.steps]
         ends = np.empty((len(batch.takes), *recorded.shape[1:]))
         if self.program.chain is not None:
-            carry = [_STEP_START] * self.program.chain.stages
+            # the first step begins at once
+            carry = [_STEP_START - self.program.chain.turn_ns] * self.program.chain.stages
             for step, part in enumerate(one_by_one(block)):
                 ends[:, step : step + 1] = self._replay(batch, part, carry)
             return ends
@@ -206,7 +207,9 @@ class ArrayReplay:
         """Return when all that a node follows has ended, what passes before its launch included."""
         chain = self.program.chain
         begins = chain is not None and node in chain.begins
-        latest = carry[chain.begins[node]] if chain is not None and begins else _STEP_START
+        latest = _STEP_START
+        if chain is not None and begins:
+            latest = carry[chain.begins[node]] + chain.turn_ns
         for number, other in enumerate(after):
             end = ends[other] + self._lag(node, other)
             latest = np.maximum(latest, end) if number or begins else end

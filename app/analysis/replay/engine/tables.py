@@ -20,7 +20,7 @@ class Tables(NamedTuple):
     (members,), `after_first` (members + 1,), `after_slot` (dependencies,).
     `after_lag` (dependencies,) has no rows where nothing passes regularly before launches;
     `begins` and `closes` (members,), the stage of what begins and ends steps that are chained and
-    else -1, have no rows where steps are not chained.
+    else -1, have no rows where steps are not chained; `turn` is what passes between such steps.
     """
 
     unit_first: CodeArray
@@ -33,6 +33,7 @@ class Tables(NamedTuple):
     after_lag: FloatArray
     begins: CodeArray
     closes: CodeArray
+    turn: float
     slots: int
 
 
@@ -67,6 +68,7 @@ def tables_of(program: Program) -> Tables:
         after_lag=np.array(_lags_ns(program), dtype=np.float64),
         begins=_stages(node_of, None if program.chain is None else program.chain.begins),
         closes=_stages(node_of, None if program.chain is None else program.chain.closes),
+        turn=0.0 if program.chain is None else program.chain.turn_ns,
         slots=slots,
     )
 

@@ -96,6 +96,9 @@ class Layout:
     # (steps, dp): time within computations, by node, that garbage collections are recorded to
     # have taken
     paused_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    # (pieces, steps, dp): of computations that wait inside for collectives, by node, the share of
+    # their own time before, between and after these
+    shares: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @property
     def dp(self) -> int:
@@ -117,6 +120,7 @@ class Layout:
             begin_ns=self.begin_ns[chosen],
             missing=None if self.missing is None else self.missing[:, chosen],
             paused_ns={node: paused[chosen] for node, paused in self.paused_ns.items()},
+            shares={node: shares[:, chosen] for node, shares in self.shares.items()},
         )
 
     def codes(self, *names: str) -> list[int]:

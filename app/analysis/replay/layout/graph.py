@@ -44,11 +44,17 @@ class Graph:
 
     units: tuple[Unit, ...]
     last: tuple[int, ...]  # nodes that may end last: nothing follows them
-    # A stage begins a step when it has ended the one before, and not when all stages have.
+    # A stage, or without a pipeline a rank, begins a step when it has ended the one before, and not
+    # when all have…
     chained: bool = False
     # mapping of (node, what it follows) to float: time that regularly passes before a node is
     # launched; 0 where nothing is said
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # …and when that time has passed since, which it regularly does.
+    turn_ns: float = 0.0
+    # By computation: the collectives that it waits for inside, in their order. Here they precede
+    # or follow it; where steps are executed, it is cut at each of them.
+    inside: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def lag_ns(self, node: int, before: int) -> float:
         """Return what regularly passes between the end of `before` and the launch of `node`."""
@@ -86,15 +92,22 @@ def with_edges(
         )
         for unit in graph.units
     ]
-    return replace(sorted_graph(units, layout), chained=graph.chained, lags_ns=graph.lags_ns)
+    changed_graph = sorted_graph(units, layout, chained=graph.chained, lags_ns=graph.lags_ns)
+    return replace(changed_graph, inside=graph.inside, turn_ns=graph.turn_ns)
 
 
-def sorted_graph(units: Sequence[Unit], layout: Layout) -> Graph:
-    """Return the graph of some units."""
+def sorted_graph(
+    units: Sequence[Unit],
+    layout: Layout,
+    *,
+    chained: bool = False,
+    lags_ns: Mapping[tuple[int, int], float] | None = None,
+) -> Graph:
+    """Return the graph of some units; the other arguments are those of `Graph`."""
     ordered = _in_order(units, layout)
     followed = {node for unit in ordered for nodes in unit.after for node in nodes}
     last = tuple(node for unit in ordered for node in unit.members if node not in followed)
-    return Graph(units=tuple(ordered), last=last)
+    return Graph(tuple(ordered), last, chained, {} if lags_ns is None else lags_ns)
 
 
 def _in_order(units: Sequence[Unit], layout: Layout) -> list[Unit]:

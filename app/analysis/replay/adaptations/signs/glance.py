@@ -71,6 +71,10 @@ class Glance:
         inside &= end > start
         return bool((np.mean(np.asarray(inside.any(axis=1)), axis=1) >= _MOST).any())
 
+    def has_no_pipeline(self) -> bool:
+        """Return whether there is one stage."""
+        return bool(self._stage[-1] == 0)
+
     def may_end_late(self) -> bool:
         """Return whether sends end after receives by some of what is computed with them.
 

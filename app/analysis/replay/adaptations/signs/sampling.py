@@ -49,4 +49,5 @@ def sampled(layout: Layout) -> Layout:
         ranks=layout.ranks[ranks],
         missing=None if layout.missing is None else layout.missing[lanes],
         paused_ns={},
+        shares={},
     )

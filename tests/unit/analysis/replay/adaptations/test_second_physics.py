@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.replay.adaptations.blocking import propose_blocking
-from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.posted_in_turn import (
     find_posted_in_turn,
@@ -87,7 +87,7 @@ def waits_and_posts_in_turn(shape: Shape) -> bool:
 def test_a_transfer_that_ends_before_its_host_launches_on_holds_up_nothing(seed: int) -> None:
     drawn = draw_worlds(seed, "collectives of a stage", fits=waits_and_posts_in_turn, steps=12)
     replayed = prepare_replay(trace_of(run_job(drawn).recording()), without=tuple(Name))
-    draft = Draft.of([replayed.layout], [replayed.graph], absolute=True)
+    draft = Draft.of([replayed.layout], [replayed.graph], Recording(absolute=True))
 
     assert find_posted_in_turn(sampled(replayed.layout)) is not None
     assert propose_blocking(draft) is None
@@ -119,7 +119,7 @@ def test_receives_posted_in_turn_are_tried_where_their_transfers_take_any_time(
     replayed = prepare_replay(struck(shape, strike)[0], without=tuple(Name))
     layout, graph = replayed.layout, replayed.graph
     found = find_posted_in_turn(sampled(layout))
-    proposal = propose_posted_in_turn(Draft.of([layout], [graph], absolute=True))
+    proposal = propose_posted_in_turn(Draft.of([layout], [graph], Recording(absolute=True)))
 
     assert found is not None
     in_turn = with_edges(graph, layout, found.after, {})

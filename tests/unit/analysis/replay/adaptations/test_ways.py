@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.replay.adaptations.draft import Draft
+from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
 from app.analysis.replay.adaptations.nested_collectives import (
@@ -145,7 +145,7 @@ def test_overlaps_are_those_of_the_twin(seed: int, barrier: bool) -> None:  # no
         own=(own_durations(plain.layout, plain.graph),),
         clocks=plain.clocks,
         recreated=plain.recreated,
-        absolute=True,
+        recording=Recording(absolute=True),
     )
     proposal = propose_overlapping_steps(draft)
     expected = twins.overlaps(plain.layout)

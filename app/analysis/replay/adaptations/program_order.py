@@ -1,0 +1,138 @@
+"""Ranks that do one thing at a time, in the order in which their program calls for it.
+
+The paper's model knows collectives before the first forward and after the last backward. A loop
+that reduces gradients after each microbatch, averages its loss over the ranks, or gathers
+parameters after the optimizer has them anywhere. Without a pipeline, and where no operation of a
+rank begins before the one before it has ended, each simply follows the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.draft import Draft, Proposal
+from app.analysis.replay.adaptations.evidence import Sign
+from app.analysis.replay.adaptations.signs.inside import SAME_NS
+from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.graph import Graph, with_edges
+from app.analysis.trace.model import GC
+
+# An operation follows another when it begins after its end in that share of the cases.
+_REGULARLY: Final = 0.98
+
+
+def propose_program_order(draft: Draft) -> Proposal | None:
+    """Let each operation follow the one before it on its rank, where the model has it otherwise."""
+    found = [
+        find_program_order(sampled(layout), graph)
+        for layout, graph in zip(draft.layouts, draft.graphs, strict=True)
+    ]
+    signs = [item[1] for item in found if item is not None]
+    if not signs:
+        return None
+    graphs = [
+        graph if item is None else _in_program_order(layout, graph, item[0])
+        for layout, graph, item in zip(draft.layouts, draft.graphs, found, strict=True)
+    ]
+    return Proposal(signs[0], draft.with_graphs(graphs))
+
+
+def find_program_order(layout: Layout, graph: Graph) -> tuple[list[_Item], Sign] | None:
+    """Return what a rank does, one after the other; None where something goes on meanwhile.
+
+    Nor where the graph has it in that order already.
+    """
+    if layout.pp > 1:
+        return None
+    items = sorted(_items(layout, graph), key=lambda item: item.begin_ns)
+    starts = layout.start_ns
+    shares = [
+        float((starts[[*item.nodes]].min(axis=0) >= _end_ns(layout, before) - SAME_NS).mean())
+        for before, item in pairwise(items)
+    ]
+    if not shares or min(shares) < _REGULARLY:
+        return None
+    names = [layout.op_names[code] for code in layout.nodes.op.tolist()]
+    reached: dict[int, set[int]] = {}
+    for unit in graph.units:
+        for node, befores in zip(unit.members, unit.after, strict=True):
+            reached[node] = set(befores).union(*(reached[before] for before in befores))
+    where = sorted(
+        {
+            f"{names[item.main]} after {names[before.main]}"
+            for before, item in pairwise(items)
+            if before.last not in reached[item.first]
+        }
+    )
+    return (items, Sign(tuple(where), float(np.mean(shares)))) if where else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An operation, or a computation with the collectives that it waits for."""
+
+    nodes: tuple[int, ...]
+    main: int
+    # What of its nodes follows none of the others, and what none of them follows.
+    first: int
+    last: int
+    begin_ns: float
+
+
+def _items(layout: Layout, graph: Graph) -> Iterator[_Item]:
+    after = _after(graph)
+    held = {node for collectives in graph.inside.values() for node in collectives}
+    # Garbage is not collected on all ranks alike.
+    collections = set(layout.of(GC, 0).tolist())
+    for node in after.keys() - held - collections:
+        nodes = (node, *graph.inside.get(node, ()))
+        inside = set(nodes)
+        followed = {before for one in nodes for before in after[one]}
+        begin = layout.start_ns[[*nodes]].min(axis=0)
+        yield _Item(
+            nodes,
+            node,
+            first=next(one for one in nodes if inside.isdisjoint(after[one])),
+            last=next(one for one in nodes if one not in followed),
+            begin_ns=float(np.median(begin)),
+        )
+
+
+def _end_ns(layout: Layout, item: _Item) -> FloatArray:
+    """Return when an item has ended; of what waits inside, when its own time is over at least."""
+    begin: FloatArray = layout.start_ns[[*item.nodes]].min(axis=0)
+    end: FloatArray = begin + layout.duration_ns[item.main]
+    return end
+
+
+def _after(graph: Graph) -> dict[int, set[int]]:
+    return {
+        node: set(befores)
+        for unit in graph.units
+        for node, befores in zip(unit.members, unit.after, strict=True)
+    }
+
+
+def _in_program_order(layout: Layout, graph: Graph, items: list[_Item]) -> Graph:
+    after = _after(graph)
+    changed = {node: set(befores) for node, befores in after.items()}
+    for item in items:
+        for node in item.nodes:
+            changed[node] &= set(item.nodes)
+    for before, item in pairwise(items):
+        changed[item.first].add(before.last)
+    # What is collected follows what it did, and holds up what comes next.
+    place = {node: number for number, item in enumerate(items) for node in item.nodes}
+    for node in after.keys() - place.keys():
+        last = max((place[other] for other in after[node] if other in place), default=-1)
+        if last + 1 < len(items):
+            changed[items[last + 1].first].add(node)
+    added = {node: changed[node] - after[node] for node in after}
+    removed = {node: after[node] - changed[node] for node in after}
+    return with_edges(graph, layout, added, removed)
