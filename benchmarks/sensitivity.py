@@ -24,10 +24,10 @@ from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
-from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import Metrics, measure
 from app.analysis.replay.session import Replayed, prepare_replay
+from app.analysis.replay.unseen import unseen_waiting
 from app.analysis.synthesis.dials import CAUSES
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS
 from app.analysis.trace.model import Trace
@@ -92,8 +92,8 @@ def thresholds() -> dict[str, Any]:
 def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
     """Return the verdict of a session as its report has it."""
     found = diagnose(Observation(trace, replayed.main), replayed, metrics)
-    hidden = find_hidden_collectives(replayed.layout) is not None
-    causes = () if hidden else found.causes_within(DISCREPANCY_LIMIT)
+    unseen = unseen_waiting(replayed.layout)
+    causes = () if unseen else found.causes_within(DISCREPANCY_LIMIT)
     shown = headline(metrics, (metrics.slowdown, metrics.slowdown), found, causes)
     job = JobFacts(
         trace.meta.hosts,
@@ -102,7 +102,8 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
             name: float(metrics.relative(time_s)) for name, time_s in metrics.by_optype.items()
         },
     )
-    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden)
+    withheld = None if unseen is None else unseen.verdict
+    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, withheld=withheld)
     first = causes[0] if causes else None
     if first is None:
         return Verdict(said.level, None, ())

@@ -10,13 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind
+from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
 from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
+from app.analysis.diagnosis.ranks.chance import by_chance_s, with_typical_transfers
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
@@ -25,7 +26,12 @@ from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed, with_graph, without_lags
+from app.analysis.replay.session import (
+    Replayed,
+    recorded_step_times,
+    with_graph,
+    without_lags,
+)
 from app.analysis.wording import percent
 
 
@@ -36,6 +42,8 @@ class Thresholds:
     # What no cause explains is named when it is this share of the lost time.
     unknown_share: float = 0.5
     unknown_cost: float = 0.05  # …and costs this share of a step
+    # The confidence in a slow worker whose cost is not known.
+    without_cost: float = 0.8
 
 
 THRESHOLDS: Final = Thresholds()
@@ -61,6 +69,8 @@ class Diagnosis:
     judged: Judged | None = None  # None where too little is lost to look for causes
     # The causes that make launches late, where the replay is near the recording with no others.
     delaying: tuple[str, ...] = ()
+    # What a mean step loses by chance, where ranks share processors: no cause, and no loss.
+    chance_s: float = 0.0
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay they come from is within `limit` of the recording.
@@ -79,16 +89,32 @@ class _Found:
     finding: Finding
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is known of the main group's mean step before its causes are."""
+
+    recorded_s: float
+    slowdown: float  # S, of all steps
+    chance_s: float  # what it loses by chance
+
+
 def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> Diagnosis:
     """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
     step_ns = float(np.mean(metrics.recorded_s)) / NS
     signs = Signs(observation, step_ns)
     unjudged = _cannot_judge(signs)
-    excess = float(np.mean(metrics.recorded_s)) / metrics.ideal_step_s
+    chance_s = by_chance_s(observation, metrics)
+    excess = float(np.mean(metrics.recorded_s)) / (metrics.ideal_step_s + chance_s)
     if loses_little(excess) and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
-            (), judged, unjudged, metrics.lost_s, metrics.slowdown, metrics.discrepancy
+            (),
+            judged,
+            unjudged,
+            metrics.lost_s,
+            metrics.slowdown,
+            metrics.discrepancy,
+            chance_s=chance_s,
         )
     found = _find(signs)
     launches = [sign.finding.launches for sign in found]
@@ -134,9 +160,12 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
         }
         replays = replays.staying(stays)
         ideal_s = replays.ideal()
-    diagnosis, named = _weigh(replays, found, (recorded_s, metrics.slowdown), ideal_s, unjudged)
+    measured = _Measured(recorded_s, metrics.slowdown, chance_s)
+    diagnosis, named = _weigh(replays, found, measured, ideal_s + chance_s, unjudged)
+    diagnosis = replace(diagnosis, chance_s=chance_s)
     if explained and named:
         diagnosis = _with_reducing(diagnosis, replays, named, signs.observation)
+    diagnosis = _of_whole_steps(diagnosis, between_steps_s(replayed))
     if not late and not replays.stays_ns:
         return diagnosis
     if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
@@ -167,16 +196,24 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
     A cause that the job cannot have is not among them: without overlap nothing waits for a
     reduce-scatter, with one stage none is too heavy.
     """
-    reasons = {kind.name: kind.cannot_judge(signs) for kind in KINDS.values()}
+    shared = signs.observation.shares_processors
+    reasons = {
+        kind.name: SHARED_PROCESSORS
+        if shared and kind.needs_own_devices
+        else kind.cannot_judge(signs)
+        for kind in KINDS.values()
+    }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def _find(signs: Signs) -> list[_Found]:
     """Return what left its sign; what is more special is looked for first."""
     found: list[_Found] = []
+    shared = signs.observation.shares_processors
     turn = attrgetter("turn")
     for _, kinds in groupby(sorted(KINDS.values(), key=turn), key=turn):
-        findings = [(kind, kind.find(signs)) for kind in kinds]
+        possible = [kind for kind in kinds if not (shared and kind.needs_own_devices)]
+        findings = [(kind, kind.find(signs)) for kind in possible]
         new = [_Found(kind, finding) for kind, finding in findings if finding is not None]
         if new:
             found += new
@@ -197,15 +234,14 @@ def _explained(found: Sequence[_Found]) -> Explained:
 def _weigh(
     replays: Counterfactuals,
     found: Sequence[_Found],
-    measured: tuple[float, float],
+    measured: _Measured,
     ideal_s: FloatArray,
     unjudged: dict[str, str],
 ) -> tuple[Diagnosis, frozenset[int]]:
     """Give each finding its share of the lost time, keep those that matter, and say which."""
     now_s = replays.without(frozenset())
     mean_s = float(np.mean(now_s))
-    recorded_s, published = measured
-    numbers, loss = named_loss(replays, len(found), ideal_s, published)
+    numbers, loss = named_loss(replays, len(found), ideal_s, measured.slowdown, measured.chance_s)
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
     for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
@@ -243,18 +279,24 @@ def _weigh(
         place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
         causes.insert(place, unknown)
     chosen = {cause.cause for cause in causes}
+    reference_s = loss.reference_s
+    if measured.chance_s and numbers and not loss.unknown_s:
+        # Whoever waits long for others is woken up late: without them its collectives take what
+        # they typically do.
+        rested = replace(replays, group=with_typical_transfers(replays.group), now_s=None)
+        reference_s = rested.without(frozenset(numbers))
     diagnosis = Diagnosis(
         causes=tuple(_with_runners_up(causes, found)),
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
-        slowdown=mean_s / float(np.mean(loss.reference_s)),
-        discrepancy=_off(replays, recorded_s),
+        slowdown=mean_s / float(np.mean(reference_s)),
+        discrepancy=_off(replays, measured.recorded_s),
         judged=Judged(
             steps_s=now_s,
-            reference_s=loss.reference_s,
+            reference_s=reference_s,
             unknown_share=loss.unknown_s / loss.lost_s,
-            recorded_s=recorded_s,
+            recorded_s=measured.recorded_s,
             uncertainty=Uncertainty.combine([found[n].finding.uncertainty for n in numbers]),
             hosts_wait=bool(replays.group.graph.lags_ns),
         ),
@@ -284,6 +326,64 @@ def _with_reducing(
         slowdown=float(np.mean(now_s)) / float(np.mean(reference_s)),
         judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
     )
+
+
+def holding_anyway(observation: Observation, metrics: Metrics) -> tuple[Cause, ...]:
+    """Return causes such as slow workers where no replay tells what they cost.
+
+    What a worker computes by itself, without the waiting inside, does not depend on how well the
+    steps are replayed. Its share of the loss does, and is not said.
+    """
+    step_ns = float(np.mean(metrics.recorded_s)) / NS
+    signs = Signs(observation, step_ns)
+    causes = []
+    for kind in KINDS.values():
+        possible = kind.holds_anyway and kind.cannot_judge(signs) is None
+        found = kind.find(signs) if possible else None
+        if found is not None:
+            cause = Cause(
+                cause=kind.name,
+                contribution=None,
+                cost_s=None,
+                confidence=THRESHOLDS.without_cost,
+                evidence=found.evidence,
+                where=found.where,
+                figure=found.figure,
+            )
+            causes.append(cause)
+    return tuple(causes)
+
+
+def _of_whole_steps(diagnosis: Diagnosis, between_s: float) -> Diagnosis:
+    """Return the diagnosis with what usually passes between steps in them, with causes or not."""
+    judged = diagnosis.judged
+    if judged is None or not between_s:
+        return diagnosis
+    judged = replace(
+        judged,
+        steps_s=judged.steps_s + between_s,
+        reference_s=judged.reference_s + between_s,
+        recorded_s=judged.recorded_s + between_s,
+    )
+    slowdown = float(np.mean(judged.steps_s)) / float(np.mean(judged.reference_s))
+    return replace(diagnosis, slowdown=slowdown, judged=judged)
+
+
+def between_steps_s(replayed: Replayed) -> float:
+    """Return what usually passes between the end of a step and the begin of the next, seconds.
+
+    0 where steps overlap, where the recording does not tell, for a single worker, and in pipelines,
+    whose stages fill and drain in each step.
+    """
+    layout = replayed.layout
+    following = np.diff(layout.steps) == 1
+    absolute = replayed.clocks.drift_ppm is not None
+    alone = layout.pp == layout.dp == 1
+    if layout.pp > 1 or alone or replayed.graph.chained or not absolute or not following.any():
+        return 0.0
+    ends = layout.begin_ns + recorded_step_times(replayed.main)
+    between_ns = float(np.median((layout.begin_ns[1:] - ends[:-1])[following]))
+    return max(between_ns, 0.0) * NS
 
 
 def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:

@@ -20,7 +20,8 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
 from app.analysis.diagnosis.loss import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_DRAWN, FEWEST_STEPS, Interval, spread_by_blocks
-from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
+from app.analysis.replay.metrics import STRAGGLING, Metrics
 
 # S and the headline are both said in words where they differ by more.
 WORTH_SAYING: Final = 0.02
@@ -101,6 +102,10 @@ def headline(
     """
     known = [cause for cause in causes if cause.cause != UNKNOWN]
     judged = diagnosis.judged
+    if not causes and metrics.discrepancy <= DISCREPANCY_LIMIT:
+        by_chance = _without_chance(metrics, published_ci95, diagnosis.chance_s)
+        if metrics.slowdown > by_chance.slowdown and by_chance.slowdown < STRAGGLING:
+            return by_chance
     if not known or judged is None or not is_explained(judged.unknown_share):
         return Headline(
             metrics.slowdown,
@@ -118,6 +123,19 @@ def headline(
         HeadlineKind.CAUSES,
         ci95_reason=too_few_steps(len(judged.steps_s)) if ci95 is None else None,
     )
+
+
+def _without_chance(metrics: Metrics, published_ci95: Interval | None, chance_s: float) -> Headline:
+    """Return the slowdown of a job without causes, where ranks lose time to one another."""
+    reference_s = min(metrics.ideal_step_s + chance_s, metrics.simulated_step_s)
+    ci95: Interval | None = None
+    reason: str | None = _too_few_to_draw(metrics)
+    if published_ci95 is not None:
+        ideal = metrics.ideal_step_s / reference_s
+        low, high = (max(bound * ideal, 1.0) for bound in published_ci95)
+        ci95, reason = (low, high), None
+    slowdown = metrics.simulated_step_s / reference_s
+    return Headline(slowdown, ci95, reference_s, HeadlineKind.CAUSES, ci95_reason=reason)
 
 
 def interval_of(judged: Judged) -> Interval | None:

@@ -54,14 +54,19 @@ def is_explained(unknown_share: float) -> bool:
 
 
 def named_loss(
-    replays: Counterfactuals, count: int, ideal_s: FloatArray, published: float
+    replays: Counterfactuals,
+    count: int,
+    ideal_s: FloatArray,
+    published: float,
+    chance_s: float = 0.0,
 ) -> tuple[tuple[int, ...], Loss]:
     """Return the findings that are worth naming, and what is lost.
 
     The reference is the session without them, where that is as good as a healthy one: all healthy
     jobs lose a little against the ideal, and against the job without its causes that is no loss.
     Where more remains, the reference is ideal, and what no cause explains is unknown; but not where
-    the causes alone weigh more than S, which knows no late launches.
+    the causes alone weigh more than S, which knows no late launches. Nor is unknown what ranks lose
+    by chance, `chance_s` of a mean step: it hides behind causes, and stays without them.
     """
     numbers = _that_matter(replays, count)
     mean_s = replays.mean_s(frozenset())
@@ -75,7 +80,8 @@ def named_loss(
     without_s = replays.without(frozenset(named))
     healthy = loses_little(float(np.mean(without_s)) / float(np.mean(ideal_s)))
     beyond = mean_s >= published * float(np.mean(without_s))
-    if named and (healthy or beyond or is_explained(residual_s / lost_s)):
+    by_chance = 0 < residual_s <= chance_s
+    if named and (healthy or beyond or by_chance or is_explained(residual_s / lost_s)):
         lost_s = max(mean_s - float(np.mean(without_s)), 1e-12)
         return named, Loss(without_s, lost_s, 0.0)
     return named, Loss(best_s, lost_s, residual_s)

@@ -17,6 +17,7 @@ from app.analysis.replay.medians import median
 from app.analysis.replay.session import ShapeGroup, begins_of
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
+from app.analysis.trace.ranks.recorder import recorder_of
 
 SingleArray = NDArray[np.float32]
 Real = TypeVar("Real", np.float32, np.float64)
@@ -24,6 +25,9 @@ Real = TypeVar("Real", np.float32, np.float64)
 _SAMPLE: Final = 60_000
 _FEWEST: Final = 4
 _FEW: Final = 4
+
+# A processor is taken from a rank for a few slices of the scheduler at a time.
+_TAKEN_NS: Final = 20e6
 
 COMPUTATIONS: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
 
@@ -99,6 +103,12 @@ class Observation(LooksOnce):
         return Hosts(meta.hosts, self.layout.ranks.tolist(), meta.gpus, of_worker, guessed)
 
     @cached_property
+    def shares_processors(self) -> bool:
+        """Return whether the ranks compute on the processors of one host."""
+        meta = self.trace.meta
+        return recorder_of(meta.extra).on_host and meta.sizes.world > 1 and meta.on_one_host
+
+    @cached_property
     def op_types(self) -> frozenset[str]:
         """Return the types of operations that are replayed."""
         return frozenset(self.layout.op_names[code] for code in np.unique(self.layout.nodes.op))
@@ -123,6 +133,10 @@ class Observation(LooksOnce):
         if node in self.explained.late_ns:
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
+        if self.shares_processors:
+            # Another rank had the processor: what is late is not what it does each step.
+            short = late < _TAKEN_NS
+            late = np.where(short, np.minimum(late, np.median(late, axis=0)), late)
         return late
 
     @cached_property

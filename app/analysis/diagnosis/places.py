@@ -137,7 +137,8 @@ class Hosts:
     def whole_host(self, workers: Collection[Worker]) -> str | None:
         """Name the host that these workers fill: it has no others, and they are on no other.
 
-        None where there is no such host.
+        None where there is no such host, and where the job has no other: all that are slow there
+        are only all that there are.
 
         Examples
         --------
@@ -151,8 +152,8 @@ class Hosts:
         if len(there) != 1:
             return None
         host = there.pop()
-        count = sum(self.hosts.get(rank) == host for row in self.ranks for rank in row)
-        if host is None or count != len(set(workers)):
+        known = [self.hosts.get(rank) for row in self.ranks for rank in row]
+        if host is None or not known.count(host) == len(set(workers)) < len(known):
             return None
         return called(host, guessed=host in self.guessed)
 

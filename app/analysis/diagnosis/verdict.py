@@ -39,7 +39,7 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     headline: Headline,
     limit: float,
     *,
-    hidden: bool = False,
+    withheld: str | None = None,
 ) -> Verdict:
     """Say in one sentence how slow the job is and why.
 
@@ -49,13 +49,11 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         How slow it is, and against what.
     limit : float
         A discrepancy above it withholds the verdict.
-    hidden : bool
-        Whether computations hold collectives that are not recorded; that withholds it too.
+    withheld : str, optional
+        Why there is no verdict, whatever the discrepancy.
     """
-    if hidden:
-        return Verdict(
-            "No verdict: computations wait inside for collectives that are not recorded", "none"
-        )
+    if withheld is not None:
+        return Verdict(f"No verdict: {withheld}", "none")
     if metrics.discrepancy > limit:
         return Verdict(_withheld(job, metrics, causes, limit), "none")
     shown = f"{headline.slowdown:.2f}×"

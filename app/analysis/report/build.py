@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.diagnose import diagnose
-from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
+from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
@@ -19,7 +19,6 @@ from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.fix import Fix
 from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.adaptations.hidden_collectives import find_hidden_collectives
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
@@ -31,6 +30,7 @@ from app.analysis.replay.metrics import (
 )
 from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
 from app.analysis.replay.session import Replayed, prepare_replay
+from app.analysis.replay.unseen import unseen_waiting
 from app.analysis.report.document import (
     SECONDS_AN_HOUR,
     JobSizes,
@@ -123,12 +123,16 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
     worst = rank_workers(np.mean(metrics.by_worker, axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
-    hidden = find_hidden_collectives(replayed.layout)
+    unseen = unseen_waiting(replayed.layout)
     observation = Observation(trace, replayed.main)
     diagnosis = diagnose(observation, replayed, metrics)
-    fidelity = fidelity_of(replayed, metrics, hidden, diagnosis)
+    fidelity = fidelity_of(replayed, metrics, unseen, diagnosis)
     trusted = fidelity.verdict
-    causes = () if hidden is not None else diagnosis.causes_within(DISCREPANCY_LIMIT)
+    causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
+    if unseen is not None:
+        causes = ()
+    elif not trusted and all(cause.cause == UNKNOWN for cause in causes):
+        causes = holding_anyway(observation, metrics) or causes
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
@@ -143,7 +147,8 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         meta.whereabouts.guessed_hosts,
         by_optype=by_optype,
     )
-    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, hidden=hidden is not None)
+    withheld = None if unseen is None else unseen.verdict
+    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, withheld=withheld)
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.
     if said.level != "ok":

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
-from app.analysis.replay.adaptations.evidence import SENTENCES, Sign
+from app.analysis.replay.adaptations.evidence import SENTENCES
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.fidelity import (
     DISCREPANCY_LIMIT,
     Delaying,
     distrust,
-    hides_collectives,
     late_launches,
 )
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed
+from app.analysis.replay.unseen import Unseen
 from app.analysis.report.coverage import (
     Clocks,
     Coverage,
@@ -45,15 +45,15 @@ CLOCK_WARNING: Final = 0.01
 
 
 def fidelity_of(
-    replayed: Replayed, metrics: Metrics, hidden: Sign | None, diagnosis: Diagnosis
+    replayed: Replayed, metrics: Metrics, unseen: Unseen | None, diagnosis: Diagnosis
 ) -> Fidelity:
     """Return how far the replay is from the recording, and why where that is too far."""
     near = metrics.discrepancy <= DISCREPANCY_LIMIT
     # replayed one at a time, and only where the verdict is withheld
     late = [] if near else late_launches(replayed, metrics)
     reason = None
-    if hidden is not None:
-        reason = hides_collectives(hidden)
+    if unseen is not None:
+        reason = unseen.reason
     elif not near:
         titles = tuple(title_of(name) for name in diagnosis.delaying)
         delaying = Delaying(titles, diagnosis.discrepancy) if titles else None
@@ -61,7 +61,7 @@ def fidelity_of(
     return Fidelity(
         discrepancy=metrics.discrepancy,
         limit=DISCREPANCY_LIMIT,
-        verdict=near and hidden is None,
+        verdict=near and unseen is None,
         reason=reason,
         adaptations=tuple(
             MadeAdaptation(

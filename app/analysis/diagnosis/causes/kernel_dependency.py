@@ -121,6 +121,7 @@ KERNEL_DEPENDENCY: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=always("computations wait for reduce-scatters that they do not need"),
     find=_find,
+    needs_own_devices=True,
     remedy=always(
         Remedy(
             "separate_kernels",

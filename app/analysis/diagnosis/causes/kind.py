@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from app.analysis.diagnosis.finding import Cause, Finding
 from app.analysis.diagnosis.places import Hosts, JobFacts
@@ -72,8 +72,17 @@ class CauseKind:
     turn: Turn = Turn.GENERAL
     planned_around: bool = False  # whether another division of the layers makes up for it
     everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
+    # Whether its sign is what ranks compute by themselves, so that it holds however far the replay
+    # is from the recording.
+    holds_anyway: bool = False
+    # Whether it needs a network, or devices of the ranks' own: ranks that share the processors of
+    # one host have neither.
+    needs_own_devices: bool = False
     # Whether the rules of a new installation have one for this cause alone.
     alerts_alone: bool = False
+
+
+SHARED_PROCESSORS: Final = "the ranks share the processors of one host"
 
 
 def always(said: T) -> Callable[[Cause, Hosts], T]:

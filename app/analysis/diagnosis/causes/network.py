@@ -361,6 +361,7 @@ NETWORK: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    needs_own_devices=True,
     hides=_hides,
     remedy=_remedy,
 )

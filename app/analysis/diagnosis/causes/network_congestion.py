@@ -315,6 +315,7 @@ NETWORK_CONGESTION: Final = CauseKind(
     cannot_judge=_cannot_judge,
     because=_because,
     find=_find,
+    needs_own_devices=True,
     hides=_hides,
     remedy=always(
         Remedy(

@@ -321,6 +321,7 @@ SLOW_WORKER: Final = CauseKind(
     cannot_judge=needs_peers,
     because=_because,
     find=_find,
+    holds_anyway=True,
     plan=Plan.REPLACE_WORKERS,
     planned_around=True,
     alerts_alone=True,

@@ -252,6 +252,7 @@ THERMAL_THROTTLING: Final = CauseKind(
     cannot_judge=needs_peers,
     because=_because,
     find=_find,
+    needs_own_devices=True,
     remedy=_remedy,
     turn=Turn.SPECIAL,
 )

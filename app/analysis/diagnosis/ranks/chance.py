@@ -1,0 +1,79 @@
+"""What ranks lose by chance that share the processors of one machine.
+
+On a laptop, and in every trial on CPUs, ranks take processors from one another. Each of their
+operations takes longer now and then, on whichever rank, and each collective waits for the latest.
+No worker is at fault, and against a job that ran alone on each processor every such job is slow. So
+the job that one is held against has that chance in it. Ranks with a device of their own, or a host,
+lose nothing so: there it is told, whatever its cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.counterfactual import NS
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.engine.durations import Durations
+from app.analysis.replay.engine.pieces import executor_of
+from app.analysis.replay.engine.variants import Simulator
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.session import ShapeGroup, with_durations
+
+# Ranks wait long for a collective when they wait this many times what it takes.
+_LONG: Final = 2.0
+
+
+def by_chance_s(observation: Observation, metrics: Metrics) -> float:
+    """Return what a mean step loses by chance, seconds; 0 where ranks share no processors.
+
+    That is what steps would be shorter if each operation took on each rank what it typically takes
+    there. What a rank lastingly takes longer is no chance. Without a pipeline, nothing else is a
+    loss: that collectives of one type differ, since they carry more or less, is not.
+    """
+    if not observation.shares_processors:
+        return 0.0
+    own = observation.recorded_ns
+    typical_s = _replayed_s(observation, np.median(own, axis=1, keepdims=True))
+    chance_s = max(metrics.simulated_step_s - typical_s, 0.0)
+    if observation.layout.pp > 1:
+        return chance_s
+    alike_s = _replayed_s(observation, np.median(own, axis=(1, 2), keepdims=True))
+    return chance_s + max(alike_s - metrics.ideal_step_s, 0.0)
+
+
+def with_typical_transfers(group: ShapeGroup) -> ShapeGroup:
+    """Return a group in which collectives that ranks wait long for take what they typically take.
+
+    Who waits sleeps, and is woken up late.
+    """
+    own = group.durations.recorded_ns.copy()
+    for unit in group.graph.units:
+        for node in unit.members if unit.communication and unit.across_dp else ():
+            typical_ns = float(np.median(own[node]))
+            waited_ns = group.layout.duration_ns[node].max(axis=-1).mean() - typical_ns
+            if waited_ns > _LONG * typical_ns:
+                np.minimum(own[node], typical_ns, out=own[node])
+    return with_durations(group, Durations(own, group.durations.ideal_ns))
+
+
+def _replayed_s(observation: Observation, typical_ns: FloatArray) -> float:
+    """Return the mean step if operations take that; shape (nodes, 1, dp or 1)."""
+    group = observation.group
+    layout = _with_even_shares(group.layout)
+    durations = np.broadcast_to(typical_ns, observation.recorded_ns.shape)
+    executor = executor_of(layout, group.graph, durations.min(axis=(1, 2)), durations.size)
+    simulator = Simulator(layout, Durations(durations, group.durations.ideal_ns), executor)
+    return float(np.mean(simulator.step_times([simulator.keep()])[0])) * NS
+
+
+def _with_even_shares(layout: Layout) -> Layout:
+    """Return a layout whose computations are cut alike in all steps and on all ranks."""
+    even = {
+        node: np.broadcast_to(shares.mean(axis=(1, 2), keepdims=True), shares.shape)
+        for node, shares in layout.shares.items()
+    }
+    return replace(layout, shares=even)
