@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from accelerate import Accelerator
-from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from common import HIDDEN, Layer, Options, launch, options
 from torch import nn
 
 import paceline_client.torch as paceline
@@ -16,17 +16,20 @@ BATCH = 4
 def train(options: Options, rank: int) -> None:
     """Train one of the ranks that have the whole model."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICROBATCHES)
-    model = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(3)))
+    model = nn.Sequential(*(Layer(0.008, options, rank) for _ in range(3)))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
 
-    monitor = paceline.attach(options.server, options.job, model=model, steps=options.steps)
-    for _ in range(options.steps + WAIT_STEPS):
+    monitor = paceline.attach(
+        options.server, options.job, model=model, steps=options.steps, every=options.every
+    )
+    for _ in range(options.total_steps):
         for _ in range(MICROBATCHES):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.randn(BATCH, HIDDEN)).square().mean())
                 optimizer.step()
                 optimizer.zero_grad()
         monitor.step()
+        options.stepped(monitor, rank)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,11 +20,13 @@ import torch.multiprocessing as mp
 HIDDEN = 64
 # Steps before the first session begins, and one after it.
 WAIT_STEPS = 10
+# The same of the sessions that `--compare` asks for.
+CONNECT_STEPS = 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
-    """What every example is asked."""
+    """What every example is asked, and how far it is."""
 
     server: str
     job: str
@@ -30,13 +35,44 @@ class Options:
     slow_rank: int
     slow_factor: float
     pace: float
+    compare: Path | None = None
+    wait_steps: int = WAIT_STEPS
+    step: int = 0
+    ends_ns: list[int] = field(default_factory=list)
+
+    @property
+    def total_steps(self) -> int:
+        """How many steps the job trains for."""
+        if self.compare is not None:
+            return 2 * (self.steps + CONNECT_STEPS)
+        return self.steps + self.wait_steps
+
+    @property
+    def every(self) -> str | None:
+        """How often it is recorded; two sessions that are to be compared are asked for."""
+        return "30min" if self.compare is None else None
 
     def factor(self, rank: int) -> float:
-        """Return how many times longer than usual a rank computes."""
-        return self.pace * (self.slow_factor if rank == self.slow_rank else 1.0)
+        """Return how many times longer than usual a rank computes now."""
+        slow = rank == self.slow_rank
+        if self.compare is not None and self.step < self.total_steps // 2:
+            slow = False
+        return self.pace * (self.slow_factor if slow else 1.0)
+
+    def stepped(self, monitor, rank: int) -> None:
+        """Note that a step is over."""
+        self.step += 1
+        self.ends_ns.append(time.time_ns())
+        if self.compare is None:
+            return
+        if self.step in {1, self.total_steps // 2}:
+            monitor.record(self.steps, at=self.step + CONNECT_STEPS - 1)
+        if self.step == self.total_steps:
+            path = self.compare / f"times-{rank}.json"
+            path.write_text(json.dumps({"ends_ns": self.ends_ns, "steps": self.steps}))
 
 
-def options(job: str, ranks: int, description: str | None) -> Options:
+def options(job: str, ranks: int, description: str | None, wait_steps: int = WAIT_STEPS) -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
@@ -56,6 +92,12 @@ def options(job: str, ranks: int, description: str | None) -> Options:
         default=1.0,
         help="how many times longer all compute: on a busy machine a process is woken up late",
     )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FOLDER",
+        help="record two sessions, of which only the second is slowed, and write when steps ended",
+    )
     given = parser.parse_args()
     rank, _, factor = given.slow.partition(":")
     return Options(
@@ -66,6 +108,8 @@ def options(job: str, ranks: int, description: str | None) -> Options:
         int(rank),
         float(factor or 1.8),
         given.pace,
+        given.compare,
+        wait_steps,
     )
 
 
@@ -74,7 +118,9 @@ def launch(train: Callable[[Options, int], None], options: Options) -> None:
     logging.basicConfig(format="%(levelname)s %(message)s")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    mp.spawn(_rank, args=(train, options), nprocs=options.ranks)
+    # What is imported is there in each process; where that is not possible, each imports it anew.
+    method = "fork" if sys.platform == "linux" else "spawn"
+    mp.start_processes(_rank, args=(train, options), nprocs=options.ranks, start_method=method)
 
 
 def _free_port() -> int:
@@ -95,25 +141,23 @@ def _rank(rank: int, train: Callable[[Options, int], None], options: Options) ->
         dist.destroy_process_group()
 
 
-class Layer(torch.nn.Module):
-    """A feed-forward layer that takes some milliseconds, or more on a slow rank.
+class Slept(torch.nn.Module):
+    """Takes some milliseconds in a forward and twice that in a backward, more on a slow rank.
 
     On a laptop a sleep stands for the work of an accelerator: the processor is shared by all ranks.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, options: Options, rank: int) -> None:
         super().__init__()
-        self.up = torch.nn.Linear(HIDDEN, 2 * HIDDEN)
-        self.down = torch.nn.Linear(2 * HIDDEN, HIDDEN)
-        self.seconds = seconds
+        self.seconds = lambda: seconds * options.factor(rank)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, of the shape of its input."""
-        time.sleep(self.seconds)
-        return _Slept.apply(x + self.down(torch.relu(self.up(x))), 2 * self.seconds)
+        """Return the input."""
+        time.sleep(self.seconds())
+        return _SleptBackward.apply(x, self.seconds)
 
 
-class _Slept(torch.autograd.Function):
+class _SleptBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seconds):
         ctx.seconds = seconds
@@ -121,5 +165,19 @@ class _Slept(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
+        time.sleep(2 * ctx.seconds())
         return gradient, None
+
+
+class Layer(torch.nn.Module):
+    """A feed-forward layer."""
+
+    def __init__(self, seconds: float, options: Options, rank: int) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(HIDDEN, 2 * HIDDEN)
+        self.down = torch.nn.Linear(2 * HIDDEN, HIDDEN)
+        self.slept = Slept(seconds, options, rank)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, of the shape of its input."""
+        return self.slept(x + self.down(torch.relu(self.up(x))))

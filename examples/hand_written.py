@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from common import HIDDEN, Layer, Options, launch, options
 from torch import nn
 
 import paceline_client.torch as paceline
@@ -19,14 +19,19 @@ def train(options: Options, rank: int) -> None:
     stage, replica = divmod(rank, replicas)
     groups = [dist.new_group(list(range(first, first + replicas))) for first in (0, replicas)]
     peer = rank + replicas if stage == 0 else rank - replicas
-    model = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(2)))
+    model = nn.Sequential(*(Layer(0.008, options, rank) for _ in range(2)))
     optimizer = torch.optim.AdamW(model.parameters())
 
     layout = paceline.Layout(dp=replicas, pp=2, dp_rank=replica, pp_rank=stage)
     monitor = paceline.attach(
-        options.server, options.job, layout=layout, steps=options.steps, layers=(2, 2)
+        options.server,
+        options.job,
+        layout=layout,
+        steps=options.steps,
+        every=options.every,
+        layers=(2, 2),
     )
-    for _ in range(options.steps + WAIT_STEPS):
+    for _ in range(options.total_steps):
         for mb in range(MICROBATCHES):
             x = torch.randn(BATCH, HIDDEN)
             if stage == 1:
@@ -51,6 +56,7 @@ def train(options: Options, rank: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         monitor.step()
+        options.stepped(monitor, rank)
 
 
 if __name__ == "__main__":

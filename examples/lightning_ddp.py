@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from common import HIDDEN, Layer, Options, launch, options
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,21 +24,22 @@ class Paceline(Callback):
         """Attach once model, optimizer and process group are there."""
         options, model = self.options, trainer.strategy.model
         self.monitor = paceline.attach(
-            options.server, options.job, model=model, steps=options.steps
+            options.server, options.job, model=model, steps=options.steps, every=options.every
         )
 
     def on_train_batch_end(self, trainer, _module, _outputs, _batch, batch_idx) -> None:
         """End a step where the optimizer has made one."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.monitor.step()
+            self.options.stepped(self.monitor, trainer.global_rank)
 
 
 class Module(LightningModule):
     """Three layers, slower on a rank that is slowed."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, options: Options, rank: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(0.008 * factor) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(0.008, options, rank) for _ in range(3))
 
     def training_step(self, batch, _index):
         """Return the loss of a microbatch."""
@@ -54,7 +55,7 @@ class Module(LightningModule):
 
 def train(options: Options, rank: int) -> None:
     """Train one of the ranks that have the whole model."""
-    steps = options.steps + WAIT_STEPS
+    steps = options.total_steps
     trainer = Trainer(
         accelerator="cpu",
         strategy="ddp",
@@ -68,7 +69,7 @@ def train(options: Options, rank: int) -> None:
         enable_model_summary=False,
     )
     data = TensorDataset(torch.randn(options.ranks * steps * MICROBATCHES * BATCH, HIDDEN))
-    trainer.fit(Module(options.factor(rank)), DataLoader(data, BATCH))
+    trainer.fit(Module(options, rank), DataLoader(data, BATCH))
 
 
 if __name__ == "__main__":

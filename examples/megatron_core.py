@@ -6,7 +6,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from common import HIDDEN, Layer, Options, launch, options
 from torch import nn
 
 with warnings.catch_warnings():
@@ -27,9 +27,11 @@ STAGES = 2
 class Chunk(nn.Module):
     """A model chunk as Megatron's schedules want it: its input is set, not passed."""
 
-    def __init__(self, config: ModelParallelConfig, index: int, seconds: float) -> None:
+    def __init__(
+        self, config: ModelParallelConfig, index: int, options: Options, rank: int
+    ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer(seconds)])
+        self.layers = nn.ModuleList([Layer(0.008, options, rank)])
         self.config = config
         self.vp_stage = index
         self.model_type = ModelType.encoder_or_decoder
@@ -67,15 +69,20 @@ def train(options: Options, rank: int) -> None:
     # What the schedules read of a transformer's configuration.
     config.hidden_size = HIDDEN
     config.fine_grained_activation_offloading = False
-    model = [Chunk(config, index, 0.008 * options.factor(rank)) for index in range(2)]
+    model = [Chunk(config, index, options, rank) for index in range(2)]
     parameters = [p for chunk in model for p in chunk.parameters()]
     optimizer = torch.optim.AdamW(parameters)
     replicas = parallel_state.get_data_parallel_group()
 
     monitor = paceline.attach(
-        options.server, options.job, megatron_config=config, model=model, steps=options.steps
+        options.server,
+        options.job,
+        megatron_config=config,
+        model=model,
+        steps=options.steps,
+        every=options.every,
     )
-    for _ in range(options.steps + WAIT_STEPS):
+    for _ in range(options.total_steps):
         get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(())] * len(model),
@@ -90,6 +97,7 @@ def train(options: Options, rank: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         monitor.step()
+        options.stepped(monitor, rank)
 
 
 def forward_step(data, model):

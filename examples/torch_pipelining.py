@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from common import HIDDEN, WAIT_STEPS, Layer, Options, launch, options
+from common import HIDDEN, Layer, Options, launch, options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -19,7 +19,7 @@ def train(options: Options, rank: int) -> None:
     """Train a rank of a pipeline of two stages, replicated."""
     mesh = init_device_mesh("cpu", (2, options.ranks // 2), mesh_dim_names=("pp", "dp"))
     stage_index = mesh.get_local_rank("pp")
-    part = nn.Sequential(*(Layer(0.008 * options.factor(rank)) for _ in range(2)))
+    part = nn.Sequential(*(Layer(0.008, options, rank) for _ in range(2)))
     model = DistributedDataParallel(part, process_group=mesh.get_group("dp"))
     example = torch.zeros(BATCH, HIDDEN)
     stage = PipelineStage(
@@ -40,9 +40,10 @@ def train(options: Options, rank: int) -> None:
         schedule=schedule,
         mesh=mesh,
         steps=options.steps,
+        every=options.every,
         layers=(2, 2),
     )
-    for _ in range(options.steps + WAIT_STEPS):
+    for _ in range(options.total_steps):
         batch = torch.randn(MICROBATCHES * BATCH, HIDDEN)
         if stage_index == 0:
             schedule.step(batch)
@@ -51,6 +52,7 @@ def train(options: Options, rank: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         monitor.step()
+        options.stepped(monitor, rank)
 
 
 if __name__ == "__main__":

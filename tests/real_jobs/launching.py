@@ -28,7 +28,7 @@ FORWARD_S: Final = 0.032
 _STARTING_S: Final = 90.0
 _PATIENCE: Final = 4.0
 _LOG_CHARS: Final = 4000
-_ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[2]
 _PACKAGES: Final = {
     Framework.HAND_WRITTEN: "torch",
     Framework.TORCH: "torch",
@@ -128,7 +128,7 @@ def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
 def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the launch in a process group of its own; end what is left of it, whatever happens."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client" / "src"))),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client" / "src"))),
         # Many processes share few processors: no threads of their own.
         "OMP_NUM_THREADS": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -140,7 +140,7 @@ def _processes(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes
     with log.open("wb") as written:
         process = subprocess.Popen(  # noqa: S603 - our own module
             command,
-            cwd=_ROOT,
+            cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=written,
@@ -181,11 +181,11 @@ def _measured(directory: Path, job: Job, run: str) -> Measured:
     return Measured(
         tuple(row for part in parts for row in part["rows"]),
         tuple((end - start) / 1e9 for start, end in pairwise(ends_ns)),
-        _joined([part["meta"] for part in parts if part["meta"]]),
+        joined([part["meta"] for part in parts if part["meta"]]),
     )
 
 
-def _joined(said: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def joined(said: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return what all shares of a session say of it, as the server joins it."""
     if not said:
         return None

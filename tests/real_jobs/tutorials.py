@@ -1,0 +1,182 @@
+"""Jobs in the structures of the frameworks' tutorials, as `examples/` has them.
+
+Each is launched once, trains healthy and then with a rank that is slowed, and says itself when its
+steps ended. Its client sends to nowhere: what would have been sent is in the spool.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from tests.real_jobs.analyzing import Answer, answer
+from tests.real_jobs.jobs import Place
+from tests.real_jobs.launching import ROOT, joined, torch_python
+from tests.real_jobs.truth import NOISY_SPREAD, spread
+from tests.real_jobs.worker.attached import NOWHERE
+
+LIMIT_S: Final = 240
+SLOW_RANK: Final = 1
+FACTOR: Final = 1.5
+# A healthy job is told no more than this.
+HEALTHY_AT_MOST: Final = 1.05
+WITHIN: Final = 0.05
+# As `examples/common.py` has it: a session begins so long after it is asked for.
+_CONNECT_STEPS: Final = 4
+_GZIP: Final = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Tutorial:
+    """A script of `examples/`, and how it is run.
+
+    Parameters
+    ----------
+    stages : bool
+        Its ranks are pipeline stages and not data-parallel: a slow one may be a heavy stage.
+    """
+
+    script: str
+    options: tuple[str, ...] = ()
+    package: str = "torch"
+    stages: bool = False
+
+    @property
+    def missing(self) -> str | None:
+        """Return the package that is not installed; None where it can run."""
+        packages = ("torch", self.package)
+        return next((name for name in packages if importlib.util.find_spec(name) is None), None)
+
+
+TUTORIALS: Final[Mapping[str, Tutorial]] = {
+    "ddp": Tutorial("ddp_clipping"),
+    "fsdp2": Tutorial("fsdp2", ("--ranks", "2")),
+    "slow steps": Tutorial("ddp_clipping", ("--pace", "6", "--steps", "5")),
+    "short steps": Tutorial("short_steps", ("--steps", "50")),
+    "accumulation": Tutorial("accumulation"),
+    "hugging face": Tutorial("hugging_face", package="transformers"),
+    "deepspeed": Tutorial("deepspeed_zero", package="deepspeed"),
+    "accelerate": Tutorial("accelerate_ddp", ("--pace", "0.6"), package="accelerate"),
+    "1f1b": Tutorial("pipeline_1f1b", ("--pace", "0.6"), stages=True),
+    "pipeline and ddp": Tutorial("torch_pipelining", ("--pace", "0.6")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was measured, and what the product says, of one launch.
+
+    Parameters
+    ----------
+    slowdown : float
+        Mean step time of the second half over that of the first.
+    noise : float
+        Spread of the healthy steps.
+    """
+
+    slowdown: float
+    noise: float
+    healthy: Answer
+    slowed: Answer
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether the healthy steps say themselves that the machine was busy."""
+        return self.noise > NOISY_SPREAD
+
+
+def run(tutorial: Tutorial) -> Told:
+    """Launch a tutorial, and return what both its sessions say."""
+    with TemporaryDirectory(prefix="paceline-tutorial-") as name:
+        folder = Path(name)
+        slow = ("--slow", f"{SLOW_RANK}:{FACTOR}", "--compare", name, "--server", NOWHERE)
+        script = ROOT / "examples" / f"{tutorial.script}.py"
+        ran = subprocess.run(  # noqa: S603 - our own script
+            [torch_python(), str(script), *slow, *tutorial.options],
+            env=_environment(folder),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        return _told(folder)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "client" / "src"),
+        "PACELINE_SPOOL": str(folder / "spool"),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "HF_HOME": str(folder / "hugging-face"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    if Path("/sys/class/net/lo").exists():
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment
+
+
+def _told(folder: Path) -> Told:
+    times = [json.loads(path.read_text()) for path in sorted(folder.glob("times-*.json"))]
+    steps = times[0]["steps"]
+    ends_ns = [max(ends) for ends in zip(*(rank["ends_ns"] for rank in times), strict=True)]
+    half = len(ends_ns) // 2
+    healthy_s, slowed_s = (
+        _step_times_s(ends_ns, begin, steps)
+        for begin in (_CONNECT_STEPS, half + _CONNECT_STEPS - 1)
+    )
+    traces = _traces(folder / "spool", half)
+    return Told(mean(slowed_s) / mean(healthy_s), spread(healthy_s), *map(answer, traces))
+
+
+def _step_times_s(ends_ns: Sequence[int], begin: int, steps: int) -> list[float]:
+    return [(end - start) / 1e9 for start, end in pairwise(ends_ns[begin - 1 : begin + steps])]
+
+
+def _traces(spool: Path, half: int) -> list[bytes]:
+    """Return the sessions of steps before and from `half` on, joined as the server joins them."""
+    said: tuple[list[Mapping[str, Any]], ...] = ([], [])
+    rows: tuple[list[str], ...] = ([], [])
+    for path in sorted(spool.rglob("*.share")):
+        content = path.read_bytes()
+        header, *operations = gzip.decompress(content[content.index(_GZIP) :]).decode().splitlines()
+        later = [json.loads(operation)["step"] >= half for operation in operations]
+        if operations:
+            said[later[0]].append(json.loads(header)["meta"])
+            rows[later[0]].extend(operations)
+    return [
+        "\n".join(
+            (json.dumps({"schema": "paceline.trace/1", "meta": joined(metas)}), *operations, "")
+        ).encode()
+        for metas, operations in zip(said, rows, strict=True)
+    ]
+
+
+def faults_of(tutorial: Tutorial, told: Told) -> list[str]:
+    """Return what is wrong with what was told; nothing if it is right."""
+    healthy, slowed = told.healthy, told.slowed
+    wrong = [
+        f"{name}: {answer.refused or f'no verdict, {answer.discrepancy:.1%} off'}"
+        for name, answer in (("healthy", healthy), ("slowed", slowed))
+        if not answer.verdict
+    ]
+    if healthy.headline > HEALTHY_AT_MOST:
+        wrong.append(f"healthy: {healthy.headline:.3f}")
+    if abs(slowed.headline / told.slowdown - 1) > WITHIN:
+        wrong.append(f"slowed: {slowed.headline:.3f} for {told.slowdown:.3f}")
+    first = slowed.causes[0] if slowed.causes else None
+    place = Place(0, SLOW_RANK) if tutorial.stages else Place(SLOW_RANK, 0)
+    if first is None or first.name != "slow_worker" or place not in first.workers[:1]:
+        wrong.append(f"slowed: {first}")
+    return wrong
