@@ -20,7 +20,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev demo serve test test-all marked computing test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client score sensitivity \
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score sensitivity \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
 help: ## List the targets
@@ -95,7 +95,7 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
 # These compare times, of processes that wait most of the time: what runs at the same time has lower priority.
-TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py tensor integration/client/test_examples.py)
+TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_tutorials.py tensor integration/client/test_examples.py)
 
 test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
 	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \
@@ -192,6 +192,9 @@ format: install-dev ## Format, and repair what can be repaired
 
 bench-client: install-dev ## What the client costs a training: an operation, a step, a burst, memory
 	@$(BIN)/python -m benchmarks.client $(ARGS)
+
+gpu-check: install-dev ## The hooks on a real GPU: order, clocks, cost; without one it says so
+	@$(BIN)/python -m benchmarks.gpu_check
 
 pages: install-dev ## What pages weigh and take: small, 1,000 jobs of 10 sessions, a session of 1,024 × 16
 	@$(BIN)/python -m benchmarks.pages $(ARGS)
