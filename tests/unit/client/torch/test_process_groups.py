@@ -127,6 +127,29 @@ def test_all_is_as_it_was_once_nothing_is_recorded(tap: Tap, seen: Seen) -> None
     assert not seen.operations
 
 
+def test_compiled_code_is_not_compiled_anew_when_a_window_begins(group: None, seen: Seen) -> None:
+    del group
+    tap = Tap(HostTimeline())
+    job = Job(tap, Layout(dp=2))
+    undo, _ = PROCESS_GROUPS.attach(job, Level.P2P)
+    compiled = torch.compile(
+        lambda x: functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD)) + 1,
+        backend="eager",
+    )
+    compiled(tensor())
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    stops = [begin() for begin in job.on_record]
+    tap.on, tap.sink = True, seen
+    compiled(tensor())
+    tap.on = False
+    for one in (*stops, *undo):
+        one()
+
+    assert graphs > 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert not seen.operations
+
+
 def test_a_loop_over_parameters_is_one_collective(tap: Tap, seen: Seen) -> None:
     for _ in range(50):
         dist.all_reduce(tensor())

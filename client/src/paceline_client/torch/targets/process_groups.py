@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -112,15 +112,18 @@ def _method(job: Job, op: str, original: Function) -> Function:
 
 def _function(job: Job, op: str, group_at: int, original: Function) -> Function:
     def collective(*args: Any, **kwargs: Any) -> Any:
+        # First, so that what is compiled does not depend on whether the job is recorded.
+        if torch.compiler.is_compiling() or not job.tap.on or job.tap.quiet:
+            return original(*args, **kwargs)
         result = original(*args, **kwargs)
-        tap = job.tap
-        if tap.on and not tap.quiet and not torch.compiler.is_compiling():
+        try:
             group = kwargs.get("group", args[group_at] if len(args) > group_at else None)
-            resolved = sys.modules[_FUNCTIONAL]._resolve_group(group)
-            if _is_recorded(job, resolved):
+            if _is_recorded(job, sys.modules[_FUNCTIONAL]._resolve_group(group)):
                 for tensor in result if isinstance(result, list) else [result]:
                     # What waits is given the tensor inside.
                     setattr(getattr(tensor, "elem", tensor), _LABEL, op)
+        except Exception as error:  # noqa: BLE001 - the training continues
+            _log.debug("a collective is not recorded: %r", error)
         return result
 
     return collective
@@ -128,9 +131,12 @@ def _function(job: Job, op: str, group_at: int, original: Function) -> Function:
 
 def _wait(job: Job, original: Function) -> Function:
     def wait_tensor(tensor: Any) -> Any:
-        tap, op = job.tap, getattr(tensor, _LABEL, None)
-        if op is None or not tap.on:
+        if torch.compiler.is_compiling() or not job.tap.on:
             return original(tensor)
+        op = getattr(tensor, _LABEL, None)
+        if op is None:
+            return original(tensor)
+        tap = job.tap
         start = tap.now()
         result = original(tensor)
         tap.add_waiting(op, start, tap.now())
@@ -157,29 +163,39 @@ def _install(job: Job, level: Level) -> Undo:
     if level < Level.P2P:
         return lambda: None
     group = torch.distributed.ProcessGroup
-    functional = sys.modules.get(_FUNCTIONAL)
 
     def record() -> Undo:
-        undo = [
+        return _joined(
             _replace(group, name, partial(_method, job, op))
             for name, op in _METHODS.items()
             if name in vars(group)
-        ]
-        if functional is not None and hasattr(functional, "_resolve_group"):
-            undo += [
-                _replace(functional, name, partial(_function, job, op, group_at))
-                for name, (op, group_at) in _FUNCTIONS.items()
-                if name in vars(functional)
-            ]
-            undo.append(_replace(functional, "wait_tensor", partial(_wait, job)))
+        )
 
-        def stop() -> None:
-            for one in reversed(undo):
-                one()
+    return _joined([_install_functional(job), job.while_recording(record)])
 
-        return stop
 
-    return job.while_recording(record)
+def _install_functional(job: Job) -> Undo:
+    """Replace functional collectives once: compiled code would be compiled anew for each window."""
+    functional = sys.modules.get(_FUNCTIONAL)
+    if functional is None or not hasattr(functional, "_resolve_group"):
+        return lambda: None
+    undo = [
+        _replace(functional, name, partial(_function, job, op, group_at))
+        for name, (op, group_at) in _FUNCTIONS.items()
+        if name in vars(functional)
+    ]
+    return _joined([*undo, _replace(functional, "wait_tensor", partial(_wait, job))])
+
+
+def _joined(parts: Iterable[Undo]) -> Undo:
+    """Return what reverts all parts, the last one first."""
+    undo = list(parts)
+
+    def revert() -> None:
+        for one in reversed(undo):
+            one()
+
+    return revert
 
 
 PROCESS_GROUPS: Final = Target(
