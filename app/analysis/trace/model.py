@@ -122,8 +122,8 @@ class SessionMeta:
 
     @property
     def on_one_host(self) -> bool:
-        """Return whether all ranks of which anything is known run on one host."""
-        return len(set(self.hosts.values())) == 1
+        """Return whether all workers are known to run on one host."""
+        return len(self.hosts) >= self.sizes.workers and len(set(self.hosts.values())) == 1
 
     def machine(self, rank: int) -> Machine:
         """Return the machine of a rank."""
