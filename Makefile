@@ -19,7 +19,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test test-all marked computing test-client test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev demo serve test test-all marked computing others test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score sensitivity \
 	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
 
@@ -100,9 +100,10 @@ TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_tutorials
 test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
 	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \
 		COVERAGE=--cov=app/analysis
+	@$(MAKE) --no-print-directory others MARKED=everyday
 
 test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQL 15
-	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE=computing
+	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE="computing others"
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -116,6 +117,9 @@ marked:
 	@echo "Jobs whose times are compared; at lower priority, at the same time: $(MEANWHILE)"
 	@$(BIN)/python scripts/run_with.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
 		$(MAKE) --no-print-directory $(MEANWHILE)
+
+# What starts servers, processes and browsers, and waits for them.
+others:
 	@$(RUN_MARKED) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
 		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
 

@@ -1,7 +1,6 @@
 """The lines that `paceline connect` prints, run in a small job of their framework.
 
-Those of Megatron-Core run in the examples and the real jobs. No wheel of DeepSpeed is built for
-these machines: tests/unit/connecting compiles its lines.
+Those of Megatron-Core run in the examples and the real jobs.
 """
 
 from __future__ import annotations
@@ -172,6 +171,25 @@ trainer.train()
 """
 
 
+def deepspeed(lines: str) -> str:
+    initialize = """
+import deepspeed
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+engine, *_ = deepspeed.initialize(
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    config={
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 2},
+        "zero_allow_untested_optimizer": True,
+    },
+)
+"""
+    # The lines have the step of the engine.
+    step = "engine.backward(engine(x).square().mean())\n"
+    return loop(_BEGIN + initialize, lines, step)
+
+
 _SCRIPTS: Final[dict[str, tuple[str, Any]]] = {
     "ddp": ("torch", ddp),
     "fsdp2": ("torch", fsdp2),
@@ -180,6 +198,7 @@ _SCRIPTS: Final[dict[str, tuple[str, Any]]] = {
     "lightning": ("pytorch_lightning", lightning),
     "accelerate": ("accelerate", accelerate),
     "transformers": ("transformers", transformers),
+    "deepspeed": ("deepspeed", deepspeed),
 }
 
 

@@ -1,6 +1,7 @@
 """The examples, as people run them: Paceline names the rank that was slowed.
 
-One of them runs everywhere, the others every night.
+They run every night; with nothing but the client's spool most of them run in CI, too
+(tests/real_jobs/test_tutorials.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 SCRIPTS: Final = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "common")
-QUICK: Final = "lightning_ddp"
-# Two processes import it in half of the time; more make the others' peers surer.
-QUICK_RANKS: Final = ("--ranks", "2")
 # A sleeping process is woken up late where others compute: longer sleeps keep the ratio.
 PACE: Final = ("--pace", "2")
 # In addition to PyTorch.
@@ -39,17 +37,10 @@ NEEDS: Final = {
 SLOW: Final = {"pipeline_1f1b": [0, 1]}
 LIMIT_S: Final = 240
 
-NIGHTLY = pytest.mark.skipif(not BY_NIGHT, reason="every night")
 
-
+@pytest.mark.skipif(not BY_NIGHT, reason="every night")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem == QUICK else NIGHTLY)
-        for path in SCRIPTS
-    ],
-)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_rank_that_was_slowed_is_named(
     installation: Installation, tmp_path: Path, script: Path
 ) -> None:
@@ -59,7 +50,7 @@ def test_the_rank_that_was_slowed_is_named(
     ran = subprocess.run(  # noqa: S603 - our own script
         [
             *(torch_python(), str(script), "--slow", "1:1.8", "--steps", "10"),
-            *(QUICK_RANKS if script.stem == QUICK else PACE),
+            *PACE,
         ],
         env=environment()
         | {

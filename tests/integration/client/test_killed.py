@@ -73,9 +73,10 @@ to = Recorder(sys.argv[1], "job", meta, share=Share(1, f"host-{rank}"), spool=Sp
               chunk_every_s=0.0)
 for step in range(int(sys.argv[3])):
     start_ns = 10**18 + step * 30_000_000
-    for op, mb in (("forward-compute", 0), ("backward-compute", 0), ("optimizer", None)):
-        to.op(rank, op, start_ns, 10_000_000, step=step, dp=rank, pp=0, mb=mb)
-        start_ns += 10_000_000
+    for op, mb in (("forward-compute", 0), ("backward-compute", 0),
+                   ("grads-reduce-scatter", None), ("optimizer", None)):
+        to.op(rank, op, start_ns, 5_000_000, step=step, dp=rank, pp=0, mb=mb)
+        start_ns += 5_000_000
     time.sleep(0.02)
 if rank == 1:
     print("recorded", flush=True)
