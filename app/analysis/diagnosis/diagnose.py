@@ -28,7 +28,7 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import (
     Replayed,
-    recorded_step_times,
+    between_steps_ns,
     with_graph,
     without_lags,
 )
@@ -165,7 +165,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
     diagnosis = replace(diagnosis, chance_s=chance_s)
     if explained and named:
         diagnosis = _with_reducing(diagnosis, replays, named, signs.observation)
-    diagnosis = _of_whole_steps(diagnosis, between_steps_s(replayed))
+    diagnosis = _of_whole_steps(diagnosis, between_steps_ns(replayed) * NS)
     if not late and not replays.stays_ns:
         return diagnosis
     if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
@@ -367,23 +367,6 @@ def _of_whole_steps(diagnosis: Diagnosis, between_s: float) -> Diagnosis:
     )
     slowdown = float(np.mean(judged.steps_s)) / float(np.mean(judged.reference_s))
     return replace(diagnosis, slowdown=slowdown, judged=judged)
-
-
-def between_steps_s(replayed: Replayed) -> float:
-    """Return what usually passes between the end of a step and the begin of the next, seconds.
-
-    0 where steps overlap, where the recording does not tell, for a single worker, and in pipelines,
-    whose stages fill and drain in each step.
-    """
-    layout = replayed.layout
-    following = np.diff(layout.steps) == 1
-    absolute = replayed.clocks.drift_ppm is not None
-    alone = layout.pp == layout.dp == 1
-    if layout.pp > 1 or alone or replayed.graph.chained or not absolute or not following.any():
-        return 0.0
-    ends = layout.begin_ns + recorded_step_times(replayed.main)
-    between_ns = float(np.median((layout.begin_ns[1:] - ends[:-1])[following]))
-    return max(between_ns, 0.0) * NS
 
 
 def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:

@@ -285,5 +285,22 @@ def recorded_step_times(group: ShapeGroup) -> FloatArray:
     return recorded_times(group.layout, group.graph, group.once(_ends))
 
 
+def between_steps_ns(replayed: Replayed) -> float:
+    """Return what usually passes between the end of a step and the begin of the next, ns.
+
+    0 where steps overlap, where the recording does not tell, for a single worker, and in pipelines,
+    whose stages fill and drain in each step.
+    """
+    layout = replayed.layout
+    following = np.diff(layout.steps) == 1
+    absolute = replayed.clocks.drift_ppm is not None
+    alone = layout.pp == layout.dp == 1
+    if layout.pp > 1 or alone or replayed.graph.chained or not absolute or not following.any():
+        return 0.0
+    ends = layout.begin_ns + recorded_step_times(replayed.main)
+    between_ns = float(np.median((layout.begin_ns[1:] - ends[:-1])[following]))
+    return max(between_ns, 0.0)
+
+
 def _ends(group: ShapeGroup) -> FloatArray:
     return stage_ends(group.layout)
