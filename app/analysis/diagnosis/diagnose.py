@@ -17,7 +17,7 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Ju
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
-from app.analysis.diagnosis.ranks.chance import by_chance_s, with_typical_transfers
+from app.analysis.diagnosis.ranks.chance import by_chance_s
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
@@ -279,22 +279,16 @@ def _weigh(
         place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
         causes.insert(place, unknown)
     chosen = {cause.cause for cause in causes}
-    reference_s = loss.reference_s
-    if measured.chance_s and numbers and not loss.unknown_s:
-        # Whoever waits long for others is woken up late: without them its collectives take what
-        # they typically do.
-        rested = replace(replays, group=with_typical_transfers(replays.group), now_s=None)
-        reference_s = rested.without(frozenset(numbers))
     diagnosis = Diagnosis(
         causes=tuple(_with_runners_up(causes, found)),
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
-        slowdown=mean_s / float(np.mean(reference_s)),
+        slowdown=mean_s / float(np.mean(loss.reference_s)),
         discrepancy=_off(replays, measured.recorded_s),
         judged=Judged(
             steps_s=now_s,
-            reference_s=reference_s,
+            reference_s=loss.reference_s,
             unknown_share=loss.unknown_s / loss.lost_s,
             recorded_s=measured.recorded_s,
             uncertainty=Uncertainty.combine([found[n].finding.uncertainty for n in numbers]),

@@ -10,7 +10,6 @@ lose nothing so: there it is told, whatever its cause.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -21,10 +20,6 @@ from app.analysis.replay.engine.pieces import executor_of
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import ShapeGroup, with_durations
-
-# Ranks wait long for a collective when they wait this many times what it takes.
-_LONG: Final = 2.0
 
 
 def by_chance_s(observation: Observation, metrics: Metrics) -> float:
@@ -43,21 +38,6 @@ def by_chance_s(observation: Observation, metrics: Metrics) -> float:
         return chance_s
     alike_s = _replayed_s(observation, np.median(own, axis=(1, 2), keepdims=True))
     return chance_s + max(alike_s - metrics.ideal_step_s, 0.0)
-
-
-def with_typical_transfers(group: ShapeGroup) -> ShapeGroup:
-    """Return a group in which collectives that ranks wait long for take what they typically take.
-
-    Who waits sleeps, and is woken up late.
-    """
-    own = group.durations.recorded_ns.copy()
-    for unit in group.graph.units:
-        for node in unit.members if unit.communication and unit.across_dp else ():
-            typical_ns = float(np.median(own[node]))
-            waited_ns = group.layout.duration_ns[node].max(axis=-1).mean() - typical_ns
-            if waited_ns > _LONG * typical_ns:
-                np.minimum(own[node], typical_ns, out=own[node])
-    return with_durations(group, Durations(own, group.durations.ideal_ns))
 
 
 def _replayed_s(observation: Observation, typical_ns: FloatArray) -> float:
