@@ -75,10 +75,11 @@ class Adapted:
         return tuple(name for name in self.made if name not in called)
 
 
-def adapted_job(seed: int) -> Adapted:
+def adapted_job(seed: int, only: str | None = None) -> Adapted:
     """Draw the job of this seed, of one cause or none, and prepare its replay."""
     rng = stream(seed, "adaptations")
-    cause = str(rng.choice([HEALTHY, *CAUSES]))
+    drawn = str(rng.choice([HEALTHY, *CAUSES]))
+    cause = drawn if only is None else only
     causes = () if cause == HEALTHY else (cause,)
     goal = 1.5
     first = 1 + (goal - 1) / float(rng.uniform(1 / _STRENGTH, _STRENGTH))

@@ -51,8 +51,8 @@ class CommonFactor:
     level: FloatArray
     slow: NDArray[np.bool_]  # (steps,): where nearly all workers are slow
     best: NDArray[np.bool_]  # (steps,): the best stretch
-    # By what share each step is longer than the one before, where they grow all along; negative
-    # where they get shorter.
+    # By what share each recorded step is longer than the one before, where they grow all along;
+    # negative where they get shorter.
     growth: float | None = None
 
     @property
@@ -200,25 +200,39 @@ def _two_levels(common: FloatArray) -> FloatArray:
 
 
 def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFactor | None:
-    """Return the factor of steps that grow all along, by a line; None where they do not."""
-    at = (steps - steps.mean()).astype(np.float64)
-    slope = float(at @ common / (at @ at))
-    rise = slope * float(np.ptp(at))
-    left = common - common.mean() - slope * at
-    error = float(np.std(left)) / sqrt(float(at @ at))
-    least = np.log1p(THRESHOLDS.slow)
-    if abs(rise) < least or abs(slope) < THRESHOLDS.to_scatter * error:
+    """Return the factor of steps that grow all along, by a line; None where they do not.
+
+    Where some steps are recorded only, they may grow with each, or with their numbers.
+    """
+    count = len(steps)
+    found: tuple[float, FloatArray, FloatArray] | None = None
+    for numbers in (np.arange(count), steps):
+        at = (numbers - numbers.mean()).astype(np.float64)
+        line = float(at @ common / (at @ at)) * at
+        left = common - common.mean() - line
+        if found is None or left @ left < found[0]:
+            found = float(left @ left), at, line
+    assert found is not None  # noqa: S101 - two were tried
+    squares, at, line = found
+    rise, least = float(line[-1] - line[0]), np.log1p(THRESHOLDS.slow)
+    error = sqrt(squares / count / float(at @ at)) * np.ptp(at)
+    if abs(rise) < max(least, THRESHOLDS.to_scatter * error):
         return None
-    if left @ left > THRESHOLDS.line * _left_by_spell(common):
+    if squares > THRESHOLDS.line * _left_by_spell(common):
         return None
     own = at @ logs / (at @ at) * np.ptp(at) * np.sign(rise)
     if np.mean(own >= least) < THRESHOLDS.workers:
         return None
-    line = slope * at
-    line -= line.min()
-    level = np.exp(common - median(common - line))
-    best = line <= np.sort(line)[_enough(len(steps)) - 1]
-    return CommonFactor(level, ~best, best, float(np.expm1(slope)))
+    # Where they begin a bend tells better than the line.
+    bend = np.polynomial.Polynomial.fit(at, common, 2)(at)
+    lowest = int(np.argmin(line))
+    best = line <= np.sort(line)[_enough(count) - 1]
+    return CommonFactor(
+        np.exp(common - bend[lowest]),
+        np.arange(count) != lowest,
+        best,
+        float(np.expm1(rise / (count - 1))),
+    )
 
 
 def _left_by_spell(common: FloatArray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -116,7 +116,7 @@ def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> 
             metrics.discrepancy,
             chance_s=chance_s,
         )
-    found = _find(signs)
+    found = _find(signs, KINDS.values())
     launches = [sign.finding.launches for sign in found]
     regular = frozenset[int]().union(*(one.regular for one in launches))
     late = {
@@ -206,12 +206,12 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _find(signs: Signs) -> list[_Found]:
+def _find(signs: Signs, among: Iterable[CauseKind]) -> list[_Found]:
     """Return what left its sign; what is more special is looked for first."""
     found: list[_Found] = []
     shared = signs.observation.shares_processors
     turn = attrgetter("turn")
-    for _, kinds in groupby(sorted(KINDS.values(), key=turn), key=turn):
+    for _, kinds in groupby(sorted(among, key=turn), key=turn):
         possible = [kind for kind in kinds if not (shared and kind.needs_own_devices)]
         findings = [(kind, kind.find(signs)) for kind in possible]
         new = [_Found(kind, finding) for kind, finding in findings if finding is not None]
@@ -330,22 +330,19 @@ def holding_anyway(observation: Observation, metrics: Metrics) -> tuple[Cause, .
     """
     step_ns = float(np.mean(metrics.recorded_s)) / NS
     signs = Signs(observation, step_ns)
-    causes = []
-    for kind in KINDS.values():
-        possible = kind.holds_anyway and kind.cannot_judge(signs) is None
-        found = kind.find(signs) if possible else None
-        if found is not None:
-            cause = Cause(
-                cause=kind.name,
-                contribution=None,
-                cost_s=None,
-                confidence=THRESHOLDS.without_cost,
-                evidence=found.evidence,
-                where=found.where,
-                figure=found.figure,
-            )
-            causes.append(cause)
-    return tuple(causes)
+    among = [k for k in KINDS.values() if k.holds_anyway and k.cannot_judge(signs) is None]
+    return tuple(
+        Cause(
+            cause=found.kind.name,
+            contribution=None,
+            cost_s=None,
+            confidence=THRESHOLDS.without_cost,
+            evidence=found.finding.evidence,
+            where=found.finding.where,
+            figure=found.finding.figure,
+        )
+        for found in _find(signs, among)
+    )
 
 
 def _of_whole_steps(diagnosis: Diagnosis, between_s: float) -> Diagnosis:

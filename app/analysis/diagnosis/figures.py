@@ -85,6 +85,32 @@ class TransferLevels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputingLevels:
+    """How slow all workers compute in each step."""
+
+    kind: Literal["computing_levels"] = "computing_levels"
+    by_step: tuple[float, ...]
+    """Computing time of the median worker ÷ that in its best steps."""
+    when: str
+    """In which steps they are slow, in words."""
+    growth: float | None = field(default=None, metadata=OMITTED)
+    """By what share each recorded step is longer than the one before, where they grow all along."""
+    likely: str = field(default="", metadata=OMITTED)
+    """What is most likely to slow them, in words; no key where nothing tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """How slow the slowest worker of each step is, where it is another one each time."""
+
+    kind: Literal["rotation"] = "rotation"
+    by_step: tuple[float, ...]
+    """Its computing time ÷ what it takes in the median step."""
+    slowest: tuple[tuple[int, ...], ...]
+    """In how many steps each worker is the slowest, [dp][pp]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LateRanks:
     """For which of its ranks the slowest group waits: tensor, context or expert-parallel."""
 
@@ -140,6 +166,8 @@ FigureData: TypeAlias = (
     | HeldLaunches
     | Links
     | TransferLevels
+    | ComputingLevels
+    | Rotation
     | LateRanks
     | Lengths
 )

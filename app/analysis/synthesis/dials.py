@@ -18,6 +18,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.injections.devices import ThermalThrottling
+from app.analysis.synthesis.injections.everywhere import RotatingWorker, SlowTogether
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
@@ -178,9 +179,24 @@ def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
 
 
+def _together(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    if rng.random() < 0.3:  # noqa: PLR2004 - some grow
+        return job, (SlowTogether(growth=0.05 * strength),)
+    steps = int(np.ceil(rng.uniform(0.3, 0.6) * job.steps))
+    begin = int(rng.integers(0, job.steps - steps + 1))
+    return job, (SlowTogether(1 + strength, begin, steps),)
+
+
+def _rotating(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    share = 1.0 if rng.random() < 0.7 else float(rng.uniform(0.6, 0.9))  # noqa: PLR2004 - mostly in each
+    return job, (RotatingWorker(1 + 0.5 * strength, Spells(share=share)),)
+
+
 _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "slow_worker": (Needs(dp=2), _slow_worker),
     "thermal_throttling": (Needs(dp=2), _heat),
+    "slow_together": (Needs(), _together),
+    "rotating": (Needs(dp=3, workers=4), _rotating),
     "stage_imbalance": (Needs(pp=2), _stage),
     "sequence_length_imbalance": (Needs(), _sequences),
     "garbage_collection": (Needs(workers=6), _garbage),

@@ -19,6 +19,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.injections.devices import ThermalThrottling
+from app.analysis.synthesis.injections.everywhere import RotatingWorker, SlowTogether
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
@@ -123,6 +124,32 @@ _SCENARIOS: Final = (
         draw=lambda job, rng: (
             ThermalThrottling(_inner_worker(job, rng), 1.9, 12, float(rng.uniform(0, 12))),
         ),
+    ),
+    Scenario(
+        name="slow-together",
+        summary="All workers compute 1.8 times as slowly in eleven steps.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=2, tp=2),
+            microbatches=8,
+            steps=32,
+            costs=CostModel(forward_ns=50 * _MS, backward_ns=104 * _MS),
+            layers=(16,) * 2,
+            name="dense-14b",
+        ),
+        draw=lambda _job, rng: (SlowTogether(1.8, int(rng.integers(6, 16)), 11),),
+    ),
+    Scenario(
+        name="rotating",
+        summary="In each step another worker computes 1.4 times as slowly.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=2, tp=2),
+            microbatches=8,
+            steps=32,
+            costs=CostModel(forward_ns=46 * _MS, backward_ns=96 * _MS),
+            layers=(16,) * 2,
+            name="dense-12b",
+        ),
+        draw=lambda _job, _rng: (RotatingWorker(1.4),),
     ),
     Scenario(
         name="stage-imbalance",

@@ -44,6 +44,8 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_worker": frozenset({"slow_worker", "thermal_throttling"}),
     "cool_device": frozenset({"slow_worker", "thermal_throttling"}),
     "replace_rank": frozenset({"tensor_parallel_straggler", "context_parallel_straggler"}),
+    "restore_speed": frozenset({"slow_together"}),
+    "even_steps": frozenset({"rotating"}),
     "shed_work": frozenset(),
     "defragment_memory": frozenset({"memory_fragmentation"}),
     "separate_kernels": frozenset({"false_kernel_dependency"}),

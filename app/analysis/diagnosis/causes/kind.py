@@ -28,6 +28,8 @@ class Remedy:
 class Turn(IntEnum):
     """When a cause is looked for; the time that earlier ones explain is taken off before."""
 
+    # it is on all workers alike, and would pass for spells of each
+    ALL_WORKERS = auto()
     # it lies between the ranks of a worker, whose computations it lengthens
     WITHIN_WORKERS = auto()
     # its sign is a special form of another cause's

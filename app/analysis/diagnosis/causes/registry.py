@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from app.analysis.diagnosis.causes.all_workers.rotating import ROTATING
+from app.analysis.diagnosis.causes.all_workers.slow_together import SLOW_TOGETHER
 from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
 from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
@@ -28,6 +30,8 @@ KINDS: Final[Mapping[str, CauseKind]] = {
     for kind in (
         SLOW_WORKER,
         THERMAL_THROTTLING,
+        SLOW_TOGETHER,
+        ROTATING,
         STAGE_IMBALANCE,
         SEQUENCE_LENGTHS,
         GARBAGE_COLLECTION,

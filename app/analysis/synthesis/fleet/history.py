@@ -306,4 +306,6 @@ _NOW: Final = (
     _scenario("context-parallel", "long-context", "south", 416, days=1.5),
     _scenario("experts", "moe", "south", 422, days=1.5),
     _scenario("memory-fragmentation", "moe", "south", 426, days=1.4),
+    _scenario("slow-together", "research", "south", 432, days=1.5),
+    _scenario("rotating", "research", "south", 436, days=1.5),
 )

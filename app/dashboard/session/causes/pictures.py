@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from app.analysis.diagnosis.figures import (
+    ComputingLevels,
     FigureData,
     HeldLaunches,
     LateLaunches,
     LateRanks,
     Lengths,
     Links,
+    Rotation,
     Spread,
     Squares,
     StageLoad,
@@ -78,7 +80,7 @@ def cause_pictures(cause: NamedCause) -> tuple[Picture, ...]:
     )
 
 
-def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: PLR0911 - one for each kind
+def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: C901, PLR0911 - one for each kind
     """Return the picture of each part of a figure that there is."""
     match figure:
         case WorkerSteps():
@@ -97,6 +99,10 @@ def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: PLR0911 - one for 
             return {"": _links(figure)}
         case TransferLevels():
             return {"": _transfer_levels(figure)}
+        case ComputingLevels():
+            return {"": _computing_levels(figure)}
+        case Rotation():
+            return {"": _rotation(figure), "workers": _turns(figure)}
         case LateRanks():
             return {"": _late_ranks(figure)}
         case Lengths():
@@ -196,6 +202,41 @@ def _transfer_levels(figure: TransferLevels) -> Picture:
         label=f"Bars of {plural(len(figure.by_step), 'step')}: transfers take up to {high} what "
         "they take in quiet steps",
         marks=_bars(bars, base=1.0, color=lambda _: _MARK),
+    )
+
+
+def _computing_levels(figure: ComputingLevels) -> Picture:
+    high = times(max(figure.by_step))
+    bars, of = _worst(figure.by_step, MOST_BARS)
+    return Picture(
+        caption=f"Computing of all workers ÷ that of their best steps, from 1.0: up to {high}{of}",
+        label=f"Bars of {plural(len(figure.by_step), 'step')}: the median worker computes up to "
+        f"{high} as long as in its best steps",
+        marks=_bars(bars, base=1.0, color=heat_color),
+    )
+
+
+def _rotation(figure: Rotation) -> Picture:
+    high = times(max(figure.by_step))
+    bars, of = _worst(figure.by_step, MOST_BARS)
+    return Picture(
+        caption=f"The slowest worker of each step ÷ its median step, from 1.0: up to {high}{of}",
+        label=f"Bars of {plural(len(figure.by_step), 'step')}: the slowest worker takes up to "
+        f"{high} its median step",
+        marks=_bars(bars, base=1.0, color=heat_color),
+    )
+
+
+def _turns(figure: Rotation) -> Picture:
+    by_stage = list(zip(*figure.slowest, strict=True))
+    counts = [number for row in by_stage for number in row]
+    most = max(counts)
+    return Picture(
+        caption="Steps in which each worker is the slowest, stages (rows) of DP ranks (columns): "
+        f"gray none, the map's strongest color {most}",
+        label=f"Matrix of {plural(len(counts), 'worker')}: {sum(n > 0 for n in counts)} of them "
+        f"are the slowest of some step, none of more than {most}",
+        marks=_matrix(by_stage, lambda number: heat_color(1 + number / (2 * most))),
     )
 
 

@@ -13,6 +13,7 @@ from tests.oracles.physics.world import Times, World
 
 _WORKER: Final = "slow_worker"
 _STAGE: Final = "stage_imbalance"
+_TOGETHER: Final = "slow_together"
 
 
 def has_peers(shape: Shape) -> bool:
@@ -131,6 +132,43 @@ def _thermal(world: World, rng: np.random.Generator) -> Struck:
     return Struck(_slowed(world, worker, factor, factor), frozenset({worker}), worker[1])
 
 
+def _all(world: World, factor: NDArray[np.float64]) -> Struck:
+    """Slow down all workers by a factor of each step."""
+    struck = world.copy()
+    struck.forward_s[:] *= factor[:, None]
+    struck.backward_s[:] *= factor[:, None]
+    return Struck(struck)
+
+
+def _all_by_a_spell(world: World, rng: np.random.Generator) -> Struck:
+    steps = world.shape.steps
+    length = int(np.ceil(steps * rng.uniform(0.3, 0.6)))
+    first = int(rng.integers(0, steps - length + 1))
+    there = (np.arange(steps) >= first) & (np.arange(steps) < first + length)
+    return _all(world, np.where(there, _factor(rng, 1.3, 3.0), 1.0))
+
+
+def _all_ever_slower(world: World, rng: np.random.Generator) -> Struck:
+    end = _factor(rng, 1.25, 2.2)
+    return _all(world, np.linspace(1.0, end, world.shape.steps))
+
+
+def _in_turn(world: World, rng: np.random.Generator) -> Struck:
+    """Slow down another worker in each step, whichever is drawn."""
+    shape, factor = world.shape, _factor(rng, 1.25, 1.8)
+    struck = world.copy()
+    for step in range(shape.steps):
+        dp, pp = some_worker(shape, rng)
+        struck.forward_s[pp, ..., step, dp] *= factor
+        struck.backward_s[pp, ..., step, dp] *= factor
+    return Struck(struck)
+
+
+def has_turns(shape: Shape) -> bool:
+    """Return whether there are enough workers and peers to take turns."""
+    return shape.dp > 2 and shape.dp * shape.pp > 3
+
+
 def _heavy(world: World, stage: int, rng: np.random.Generator) -> Struck:
     """Give a stage more to compute; without the fault all stages share the same work evenly."""
     struck = world.copy()
@@ -174,6 +212,9 @@ COMPUTING: Final = (
     Fault("two workers", _WORKER, _two_workers, has_many_peers),
     Fault("whole host", _WORKER, _host, has_hosts),
     Fault("thermal throttling", "thermal_throttling", _thermal, has_peers),
+    Fault("all by a spell", _TOGETHER, _all_by_a_spell),
+    Fault("all ever slower", _TOGETHER, _all_ever_slower),
+    Fault("another worker in each step", "rotating", _in_turn, has_turns),
     Fault("last stage heavy", _STAGE, _last_stage, has_peers_and_stages),
     Fault("first stage heavy", _STAGE, _first_stage, has_peers_and_stages),
     Fault("middle stage heavy", _STAGE, _middle_stage, has_a_middle),

@@ -79,6 +79,8 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
     assert diagnosis.ruled_out == (
         "slow_worker",
         "thermal_throttling",
+        "slow_together",
+        "rotating",
         "stage_imbalance",
         "sequence_length_imbalance",
         "garbage_collection",

@@ -14,6 +14,8 @@ CAUSES = {
     "healthy": (),
     "slow-worker": ("slow_worker",),
     "hot-device": ("thermal_throttling",),
+    "slow-together": ("slow_together",),
+    "rotating": ("rotating",),
     "stage-imbalance": ("stage_imbalance",),
     "sequence-lengths": ("sequence_length_imbalance",),
     "garbage-collection": ("garbage_collection",),

@@ -133,7 +133,7 @@ def test_with_one_dp_rank_other_stages_are_the_peers() -> None:
     one_worker = diagnosed(session(job=replace(ONE_RANK, sizes=Sizes(dp=1, pp=1)))).unjudged
 
     assert "no peers" in one_worker["slow_worker"]
-    assert one_worker.keys() == {"slow_worker", "thermal_throttling", "network"}
+    assert one_worker.keys() == {"slow_worker", "thermal_throttling", "rotating", "network"}
 
 
 @pytest.mark.slow
