@@ -28,10 +28,10 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import (
     Replayed,
-    between_steps_ns,
     with_graph,
     without_lags,
 )
+from app.analysis.replay.turns import between_steps_ns
 from app.analysis.wording import percent
 
 

@@ -21,6 +21,7 @@ from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
+from app.analysis.replay.layout.doings import NONE, Doings, doings_of, without_doings
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.repair import RecreatedOperations
@@ -59,6 +60,9 @@ class Replayed:
     adaptations: tuple[Adaptation, ...] = ()
     # Whether all starts are readings of the clock of one host.
     one_clock: bool = False
+    # Whether starts are readings of clocks, so that steps can be compared with one another.
+    absolute: bool = True
+    doings: Doings = NONE  # what ranks are recorded to do between steps
 
     @property
     def main(self) -> ShapeGroup:
@@ -112,7 +116,8 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     UnanalyzableError
         Where no replay can come from the trace; see `lay_out` and `graph_of`.
     """
-    rows = adapt_rows(trace, without)
+    steps, between = without_doings(trace)
+    rows = adapt_rows(steps, without)
     laid_out = lay_out(rows.trace, rows.routes)
     try:
         arranged, graphs, dropped = _with_graphs(laid_out)
@@ -129,6 +134,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         durations = Durations(own[number], ideals[number])
         executor = None if ideals[number].min() < 0 else draft.executors[number]
         groups.append(_group(layout, graph, durations, executor))
+    ahead_ns = draft.clocks.offsets_ns if draft.clocks.aligned else None
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
@@ -138,6 +144,8 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         unanswered=laid_out.unanswered,
         adaptations=(*rows.made, *made),
         one_clock=draft.recording.one_clock,
+        absolute=draft.absolute,
+        doings=doings_of(trace, between, ahead_ns),
     )
 
 
@@ -285,21 +293,9 @@ def recorded_step_times(group: ShapeGroup) -> FloatArray:
     return recorded_times(group.layout, group.graph, group.once(_ends))
 
 
-def between_steps_ns(replayed: Replayed) -> float:
-    """Return what usually passes between the end of a step and the begin of the next, ns.
-
-    0 where steps overlap, where the recording does not tell, for a single worker, and in pipelines,
-    whose stages fill and drain in each step.
-    """
-    layout = replayed.layout
-    following = np.diff(layout.steps) == 1
-    absolute = replayed.clocks.drift_ppm is not None
-    alone = layout.pp == layout.dp == 1
-    if layout.pp > 1 or alone or replayed.graph.chained or not absolute or not following.any():
-        return 0.0
-    ends = layout.begin_ns + recorded_step_times(replayed.main)
-    between_ns = float(np.median((layout.begin_ns[1:] - ends[:-1])[following]))
-    return max(between_ns, 0.0)
+def ends_of(group: ShapeGroup) -> FloatArray:
+    """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
+    return group.once(_ends)
 
 
 def _ends(group: ShapeGroup) -> FloatArray:

@@ -7,7 +7,7 @@ trusts these types.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +31,9 @@ EMBEDDING_ALL_REDUCE: Final = "embedding-grads-all-reduce"
 OPTIMIZER_CLIP: Final = "optimizer-clip-main-grad"
 OPTIMIZER: Final = "optimizer"
 GC: Final = "gc"
+DATA_LOADING: Final = "data-loading"
+CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
 
 # What the what-if engine replays. Other types are kept, counted and reported.
 REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
@@ -51,6 +54,9 @@ REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
     GC,
 )
 
+# What ranks do between steps, wherever it stands: no part of a step, and never replayed.
+BETWEEN_STEPS: Final[tuple[str, ...]] = (DATA_LOADING, CHECKPOINT, EVALUATION)
+
 # The position of a name is its code in `Trace.op`. Stored traces carry names: it may change.
 KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     *REPLAYED_OP_TYPES,
@@ -61,6 +67,7 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     "cp-reduce-scatter",
     "cp-all-to-all",
     "ep-all-to-all",
+    *BETWEEN_STEPS,
 )
 
 # NDTimeline's other names for the same operations (trace-format page of docs/).
@@ -181,6 +188,22 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Trace:
+        """Return some of the rows, in the order given."""
+        return replace(
+            self,
+            rank=self.rank[rows],
+            dp=self.dp[rows],
+            pp=self.pp[rows],
+            step=self.step[rows],
+            op=self.op[rows],
+            mb=self.mb[rows],
+            mc=self.mc[rows],
+            order=self.order[rows],
+            start_ns=self.start_ns[rows],
+            duration_ns=self.duration_ns[rows],
+        )
 
     def stretches(self) -> Stretches:
         """Return the stretches of rows of one rank and step; there is at least one row."""

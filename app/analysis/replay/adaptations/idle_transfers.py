@@ -57,7 +57,7 @@ def without_idle_transfers(trace: Trace, routes: Sequence[Route] = ()) -> tuple[
     where = tuple(f"{len(gone)} {name} on stage {stage}" for (name, stage), gone in idle.items())
     left_out = sum(map(len, idle.values()))
     sign = Sign((*where, f"{left_out} of {recorded} in every step"), 1.0)
-    return rows_of(replace(trace, order=order), np.flatnonzero(kept)), sign
+    return replace(trace, order=order).of_rows(np.flatnonzero(kept)), sign
 
 
 def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, Sign] | None:
@@ -72,24 +72,7 @@ def without_transfers(trace: Trace, refused: UnanalyzableError) -> tuple[Trace, 
     lanes = len(np.unique(np.stack([trace.step, trace.dp]), axis=1).T)
     left_out = f"{transfers.sum() / lanes:.0f} transfers of each step and DP rank left out"
     sign = Sign((refused.message, left_out), 1.0)
-    return rows_of(trace, np.flatnonzero(~transfers)), sign
-
-
-def rows_of(trace: Trace, rows: NDArray[np.intp]) -> Trace:
-    """Return some rows of a trace."""
-    return replace(
-        trace,
-        rank=trace.rank[rows],
-        dp=trace.dp[rows],
-        pp=trace.pp[rows],
-        step=trace.step[rows],
-        op=trace.op[rows],
-        mb=trace.mb[rows],
-        mc=trace.mc[rows],
-        order=trace.order[rows],
-        start_ns=trace.start_ns[rows],
-        duration_ns=trace.duration_ns[rows],
-    )
+    return trace.of_rows(np.flatnonzero(~transfers)), sign
 
 
 def _has_fused(trace: Trace) -> bool:

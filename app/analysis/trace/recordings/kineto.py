@@ -10,7 +10,7 @@ from app.analysis.trace.faults import refuse, refuse_body
 from app.analysis.trace.limits import MAX_WORLD, Limits
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.json_items import Field, Item, read_items
-from app.analysis.trace.recordings.labels import OWN_PREFIX, TORCH_PREFIX
+from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX
 from app.analysis.trace.recordings.profiler.groups import Group
 from app.analysis.trace.recordings.profiler.reader import ATTACH, Advice, decode_scan
 from app.analysis.trace.recordings.profiler.scan import (
@@ -110,7 +110,7 @@ def _take(found: Scan, item: Item) -> None:
 
 def _take_annotation(found: Scan, event: Event) -> None:
     name = event.text("name")
-    if name.startswith((TORCH_PREFIX, OWN_PREFIX, "ProfilerStep#")):
+    if name.startswith((TORCH_PREFIX, OWN_PREFIX, LOADER_PREFIX, "ProfilerStep#")):
         found.take_range(name, _span(event))
     elif name.startswith(_OPTIMIZER):
         found.optimizers.append(_span(event))

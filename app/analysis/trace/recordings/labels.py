@@ -19,6 +19,8 @@ from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
     BACKWARD_SEND,
+    BETWEEN_STEPS,
+    DATA_LOADING,
     FORWARD_COMPUTE,
     FORWARD_RECV,
     FORWARD_SEND,
@@ -65,6 +67,8 @@ _SHORT: Final = {"fwd": FORWARD_COMPUTE, "bwd": BACKWARD_COMPUTE, "wgrad": WGRAD
 _TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
 
 TORCH_PREFIX: Final = "PP:"
+# What PyTorch calls the ranges in which a loader gives a batch.
+LOADER_PREFIX: Final = "enumerate(DataLoader)#"
 OWN_PREFIX: Final = "paceline:"
 _ACTION: Final = re.compile(
     r"PP:([0-9]{1,7})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)([0-9]{1,7})?"
@@ -105,6 +109,22 @@ def parse_label(text: str) -> Label | None:
         mb=int(said.get("mb", ABSENT)),
         mc=int(said.get("mc", ABSENT)),
     )
+
+
+def parse_between(text: str) -> str | None:
+    """Return what ranks do between steps in a range, None where its name does not say that.
+
+    Examples
+    --------
+    >>> parse_between("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    'data-loading'
+    >>> parse_between("paceline:checkpoint")
+    'checkpoint'
+    """
+    if text.startswith(LOADER_PREFIX):
+        return DATA_LOADING
+    name = text.removeprefix(OWN_PREFIX)
+    return name if name != text and name in BETWEEN_STEPS else None
 
 
 def parse_step(text: str) -> int | None:

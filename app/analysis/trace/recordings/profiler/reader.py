@@ -173,6 +173,8 @@ class _Reader:
                 self._communication(place, one)
         for span in self._scan.optimizers:
             self._add(OPTIMIZER, span, self._steps.at(span.start))
+        for op, span in self._scan.between:
+            self._add(op, span, self._steps.at(span.start))
         self._collectives()
         self._lose("actions that run a forward and a backward at once", ATTACH, self._scan.strange)
 

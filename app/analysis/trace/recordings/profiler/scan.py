@@ -15,6 +15,7 @@ from app.analysis.trace.limits import Limits
 from app.analysis.trace.recordings.labels import (
     NO_OPERATION,
     Label,
+    parse_between,
     parse_label,
     parse_step,
 )
@@ -103,6 +104,8 @@ class Scan:
     labelled: list[Labelled] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     optimizers: list[Span] = field(default_factory=list)
+    # What the rank does between steps, by operation type.
+    between: list[tuple[str, Span]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
     kernels: Kernels = field(default_factory=Kernels)
     launches: Links = field(default_factory=Links)
@@ -113,11 +116,13 @@ class Scan:
     def take_range(self, name: str, span: Span) -> None:
         """Take a range whose name begins like a label."""
         step = parse_step(name)
-        label = parse_label(name)
+        label, between = parse_label(name), parse_between(name)
         if step is not None:
             self.steps.append((span.start, step))
         elif label is not None:
             self.labelled.append(Labelled(label, span))
+        elif between is not None:
+            self.between.append((between, span))
         elif not NO_OPERATION.fullmatch(name):
             self.strange += 1
 
@@ -132,7 +137,8 @@ class Scan:
         if len(self.operators) + len(self.kernels) > limits.max_rows:
             message = f"the recording has over {limits.max_rows} operators and kernels"
             raise BodyTooLargeError(message, code="body.too_many_rows")
-        if len(self.labelled) + len(self.works) + len(self.steps) > _MAX_KEPT:
+        ranges = len(self.labelled) + len(self.between) + len(self.steps)
+        if ranges + len(self.works) > _MAX_KEPT:
             message = f"the recording has over {_MAX_KEPT} labelled ranges and collectives"
             raise BodyTooLargeError(message, code="body.too_many_rows")
 

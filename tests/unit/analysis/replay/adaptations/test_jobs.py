@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from app.analysis.replay.adaptations.evidence import SENTENCES, Name
-from app.analysis.replay.adaptations.idle_transfers import rows_of
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
@@ -100,7 +99,7 @@ def test_a_plain_job_calls_for_none() -> None:
 def test_collectives_inside_that_are_not_recorded_withhold_the_verdict() -> None:
     recorded = run(replace(PLAIN, gathers=True, microbatches=10, factors=SLOW)).trace
     gathers = recorded.op == recorded.op_names.index("params-all-gather")
-    report = analyze(rows_of(recorded, np.flatnonzero(~gathers))).report
+    report = analyze(recorded.of_rows(np.flatnonzero(~gathers))).report
     fidelity = report.fidelity
 
     # near the recording, and wrong all the same

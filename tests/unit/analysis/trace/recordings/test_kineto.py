@@ -78,6 +78,24 @@ def test_without_steps_of_the_profiler_an_optimizer_ends_a_step() -> None:
     assert found[1, "forward-recv", 0][0] == BASE_NS + AT + 100_100_001
 
 
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data-loading"),
+        ("paceline:data-loading", "data-loading"),
+        ("paceline:checkpoint", "checkpoint"),
+        ("paceline:evaluation", "evaluation"),
+    ],
+)
+def test_ranges_of_what_is_done_between_steps_are_operations(name: str, op: str) -> None:
+    file = host_steps()
+    file.add(name, AT + 40_000_000, 12_500_000)
+
+    found = operations(read(file))
+
+    assert found[10, op, -1] == (BASE_NS + AT + 40_000_000, 12_500_000)
+
+
 def test_operations_before_the_first_step_are_counted() -> None:
     file = host_steps(1)
     file.add("PP:1F7", AT - 50_000_000, 1_000_000)

@@ -1,0 +1,86 @@
+"""What ranks are recorded to do between steps: load batches, write checkpoints, evaluate.
+
+These operations are no part of a step wherever they stand, also where they open one, and no replay
+has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.trace.model import BETWEEN_STEPS, KNOWN_OP_TYPES, Trace
+
+_FIRST: Final = KNOWN_OP_TYPES.index(BETWEEN_STEPS[0])
+_END: Final = _FIRST + len(BETWEEN_STEPS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doings:
+    """Operations between steps as columns of equal length; times by the aligned clocks of ranks."""
+
+    kind: IntArray  # index into `BETWEEN_STEPS`
+    step: IntArray
+    dp: IntArray
+    pp: IntArray
+    start_ns: FloatArray
+    end_ns: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def of(self, name: str) -> Doings:
+        """Return those of a type."""
+        chosen = self.kind == BETWEEN_STEPS.index(name)
+        return Doings(
+            self.kind[chosen],
+            self.step[chosen],
+            self.dp[chosen],
+            self.pp[chosen],
+            self.start_ns[chosen],
+            self.end_ns[chosen],
+        )
+
+
+_NO_INTEGERS: Final = np.empty(0, dtype=np.int64)
+_NO_TIMES: Final = np.empty(0)
+NONE: Final = Doings(_NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_TIMES, _NO_TIMES)
+
+
+def without_doings(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
+    """Return a trace without what ranks do between steps, and the rows of that."""
+    if not len(trace) or int(trace.op.max()) < _FIRST:
+        return trace, np.empty(0, dtype=np.intp)
+    between = (trace.op >= _FIRST) & (trace.op < _END)
+    rows = np.flatnonzero(between)
+    if not len(rows) or len(rows) == len(trace):
+        return trace, np.empty(0, dtype=np.intp)
+    return trace.of_rows(np.flatnonzero(~between)), rows
+
+
+def doings_of(trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None) -> Doings:
+    """Return what ranks do between steps, given its rows.
+
+    Parameters
+    ----------
+    ahead_ns : float64 array, shape (dp, pp), or None
+        How far the clock of each worker is ahead, where they are corrected.
+    """
+    if not len(rows) or trace.step_relative:
+        return NONE
+    dp, pp = trace.dp[rows].astype(np.int64), trace.pp[rows].astype(np.int64)
+    start_ns = trace.start_ns[rows].astype(np.float64)
+    if ahead_ns is not None:
+        start_ns -= ahead_ns[dp, pp]
+    return Doings(
+        kind=trace.op[rows].astype(np.int64) - _FIRST,
+        step=trace.step[rows],
+        dp=dp,
+        pp=pp,
+        start_ns=start_ns,
+        end_ns=start_ns + trace.duration_ns[rows],
+    )
