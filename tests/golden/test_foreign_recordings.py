@@ -89,6 +89,11 @@ def test_a_recording_of_megascan_is_replayed_closely(folder: Path) -> None:
     # 640 forwards and as many backwards of each of four stages; what is left of 20 iterations.
     assert len(trace) == 4 * (640 + 640 + 20)
     assert read.unmapped == ()
-    fidelity = analyze(trace).report.fidelity
+    report = analyze(trace).report
+    fidelity = report.fidelity
     assert fidelity.verdict
-    assert fidelity.discrepancy < 0.03
+    assert fidelity.discrepancy < 0.04
+    # the first iteration takes 3.5 s, the other 19 take 0.71 to 0.78 s
+    assert [odd.step for odd in report.steps.odd] == [0]
+    assert [cause.cause for cause in report.causes] == ["stage_imbalance"]
+    assert report.headline.slowdown == pytest.approx(1.21, abs=0.01)

@@ -24,6 +24,7 @@ from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, 
 from app.analysis.replay.layout.doings import NONE, Doings, doings_of, without_doings
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.layout.known_graphs import graph_of
+from app.analysis.replay.odd_steps import find_odd_steps
 from app.analysis.replay.repair import RecreatedOperations
 from app.analysis.trace.model import Trace
 from app.analysis.trace.ranks.recorder import recorder_of
@@ -51,6 +52,7 @@ class Replayed:
 
     groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
     dropped: tuple[DroppedStep, ...]  # steps that are left out
+    odd: tuple[DroppedStep, ...]  # complete steps that are unlike the others on all ranks
     clamped: int  # transfer durations at fault that count as 0
     recreated: RecreatedOperations  # operations that the recorder lost and that were made anew
     clocks: RankClocks
@@ -125,7 +127,8 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         rows = adapt_refused(rows, refused, without)
         laid_out = lay_out(rows.trace, rows.routes)
         arranged, graphs, dropped = _with_graphs(laid_out)
-    draft, made = adapt(Draft.of(arranged, graphs, _recording(trace)), without)
+    draft, odd = _without_odd_steps(Draft.of(arranged, graphs, _recording(trace)))
+    draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [durations for durations, _ in draft.own]
     ideals = ideal_durations(layouts, own)
@@ -138,6 +141,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     return Replayed(
         groups=tuple(groups),
         dropped=dropped,
+        odd=odd,
         clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,
         clocks=draft.clocks,
@@ -147,6 +151,23 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         absolute=draft.absolute,
         doings=doings_of(trace, between, ahead_ns),
     )
+
+
+def _without_odd_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
+    """Return a draft of the ordinary steps, and the others."""
+    odd = find_odd_steps(draft)
+    if not odd:
+        return draft, ()
+    left_out = [item.step for item in odd]
+    ordinary = [
+        (layout if len(kept) == len(layout.steps) else layout.of_steps(kept), graph)
+        for layout, graph in zip(draft.arranged, draft.graphs, strict=True)
+        for kept in [np.flatnonzero(~np.isin(layout.steps, left_out))]
+        if len(kept)
+    ]
+    ordinary.sort(key=lambda pair: (-len(pair[0].steps), int(pair[0].steps[0])))
+    arranged, graphs = zip(*ordinary, strict=True)
+    return Draft.of(arranged, graphs, draft.recording), odd
 
 
 def _recording(trace: Trace) -> Recording:

@@ -183,6 +183,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         steps=Steps(
             analyzed=tuple(replayed.steps.tolist()),
             dropped=replayed.dropped,
+            odd=replayed.odd,
         ),
         coverage=coverage_of(trace, replayed, metrics),
         clocks=clocks_of(trace, replayed, metrics),

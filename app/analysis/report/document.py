@@ -75,6 +75,10 @@ class Steps:
     """Numbers of the analyzed steps, ascending."""
     dropped: tuple[DroppedStep, ...]
     """Steps that were recorded, but are not complete."""
+    odd: tuple[DroppedStep, ...] = field(default=(), metadata=OMITTED)
+    """Complete steps that are unlike the others on all ranks, as where they warm up, compile anew
+    or come to a profiler's first step one after another: no part of the slowdown and its causes.
+    No key where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

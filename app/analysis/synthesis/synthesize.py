@@ -43,6 +43,7 @@ class Truth:
     # warm_up_steps, evaluation_steps: recorded steps that are not training steps of full size
     warm_up_steps: tuple[int, ...] = ()
     evaluation_steps: tuple[int, ...] = ()
+    odd_steps: tuple[int, ...] = ()  # full ones unlike the others, which have no times here
     lost_operations: int = 0  # operations that the profiler did not write
     # clock_offset_ns, clock_rate_ppm: how far each host's clock is ahead at the start, and the
     # microseconds it gains a second
@@ -75,6 +76,7 @@ class Truth:
             "injections": list(self.injections),
             "warm_up_steps": list(self.warm_up_steps),
             "evaluation_steps": list(self.evaluation_steps),
+            "odd_steps": list(self.odd_steps),
             "lost_operations": self.lost_operations,
             "clock_offset_ns": self.clock_offset_ns,
             "clock_rate_ppm": self.clock_rate_ppm,
@@ -116,16 +118,18 @@ def synthesize(
         phases.append(_run(forwards, (), training.evaluation, seed_of_it, evaluation=True)[1])
     recording = record(phases, seed)
     stages = [stage for i in injections if (stage := i.stage(job)) is not None]
+    ordinary = _ordinary(job, injections)
     truth = Truth(
-        causes=tuple(dict.fromkeys(injection.cause for injection in injections)),
+        causes=tuple(dict.fromkeys(i.cause for i in injections if i.cause)),
         workers=tuple(worker for i in injections for worker in i.workers(job)),
         stage=stages[0] if stages else None,
-        step_times_s=tuple((phase.execution.step_times_ns() / 1e9).tolist()),
-        healthy_step_times_s=tuple((healthy.step_times_ns() / 1e9).tolist()),
-        steps=tuple(training.ids.tolist()),
+        step_times_s=tuple((phase.execution.step_times_ns()[ordinary] / 1e9).tolist()),
+        healthy_step_times_s=tuple((healthy.step_times_ns()[ordinary] / 1e9).tolist()),
+        steps=tuple(training.ids[ordinary].tolist()),
         injections=tuple(injection.document() for injection in injections),
         warm_up_steps=tuple(training.warm_up.tolist()),
         evaluation_steps=tuple(training.evaluation.tolist()),
+        odd_steps=tuple(training.ids[~ordinary].tolist()),
         lost_operations=recording.lost,
         clock_offset_ns=recording.clock_offset_ns,
         clock_rate_ppm=recording.clock_rate_ppm,
@@ -152,7 +156,15 @@ def inject(
 def true_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
     """Return the slowdown that `synthesize` would give the job, without recording it."""
     healthy, phase = _run(job, injections, step_numbers(job, seed), seed)
-    return float(phase.execution.step_times_ns().sum() / healthy.step_times_ns().sum())
+    ordinary = _ordinary(job, injections)
+    taken_ns = phase.execution.step_times_ns()[ordinary]
+    return float(taken_ns.sum() / healthy.step_times_ns()[ordinary].sum())
+
+
+def _ordinary(job: JobModel, injections: Sequence[Injection]) -> NDArray[np.bool_]:
+    """Return which steps no injection makes unlike the others on all ranks, shape (steps,)."""
+    odd = [position for injection in injections for position in injection.odd()]
+    return ~np.isin(np.arange(job.steps), odd)
 
 
 def step_numbers(job: JobModel, seed: int) -> NDArray[np.int64]:

@@ -42,6 +42,10 @@ def show(report: Report, console: Console) -> None:
         f"{len(steps)} steps" + (f", {len(dropped)} dropped" if dropped else ""),
         highlight=False,
     )
+    for step in report.steps.odd:
+        console.print(
+            f"Step {step.step} is left out: {step.reason}", highlight=False, soft_wrap=True
+        )
     if not fidelity.verdict:
         console.print(fidelity.reason, highlight=False)
         if report.known_waste is not None:

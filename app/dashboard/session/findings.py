@@ -264,6 +264,8 @@ def coverage_finding(report: Report) -> str:
     """Return the title of what arrived."""
     coverage, dropped = report.coverage, report.steps.dropped
     parts = []
+    if report.steps.odd:
+        parts.append(f"{plural(len(report.steps.odd), 'step')} unlike the others left out")
     if dropped:
         parts.append(f"{plural(len(dropped), 'step')} left out")
     if coverage.chunks and coverage.chunks.ended_early:

@@ -296,6 +296,7 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
         _recreated(coverage.recreated),
         Row("Steps analyzed", count(len(steps.analyzed))),
         Row("Steps left out", count(len(dropped)), _dropped(dropped)),
+        *([Row("Odd steps", count(len(steps.odd)), _dropped(steps.odd))] if steps.odd else []),
         Row("Clocks", "aligned" if clocks.aligned else "as recorded", _clock_note(clocks)),
         Row("Transfers below 0, cut", count(coverage.clamped_transfers)),
         Row("Launch delays below 0, cut", count(coverage.clamped_launch_delays)),

@@ -22,7 +22,7 @@ Worker = tuple[int, int]
 class Injection(ABC):
     """A cause of straggling with its dials."""
 
-    cause: ClassVar[str]
+    cause: ClassVar[str]  # empty where it is none, and no worker is slow for it
 
     def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:  # noqa: ARG002 - for those that do
         """Return the program with what the fault makes operations wait for."""
@@ -39,6 +39,10 @@ class Injection(ABC):
     def stage(self, job: JobModel) -> int | None:  # noqa: ARG002 - for those that have
         """Return the pipeline stage at fault, if it is one."""
         return None
+
+    def odd(self) -> tuple[int, ...]:
+        """Return the positions of steps that this makes unlike the others on all ranks."""
+        return ()
 
     def document(self) -> dict[str, Any]:
         """Return the cause and its dials as JSON-able data."""

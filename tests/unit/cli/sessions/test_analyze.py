@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from app.analysis.diagnosis.headline import Headline
+from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
 from app.analysis.wording import hours
@@ -57,6 +58,15 @@ def test_the_headline_is_said_where_it_is_another_than_the_published_slowdown() 
     assert lines(alike)[1] == published.partition("): ")[0] + ")"
     unsure = lines(replace(strong, ci95=None))[0]
     assert unsure.startswith(f"Slowdown {strong.slowdown:.3f} against the job")
+
+
+def test_odd_steps_are_named_with_the_reason() -> None:
+    report = reports.scenario("slow-worker")
+    odd = (DroppedStep(11, "all ranks compute 6.0× as long as in other steps"),)
+    with_odd = replace(report, steps=replace(report.steps, odd=odd))
+    said = "Step 11 is left out: all ranks compute 6.0× as long as in other steps"
+    assert said in shown(with_odd).splitlines()
+    assert "is left out" not in shown(report)
 
 
 def test_where_no_cause_is_named_the_slowdown_is_s_and_says_so() -> None:

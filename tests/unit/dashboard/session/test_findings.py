@@ -148,6 +148,11 @@ def test_what_is_missing_is_named(slow_worker: Report) -> None:
     )
 
 
+def test_odd_steps_are_counted(slow_worker: Report) -> None:
+    report = changed(slow_worker, steps__odd=[DroppedStep(0, "warm-up")])
+    assert plain(findings.coverage_finding(report)) == "1 step unlike the others left out"
+
+
 def test_what_was_lost_is_missing_though_it_was_made_anew(slow_worker: Report) -> None:
     slow_worker = changed(slow_worker, coverage__recreated__operations=30)
     assert plain(findings.coverage_finding(slow_worker)) == "30 lost operations re-created"

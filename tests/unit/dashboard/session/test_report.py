@@ -287,11 +287,13 @@ def test_dropped_steps_and_unknown_types_are_named(slow_worker: Report) -> None:
     slow_worker = changed(
         slow_worker,
         steps__dropped=[DroppedStep(number, "warm-up") for number in range(10)],
+        steps__odd=[DroppedStep(11, "all ranks compute 6.0× as long as in other steps")],
         coverage__unknown_op_types={"moe-all-to-all": 7},
         coverage__unanswered={"forward-send": 7, "backward-send": 8},
     )
     rows = {row.label: row for row in report_view(slow_worker).coverage}
     assert rows["Steps left out"].note.endswith("7: warm-up, and 2 more")
+    assert rows["Odd steps"].note == "11: all ranks compute 6.0× as long as in other steps"
     assert rows["Operations of unknown types"].note == "moe-all-to-all (7)"
     assert rows["Sends without receives, left out"].value == "15"
 
