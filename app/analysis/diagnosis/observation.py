@@ -14,7 +14,7 @@ from app.analysis.diagnosis.places import Hosts
 from app.analysis.once import LooksOnce
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.medians import median
-from app.analysis.replay.session import ShapeGroup, begins_of
+from app.analysis.replay.session import ShapeGroup, begins_of, follows_of
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.trace.ranks.recorder import recorder_of
@@ -88,11 +88,7 @@ class Observation(LooksOnce):
     @cached_property
     def after(self) -> dict[int, tuple[int, ...]]:
         """Return what each node waits for."""
-        return {
-            node: after
-            for unit in self.group.graph.units
-            for node, after in zip(unit.members, unit.after, strict=True)
-        }
+        return self.group.once(follows_of)
 
     @cached_property
     def hosts(self) -> Hosts:

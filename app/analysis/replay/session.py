@@ -305,13 +305,21 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
 
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
     """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`."""
-    ends = group.once(_ends)
-    return stage_begins(group.layout, stage, ends, group.graph.turn_ns)
+    return stage_begins(group.layout, stage, ends_of(group), group.graph.turn_ns)
+
+
+def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:
+    """Return what each node waits for."""
+    return {
+        node: after
+        for unit in group.graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+    }
 
 
 def recorded_step_times(group: ShapeGroup) -> FloatArray:
     """Return how long each step took as recorded, ns; see `recorded_times`."""
-    return recorded_times(group.layout, group.graph, group.once(_ends))
+    return recorded_times(group.layout, group.graph, ends_of(group))
 
 
 def ends_of(group: ShapeGroup) -> FloatArray:

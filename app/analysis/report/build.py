@@ -10,9 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.budget.common_factor import CommonFactor
+from app.analysis.budget.document import budget_of
+from app.analysis.budget.split import split
 from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
+from app.analysis.diagnosis.lengths.work import slow_together
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
@@ -245,7 +249,15 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         template=template,
         tensor=tensor,
         verdict=said,
+        budget=budget_of(split(replayed, metrics, _together(observation, replayed))),
     )
+
+
+def _together(observation: Observation, replayed: Replayed) -> CommonFactor | None:
+    """Return how slow all workers are in each step; None where some have another shape."""
+    if len(observation.layout.steps) < len(replayed.steps):
+        return None
+    return observation.once(slow_together).factor
 
 
 def _per_step(metrics: Metrics) -> PerStep:

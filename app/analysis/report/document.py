@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal
 
+from app.analysis.budget.document import Budget
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
 from app.analysis.diagnosis.places import Worker
@@ -172,6 +173,8 @@ class Report:
     tensor: TensorAdvice | None = field(default=None, metadata=OMITTED)
     """Which work to take off the slow ranks of tensor-parallel groups, where such a rank is a
     cause."""
+    budget: Budget | None = field(default=None, metadata=OMITTED)
+    """Where the time goes; no key in a report that an older version stored."""
 
     @property
     def lost_gpu_hours(self) -> float:

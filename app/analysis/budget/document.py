@@ -1,0 +1,84 @@
+"""Where the time goes, as a report has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.budget.parts import Part
+from app.analysis.budget.split import Split
+
+_NS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What the time of all workers passes with, as shares of it that add up to 1."""
+
+    computing: float
+    """Computing as long as the median of the stage's peers does in its best stretch."""
+    own_slowness: float
+    """Computing longer than that, or less long, what all workers do alike taken off."""
+    slow_together: float
+    """What steps take longer in which all workers compute slower than in their best stretch."""
+    waiting: float
+    """Waiting for other workers: for stragglers."""
+    bubble: float
+    """Waiting for the pipeline to fill and drain, as in the replayed ideal step."""
+    communication: float
+    """Communication that no computation hides, as long as it takes the median of the stage's
+    peers."""
+    communication_above: float
+    """The same beyond that."""
+    launch_delays: float
+    """Nothing computes and nothing communicates in a step, which is longer for it: hosts are
+    late."""
+    between_steps: float
+    """From the last end of a step to the first start of the next, as long as the median."""
+    between_steps_above: float
+    """The same beyond the median."""
+    missing: float
+    """Steps that are left out, incomplete or odd ones, between others that are analyzed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the time of the session goes.
+
+    From the first operation of the first step to the last one of the last, without gaps in which
+    steps were not recorded: nothing is known of those.
+    """
+
+    wall_s: float
+    """Seconds that all this takes each worker."""
+    shares: Shares
+    """Of all workers and steps; none is negative."""
+    by_worker: dict[Part, tuple[tuple[float, ...], ...]]
+    """The shares of each worker, [dp][pp]; one may be negative."""
+    by_step: dict[Part, tuple[float, ...]]
+    """The shares of each step, with what follows until the next one."""
+    step_wall_s: tuple[float, ...]
+    """How long each step takes, with what follows until the next one, seconds."""
+
+
+def budget_of(split: Split) -> Budget:
+    """Return the shares of a split time."""
+    wall_ns, parts_ns = split.wall_ns, split.parts_ns
+    workers = wall_ns.shape[0] * wall_ns.shape[2]
+    whole_ns, step_ns = wall_ns.sum(), wall_ns.sum(axis=(0, 2))
+    of_workers_ns = parts_ns.sum(axis=2)
+    shares = of_workers_ns.sum(axis=(1, 2)) / whole_ns
+    by_worker = (of_workers_ns / wall_ns.sum(axis=1)).swapaxes(1, 2)
+    by_step = parts_ns.sum(axis=(1, 3)) / step_ns
+    return Budget(
+        wall_s=float(whole_ns) / workers * _NS,
+        # what is nothing may come out below by rounding
+        shares=Shares(*np.maximum(shares, 0.0).tolist()),
+        by_worker={
+            part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)
+        },
+        by_step={part: tuple(of) for part, of in zip(Part, by_step.tolist(), strict=True)},
+        step_wall_s=tuple((step_ns / workers * _NS).tolist()),
+    )
