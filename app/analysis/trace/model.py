@@ -56,6 +56,9 @@ REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
 
 # What ranks do between steps, wherever it stands: no part of a step, and never replayed.
 BETWEEN_STEPS: Final[tuple[str, ...]] = (DATA_LOADING, CHECKPOINT, EVALUATION)
+# Collectives of context-parallel ranks, and the transfers of those that form a ring.
+CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
+RING: Final = "cp-send-recv"
 
 # The position of a name is its code in `Trace.op`. Stored traces carry names: it may change.
 KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
@@ -63,11 +66,10 @@ KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     "tp-all-gather",
     "tp-reduce-scatter",
     "tp-all-reduce",
-    "cp-all-gather",
-    "cp-reduce-scatter",
-    "cp-all-to-all",
+    *CONTEXT_TYPES,
     "ep-all-to-all",
     *BETWEEN_STEPS,
+    RING,
 )
 
 # NDTimeline's other names for the same operations (trace-format page of docs/).

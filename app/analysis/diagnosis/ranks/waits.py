@@ -22,10 +22,9 @@ from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
-from app.analysis.trace.model import Sizes, Trace
+from app.analysis.trace.model import CONTEXT_TYPES, Sizes, Trace
 
 TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
-CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 # That many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 

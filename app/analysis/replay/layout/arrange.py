@@ -28,6 +28,7 @@ from app.analysis.trace.model import (
     REPLAYED_OP_TYPES,
     Trace,
 )
+from app.analysis.trace.ranks.computing import busiest_ranks, has_rings
 from app.errors import Fault, UnanalyzableError
 
 MAX_NAMED_WORKERS = 3
@@ -38,7 +39,7 @@ MAX_NODES = 2_000_000
 def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
     """Arrange a trace's operations by node, step and DP rank.
 
-    Each DP × PP cell is represented by its lowest traced rank. The shape of a step is how many
+    Each DP × PP cell is represented by one of its traced ranks. The shape of a step is how many
     operations of each type each stage runs, and in which order it computes. Steps of each shape
     form a group. Left out by name are steps that a rank is missing from, that too many operations
     are missing from, that warm up, and that evaluate.
@@ -225,7 +226,11 @@ def _require_chunks(trace: Trace) -> None:
 
 
 def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
-    """Return the lowest traced rank of each cell, shape (dp, pp)."""
+    """Return the rank that each cell is analyzed from, shape (dp, pp).
+
+    The lowest traced one; of a ring of context-parallel ranks the one that computes longest, since
+    the others wait for it inside of their computations, each for a while and at another place.
+    """
     sizes = trace.meta.sizes
     lowest = np.full((sizes.dp, sizes.pp), np.iinfo(np.int32).max, dtype=np.int32)
     np.minimum.at(lowest, (runs.dp, runs.pp), runs.rank)
@@ -240,7 +245,11 @@ def _analyzed_ranks(trace: Trace, runs: BlockRuns) -> NDArray[np.int32]:
                 Fault("rank_missing", f"DP rank {d}, stage {p} sent nothing") for d, p in cells
             ),
         )
-    return lowest
+    several = len(np.unique(runs.rank)) > sizes.workers
+    if sizes.cp == 1 or not several or not has_rings(trace):
+        return lowest
+    busiest = busiest_ranks(trace)
+    return np.where(busiest < 0, lowest, busiest)
 
 
 def _steps_of_all_ranks(

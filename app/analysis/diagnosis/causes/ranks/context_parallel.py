@@ -26,8 +26,8 @@ from app.analysis.diagnosis.ranks.division import (
     if_divided,
     is_division,
 )
+from app.analysis.diagnosis.ranks.rings import ring_waits
 from app.analysis.diagnosis.ranks.waits import (
-    CONTEXT_TYPES,
     LISTED,
     Waiting,
     computations_without,
@@ -39,6 +39,7 @@ from app.analysis.diagnosis.ranks.waits import (
     without_waits,
 )
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.trace.model import CONTEXT_TYPES, RING
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ THRESHOLDS: Final = Thresholds()
 
 def _is_recorded(observation: Observation) -> bool:
     trace = observation.trace
-    return trace.meta.sizes.cp > 1 and has_tensor_ranks(trace, CONTEXT_TYPES)
+    return trace.meta.sizes.cp > 1 and has_tensor_ranks(trace, (*CONTEXT_TYPES, RING))
 
 
 def _hides(signs: Signs) -> bool:
@@ -67,7 +68,7 @@ def _waiting(observation: Observation) -> list[Waiting]:
     if not _is_recorded(observation):
         return []
     # Where sequences are divided unevenly all groups wait alike: the median is no measure.
-    waits = measure_waits(observation, CONTEXT_TYPES)
+    waits = ring_waits(observation) or measure_waits(observation, CONTEXT_TYPES)
     groups = waiting_groups(observation, waits, to_median=0.0)
     return [group for group in groups if group.of_one_rank]
 

@@ -26,6 +26,7 @@ from app.analysis.trace.model import (
     GRADS_REDUCE_SCATTER,
     OPTIMIZER,
     PARAMS_ALL_GATHER,
+    RING,
     SessionMeta,
 )
 from app.analysis.trace.ranks.values import is_name
@@ -62,6 +63,8 @@ _CONTEXT_COLLECTIVES: Final = {
     "reducescatter": "cp-reduce-scatter",
     "alltoall": "cp-all-to-all",
     "alltoallv": "cp-all-to-all",
+    # A ring passes keys and values on: fused calls, or one send and one receive.
+    **dict.fromkeys(("coalesced", "sendrecv", "send", "recv"), RING),
 }
 _OF_DIMENSION: Final = {
     **dict.fromkeys(DATA_DIMENSIONS, _DATA_COLLECTIVES),

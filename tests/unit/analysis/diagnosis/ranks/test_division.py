@@ -9,7 +9,6 @@ import pytest
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.ranks.division import as_divided_evenly, is_division
 from app.analysis.diagnosis.ranks.waits import (
-    CONTEXT_TYPES,
     Waiting,
     computing_ns,
     measure_waits,
@@ -17,6 +16,7 @@ from app.analysis.diagnosis.ranks.waits import (
     without_waits,
 )
 from app.analysis.replay.session import prepare_replay
+from app.analysis.trace.model import CONTEXT_TYPES
 from tests.oracles.physics.shape import Shape
 from tests.oracles.physics.world import World
 from tests.unit.analysis.diagnosis.second_physics import PLAIN, names, report_of, struck

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.ranks.waits import (
-    CONTEXT_TYPES,
     TENSOR_TYPES,
     THRESHOLDS,
     computations_without,
@@ -17,7 +16,7 @@ from app.analysis.diagnosis.ranks.waits import (
     without_waits,
 )
 from app.analysis.synthesis.injections.computations import TensorParallelStraggler
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import CONTEXT_TYPES, Sizes
 from tests.unit.analysis.diagnosis.jobs import TENSOR, observe, session
 
 

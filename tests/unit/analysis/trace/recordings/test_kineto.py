@@ -246,6 +246,8 @@ def test_kernels_are_joined_to_the_action_that_launched_them() -> None:
         ("mesh_cp", "_allgather_base", "cp-all-gather"),
         ("CONTEXT_PARALLEL_GROUP", "_reduce_scatter_base", "cp-reduce-scatter"),
         ("mesh_cp", "all_to_allv", "cp-all-to-all"),
+        ("mesh_cp", "coalesced", "cp-send-recv"),
+        ("CONTEXT_PARALLEL_GROUP", "send", "cp-send-recv"),
     ],
 )
 def test_a_collective_is_what_its_group_shares_out(group: str, collective: str, op: str) -> None:
