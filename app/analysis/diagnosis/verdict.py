@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
@@ -17,6 +18,12 @@ from app.analysis.wording import percent
 
 # A second cause with this share of the lost time is worth naming in the same sentence.
 _SECOND_CAUSE: Final = 0.25
+# What all workers lose is said from this share of their time on…
+_WORTH_SAYING: Final = 0.05
+# …and makes a job slow from as much on as a straggler does.
+_SLOW: Final = 1 - 1 / STRAGGLING
+
+_TOGETHER: Final = "is lost in steps in which all workers compute slower"
 
 # ``none`` where there is no verdict.
 Level = Literal["slow", "ok", "none"]
@@ -39,9 +46,10 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     headline: Headline,
     limit: float,
     *,
+    shares: Shares,
     withheld: str | None = None,
 ) -> Verdict:
-    """Say in one sentence how slow the job is and why.
+    """Say in one sentence how slow the job is and why; what costs most first.
 
     Parameters
     ----------
@@ -49,9 +57,42 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         How slow it is, and against what.
     limit : float
         A discrepancy above it withholds the verdict.
+    shares : Shares
+        Where the time goes: what all workers lose is in no slowdown.
     withheld : str, optional
         Why there is no verdict, whatever the discrepancy.
     """
+    said = _of_steps(job, metrics, causes, headline, limit, withheld)
+    lost = {
+        f"{percent(share, 0)} of the time {what}": share
+        for share, what in (
+            (shares.between_steps_above, "is lost between steps"),
+            # else one of the causes
+            (0.0 if said.level == "slow" else shares.slow_together, _TOGETHER),
+        )
+        if share >= _WORTH_SAYING
+    }
+    if not lost:
+        return said
+    everywhere = ", and ".join(sorted(lost, key=lambda words: -lost[words]))
+    if said.level == "ok":
+        slow = sum(lost.values()) >= _SLOW
+        return Verdict(f"No straggler; {everywhere}", "slow" if slow else "ok")
+    in_steps = 1 - shares.between_steps - shares.between_steps_above - shares.missing
+    if said.level == "slow" and sum(lost.values()) > headline.waste * in_steps:
+        return Verdict(f"{everywhere}; {said.sentence}", said.level)
+    return Verdict(f"{said.sentence}; {everywhere}", said.level)
+
+
+def _of_steps(  # noqa: PLR0913, PLR0917 - as above
+    job: JobFacts,
+    metrics: Metrics,
+    causes: Sequence[Cause],
+    headline: Headline,
+    limit: float,
+    withheld: str | None,
+) -> Verdict:
+    """Say how slow steps are and why."""
     if withheld is not None:
         return Verdict(f"No verdict: {withheld}", "none")
     if metrics.discrepancy > limit:

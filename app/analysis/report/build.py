@@ -152,7 +152,10 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         by_optype=by_optype,
     )
     withheld = None if unseen is None else unseen.verdict
-    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, withheld=withheld)
+    budget = budget_of(split(replayed, metrics, _together(observation, replayed)))
+    said = verdict(
+        job, metrics, causes, shown, DISCREPANCY_LIMIT, shares=budget.shares, withheld=withheld
+    )
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.
     if said.level != "ok":
@@ -249,7 +252,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         template=template,
         tensor=tensor,
         verdict=said,
-        budget=budget_of(split(replayed, metrics, _together(observation, replayed))),
+        budget=budget,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -20,6 +21,8 @@ from app.analysis.synthesis.injections.transfers import (
     SlowLink,
 )
 from app.analysis.synthesis.job import JobModel
+from app.analysis.wording import percent
+from tests.unit.analysis.budget.sessions import following
 from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, session
 
 
@@ -101,3 +104,37 @@ def test_a_healthy_job_is_told_so() -> None:
     assert report.verdict.level == "ok"
     assert report.causes == ()
     assert "slow_worker" in report.diagnosis.ruled_out
+
+
+def _following(*injections: Injection, stalls_ns: dict[int, int]) -> Report:
+    trace = session(*injections, job=replace(JOB, steps=24)).trace
+    return analyze(following(trace, stalls_ns=stalls_ns)).report
+
+
+def test_what_passes_between_steps_is_said_where_nobody_straggles() -> None:
+    report = _following(stalls_ns={10: 6 * 10**9, 20: 6 * 10**9})
+
+    assert report.budget is not None
+    lost = percent(report.budget.shares.between_steps_above, 0)
+    assert report.verdict.sentence == f"No straggler; {lost} of the time is lost between steps"
+    assert report.verdict.level == "slow"
+    assert report.headline.slowdown < 1.1
+
+
+def test_a_little_that_passes_between_steps_is_said_and_makes_no_job_slow() -> None:
+    report = _following(stalls_ns={10: 10**9, 20: 2 * 10**9})
+
+    assert report.verdict.sentence.startswith("No straggler; ")
+    assert report.verdict.level == "ok"
+
+
+@pytest.mark.parametrize(("factor", "first"), [(1.4, "between steps"), (3.0, "slower than")])
+def test_the_sentence_begins_with_what_costs_most(factor: float, first: str) -> None:
+    report = _following(SlowWorker((2, 1), factor), stalls_ns={10: 6 * 10**9, 20: 6 * 10**9})
+
+    costly, _, other = report.verdict.sentence.partition("; ")
+    assert first in costly
+    assert {"between steps", "slower than"} == {
+        words for words in ("between steps", "slower than") if words in costly + other
+    }
+    assert report.verdict.level == "slow"
