@@ -8,7 +8,7 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.ranks.waits import Waits
-from app.analysis.trace.ranks.computing import has_rings, own_computing
+from app.analysis.trace.operations.computing import has_rings, own_computing
 
 
 def ring_waits(observation: Observation) -> list[Waits]:

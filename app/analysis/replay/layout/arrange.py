@@ -28,7 +28,7 @@ from app.analysis.trace.model import (
     REPLAYED_OP_TYPES,
     Trace,
 )
-from app.analysis.trace.ranks.computing import busiest_ranks, has_rings
+from app.analysis.trace.operations.computing import busiest_ranks, has_rings
 from app.errors import Fault, UnanalyzableError
 
 MAX_NAMED_WORKERS = 3

@@ -9,7 +9,7 @@ import pytest
 
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.trace.ranks.computing import busiest_ranks, own_computing
+from app.analysis.trace.operations.computing import busiest_ranks, own_computing
 from tests.oracles.rings import Rings
 
 EVEN = Rings(dp=2, cp=4, work=(1.0,) * 8)
