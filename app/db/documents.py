@@ -10,6 +10,7 @@ from sqlalchemy import Dialect
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
+from app.analysis.diagnosis.past.computing import Computing
 from app.analysis.json_text import plain
 from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import REVISION, SCHEMA, Report
@@ -51,6 +52,8 @@ class JsonDocument(TypeDecorator[T]):
 
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
 VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
+# Of a stored verdict.
+COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
 
 

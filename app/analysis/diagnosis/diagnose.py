@@ -17,6 +17,7 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Ju
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
+from app.analysis.diagnosis.past.comparison import EarlierSession
 from app.analysis.diagnosis.ranks.chance import by_chance_s
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
@@ -98,10 +99,21 @@ class _Measured:
     chance_s: float  # what it loses by chance
 
 
-def diagnose(observation: Observation, replayed: Replayed, metrics: Metrics) -> Diagnosis:
-    """Name the causes of a session's lost time; steps of the most frequent shape are looked at."""
+def diagnose(
+    observation: Observation,
+    replayed: Replayed,
+    metrics: Metrics,
+    earlier: Sequence[EarlierSession] = (),
+) -> Diagnosis:
+    """Name the causes of a session's lost time; steps of the most frequent shape are looked at.
+
+    Parameters
+    ----------
+    earlier : sequence of EarlierSession
+        What is known of the job's sessions before.
+    """
     step_ns = float(np.mean(metrics.recorded_s)) / NS
-    signs = Signs(observation, step_ns)
+    signs = Signs(observation, step_ns, earlier)
     unjudged = _cannot_judge(signs)
     chance_s = by_chance_s(observation, metrics)
     excess = float(np.mean(metrics.recorded_s)) / (metrics.ideal_step_s + chance_s)
@@ -322,14 +334,16 @@ def _with_reducing(
     )
 
 
-def holding_anyway(observation: Observation, metrics: Metrics) -> tuple[Cause, ...]:
+def holding_anyway(
+    observation: Observation, metrics: Metrics, earlier: Sequence[EarlierSession] = ()
+) -> tuple[Cause, ...]:
     """Return causes such as slow workers where no replay tells what they cost.
 
     What a worker computes by itself, without the waiting inside, does not depend on how well the
     steps are replayed. Its share of the loss does, and is not said.
     """
     step_ns = float(np.mean(metrics.recorded_s)) / NS
-    signs = Signs(observation, step_ns)
+    signs = Signs(observation, step_ns, earlier)
     among = [k for k in KINDS.values() if k.holds_anyway and k.cannot_judge(signs) is None]
     return tuple(
         Cause(

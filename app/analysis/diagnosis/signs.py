@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
-from app.analysis.diagnosis.lengths.recorded import ENOUGH, recorded_lengths
+from app.analysis.diagnosis.lengths.recorded import some_lengths
+from app.analysis.diagnosis.lengths.work import slow_together
 from app.analysis.diagnosis.observation import Explained, Observation
+from app.analysis.diagnosis.past.comparison import EarlierSession, Past, against_past
+from app.analysis.diagnosis.past.computing import computing_of
 from app.analysis.diagnosis.ranks.waits import (
     Waiting,
     has_tensor_ranks,
@@ -26,6 +29,7 @@ class Signs:
 
     observation: Observation
     step_ns: float  # the mean recorded step
+    earlier: Sequence[EarlierSession] = ()  # of the same job
 
     @cached_property
     def has_tensor_ranks(self) -> bool:
@@ -45,7 +49,15 @@ class Signs:
         observation = self.observation
         if not observation.comparable:
             return None
-        return take_apart(observation.passes, recorded_lengths(observation, ENOUGH))
+        return take_apart(observation.passes, observation.once(some_lengths))
+
+    @cached_property
+    def past(self) -> Past | None:
+        """Return how the session compares with the job's past; None where it has none."""
+        if not self.earlier:
+            return None
+        now = computing_of(self.observation, self.observation.once(slow_together).factor)
+        return against_past(self.observation, now, self.earlier)
 
     @cached_property
     def stalled_launches(self) -> StalledLaunches | None:
@@ -55,7 +67,7 @@ class Signs:
     @cached_property
     def stage_or_worker(self) -> StageOrWorker:
         """Return what makes a stage take longest."""
-        return tell_apart(self.observation)
+        return tell_apart(self.observation, self.past)
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:

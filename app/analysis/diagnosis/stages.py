@@ -15,6 +15,7 @@ import numpy as np
 from app.analysis.diagnosis.figures import StageLoad
 from app.analysis.diagnosis.finding import Alternative, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.observation import Observation, lower_median
+from app.analysis.diagnosis.past.comparison import Past
 from app.analysis.diagnosis.places import StageView, Where, WorkerView
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
@@ -35,6 +36,7 @@ class Thresholds:
     to_slowest: float = 0.25  # other stages are slow when their excess is this share of its
     alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
     in_doubt: float = 0.85  # the highest confidence of what cannot be told from the other cause
+    as_before: float = 0.95  # …and of a stage that took as long before
     # Stages of an evenly divided model differ by up to this share, of which the interval is
     # made; replayed they are all the same.
     uneven: float = 0.004
@@ -48,19 +50,28 @@ THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageOrWorker:
-    """What makes a stage take longest: at most one of both, in doubt where the other may be it."""
+    """What makes a stage take longest, in doubt where the other may be it.
+
+    At most one of both, but where the job's past tells them apart.
+    """
 
     heavy: Finding | None
     slow: Finding | None
 
 
-def heaviest_stage(observation: Observation) -> Finding | None:
-    """Return the heaviest stage, where stages differ; without it all have the same to compute."""
+def heaviest_stage(observation: Observation, slower: FloatArray | None = None) -> Finding | None:
+    """Return the heaviest stage, where stages differ; without it all have the same to compute.
+
+    `slower`, shape (pp,), is how many times as long a stage takes by its worker, where that is
+    known.
+    """
     if not observation.comparable:
         return None
+    by_worker = 1.0 if slower is None else slower[:, None]
     # The median over the DP ranks, so that one slow worker does not make a heavy stage.
     levels = {
-        name: lower_median(passes.own_ns, axis=2) for name, passes in observation.passes.items()
+        name: np.asarray(lower_median(passes.own_ns, axis=2) / by_worker)
+        for name, passes in observation.passes.items()
     }
     total = np.sum([level.sum(axis=1) for level in levels.values()], axis=0)
     heaviest = int(np.argmax(total))
@@ -98,9 +109,26 @@ def _evidence(levels: dict[str, FloatArray], total: FloatArray, heaviest: int) -
     )
 
 
-def tell_apart(observation: Observation) -> StageOrWorker:
-    """Return the stage that takes longest, as too heavy or, with one DP rank, as a slow worker."""
+def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWorker:
+    """Return the stage that takes longest, as too heavy or, with one DP rank, as a slow worker.
+
+    With one DP rank the job's past tells, where it is known, who has become slow. A stage that took
+    as long before is heavy, or its worker was slow then too.
+    """
     heavy = heaviest_stage(observation)
+    by_layers = _by_layers(observation, heavy)
+    of_rank = past is not None and observation.layout.dp == 1 and observation.layout.pp > 1
+    if past is None or not of_rank or np.isnan(past.ratio).any():
+        return by_layers
+    beyond = past.alone(shared=observation.shares_processors)
+    if not observation.passes or (beyond == 1).all():
+        return _as_before(by_layers, past)
+    without = heaviest_stage(observation, beyond)
+    return StageOrWorker(without, _slower_than_before(observation, past, beyond))
+
+
+def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker:
+    """Return what makes a stage take longest by what is known of its layers."""
     pp = observation.layout.pp
     if heavy is None or heavy.where.stage is None or observation.layout.dp > 1:
         return StageOrWorker(heavy, None)
@@ -129,6 +157,37 @@ def tell_apart(observation: Observation) -> StageOrWorker:
     if layers:
         return StageOrWorker(None, slow)
     return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, heavy))
+
+
+def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray) -> Finding:
+    """Return the workers of one DP rank that have become slower, over what the others have."""
+    stages = np.flatnonzero(beyond > 1)
+    # by type: what is held against the past is all that a worker computes
+    ratio = dict.fromkeys(observation.passes, beyond)
+    found = _slow_workers(observation, ratio, stages[np.argsort(-beyond[stages], kind="stable")])
+    evidence = tuple(
+        Evidence(
+            f"W{observation.hosts.named((dp, stage))[1:]} computes {beyond[stage]:.2f}× as long as "
+            f"in session {past.number}, over what the other stages do",
+            WorkerView(dp=dp, pp=stage),
+        )
+        for dp, stage in found.where.workers
+    )
+    return replace(found, evidence=evidence)
+
+
+def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
+    """Return a heavy stage with less doubt, as it took as long before."""
+    heavy = found.heavy
+    if heavy is None or heavy.doubt is None or heavy.where.stage is None:
+        return found
+    line = Evidence(
+        f"Against the other stages it took as long in session {past.number}: no worker has become "
+        "slow since",
+        StageView(pp=heavy.where.stage),
+    )
+    doubt = Doubt(THRESHOLDS.as_before)
+    return StageOrWorker(replace(heavy, evidence=(*heavy.evidence, line), doubt=doubt), None)
 
 
 def _at_an_end(

@@ -18,6 +18,8 @@ from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.lengths.work import slow_together
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.past.comparison import EarlierSession
+from app.analysis.diagnosis.past.computing import computing_of
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.mitigation.fix import Fix
@@ -81,13 +83,17 @@ class Analysis:
     heatmaps: NDArray[np.float32]
 
 
-def analyze(trace: Trace, without: Collection[Name] = ()) -> Analysis:
+def analyze(
+    trace: Trace, without: Collection[Name] = (), earlier: Sequence[EarlierSession] = ()
+) -> Analysis:
     """Replay a session with and without stragglers and report what that says.
 
     Parameters
     ----------
     without : collection of Name
         Adaptations of the dependency model that are switched off.
+    earlier : sequence of EarlierSession
+        What is known of the job's sessions before, which this one is held against.
 
     Raises
     ------
@@ -100,7 +106,7 @@ def analyze(trace: Trace, without: Collection[Name] = ()) -> Analysis:
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
     return Analysis(
-        report=_report(trace, replayed, metrics),
+        report=_report(trace, replayed, metrics, earlier),
         heatmaps=(metrics.by_worker / ideal).astype(np.float32),
     )
 
@@ -120,7 +126,9 @@ def _require_steps(replayed: Replayed) -> None:
     )
 
 
-def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
+def _report(
+    trace: Trace, replayed: Replayed, metrics: Metrics, earlier: Sequence[EarlierSession]
+) -> Report:
     sizes, slowdown = trace.meta.sizes, metrics.slowdown
     waste = 1 - 1 / slowdown
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
@@ -129,14 +137,14 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
     intervals = bootstrap(metrics, worst)
     unseen = unseen_waiting(replayed.layout)
     observation = Observation(trace, replayed.main)
-    diagnosis = diagnose(observation, replayed, metrics)
+    diagnosis = diagnose(observation, replayed, metrics, earlier)
     fidelity = fidelity_of(replayed, metrics, unseen, diagnosis)
     trusted = fidelity.verdict
     causes = diagnosis.causes_within(DISCREPANCY_LIMIT)
     if unseen is not None:
         causes = ()
     elif not trusted and all(cause.cause == UNKNOWN for cause in causes):
-        causes = holding_anyway(observation, metrics) or causes
+        causes = holding_anyway(observation, metrics, earlier) or causes
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
@@ -253,6 +261,7 @@ def _report(trace: Trace, replayed: Replayed, metrics: Metrics) -> Report:
         tensor=tensor,
         verdict=said,
         budget=budget,
+        computing=computing_of(observation, observation.once(slow_together).factor),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from app.analysis.budget.document import Budget
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
+from app.analysis.diagnosis.past.computing import Computing
 from app.analysis.diagnosis.places import Worker
 from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.json_text import OMITTED
@@ -175,6 +176,9 @@ class Report:
     cause."""
     budget: Budget | None = field(default=None, metadata=OMITTED)
     """Where the time goes; no key in a report that an older version stored."""
+    computing: Computing | None = field(default=None, metadata=OMITTED)
+    """What workers compute, which the job's later sessions are held against; no key in a report
+    that an older version stored."""
 
     @property
     def lost_gpu_hours(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.diagnosis.past.computing import Computing
 from app.analysis.diagnosis.places import View, Where, Worker
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, Report
@@ -213,6 +214,8 @@ class SessionVerdict:
     """None with a verdict, and where no cause is named without one."""
     steps_s: tuple[float, ...] = ()
     """Recorded steps, seconds, evenly picked; empty without a verdict, and in older documents."""
+    computing: Computing | None = None
+    """What later sessions are held against; None in older documents."""
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -269,6 +272,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         if known or waste is None
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
         steps_s=_picked(report.step_times.recorded) if known else (),
+        computing=report.computing,
     )
 
 

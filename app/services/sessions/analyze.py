@@ -10,16 +10,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select, type_coerce
 
+from app.analysis.diagnosis.past.comparison import EarlierSession
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
 from app.analysis.report.build import Analysis, analyze
 from app.analysis.report.verdict import verdict_of
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.storage import unpack
 from app.db.blobs import open_blob
+from app.db.documents import COMPUTING
 from app.db.models.chunks import Intake
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.reports import delete_report, replace_report, stage_report
 from app.db.states import SessionState
 from app.errors import Fault, NotFoundError, UnanalyzableError
@@ -36,6 +38,7 @@ from app.services.tasks.task_runs import finish
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Mapping
+    from datetime import datetime
 
     from app.analysis.report.coverage import Chunks
     from app.analysis.trace.model import Trace
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 # The replay does not match the recording closely enough for a verdict (paper, section 2.4).
 LOW_FIDELITY: Final = "report.low_fidelity"
+# The latest sessions of a job that the next one is held against.
+EARLIER_SESSIONS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class _Loaded:
     job: str
     metadata: Mapping[str, Any]
     moved: tuple[MovedGpu, ...]
+    earlier: tuple[EarlierSession, ...]  # the latest one first
     # what the merging of chunks did; None where the session came in one body
     chunks: Chunks | None
 
@@ -73,7 +79,7 @@ def analyze_session(container: Container, claim: Claim) -> None:
     try:
         merge_session(container, claim.subject_id)
         loaded = _load(container, claim.subject_id)
-        analysis = analyze(loaded.trace)
+        analysis = analyze(loaded.trace, earlier=loaded.earlier)
     except UnanalyzableError as error:
         _discard(container, claim, error)
     else:
@@ -83,7 +89,10 @@ def analyze_session(container: Container, claim: Claim) -> None:
 def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
     with container.uow() as tx:
         row = tx.session.execute(
-            select(Session.meta, Session.trace_blob, Session.received_at, Job.name, Intake.merged)
+            select(
+                *(Session.meta, Session.trace_blob, Session.received_at, Session.job_id),
+                *(Job.name, Intake.merged),
+            )
             .join(Job, Job.id == Session.job_id)
             .outerjoin(Intake, Intake.session_id == Session.id)
             .where(Session.id == session_id)
@@ -93,9 +102,27 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
         parts = open_blob(tx, row.trace_blob)
         meta = parse_metadata(row.meta)
         known = places_of(tx, meta.uuids.values())
+        earlier = _earlier(tx, row.job_id, row.received_at)
     meta = with_known_hosts(meta, known)
     moved = moved_gpus(meta, known, row.received_at)
-    return _Loaded(unpack(parts, meta), row.name, row.meta, moved, row.merged)
+    return _Loaded(unpack(parts, meta), row.name, row.meta, moved, earlier, row.merged)
+
+
+def _earlier(tx: UnitOfWork, job_id: int, before: datetime) -> tuple[EarlierSession, ...]:
+    """Return what workers computed in the job's latest sessions before a time."""
+    computing = type_coerce(StoredVerdict.document["computing"], COMPUTING)
+    rows = tx.session.execute(
+        select(Session.number, computing)
+        .join(StoredVerdict, StoredVerdict.session_id == Session.id)
+        .where(
+            Session.job_id == job_id,
+            Session.received_at < before,
+            func.jsonb_typeof(StoredVerdict.document["computing"]) == "object",
+        )
+        .order_by(Session.received_at.desc())
+        .limit(EARLIER_SESSIONS)
+    )
+    return tuple(EarlierSession(number, computed) for number, computed in rows)
 
 
 def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:

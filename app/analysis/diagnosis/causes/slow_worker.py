@@ -209,7 +209,7 @@ def _without(
                 own, when = by_worker[pp, :, dp], found.when[pp, :, dp]
                 if observation.shares_processors:
                     # Some steps take it longer by chance, as they do its peers.
-                    own = np.median(own[when])
+                    own = np.asarray(np.median(own[when]))
                 factor[:, dp] = np.where(when, 1 / own, 1.0)
             times.update(dict.fromkeys(observation.computations(name, pp), factor))
     return times

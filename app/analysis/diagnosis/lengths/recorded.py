@@ -72,6 +72,11 @@ def recorded_lengths(observation: Observation, most: int | None = None) -> Recor
     return RecordedLengths(*places, *sums_of)
 
 
+def some_lengths(observation: Observation) -> RecordedLengths | None:
+    """Return the recorded lengths of enough microbatches to tell whether times follow them."""
+    return recorded_lengths(observation, ENOUGH)
+
+
 def _sums(lengths: object, microbatch: int) -> tuple[float, float] | None:
     """Return Σs and Σs² of a microbatch, given what was recorded of its DP rank; None if nothing.
 

@@ -1,6 +1,7 @@
 """Steps in which all workers compute slower than in their best ones: by spells, or ever slower.
 
-No comparison of workers shows it: what slows all of them is outside of the job, or in what it keeps.
+No comparison of workers shows it: what slows all is outside of the job, or in what it keeps. Where
+the job's past is known, all steps may be slower than those of an earlier session.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from app.analysis.budget.common_factor import CommonFactor
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
 from app.analysis.diagnosis.figures import ComputingLevels
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.lengths.work import Together, slow_together
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, scatter_of_most
+from app.analysis.diagnosis.past.comparison import Past
 from app.analysis.diagnosis.places import (
     FigureView,
     Hosts,
@@ -55,6 +57,7 @@ class Thresholds:
     one_way: float = 0.25
     # Collections take longer in the slow steps by this share of what these lose.
     collecting: float = 0.5
+    one_session: float = 0.8  # the highest confidence where the past is a single session
 
 
 THRESHOLDS: Final = Thresholds()
@@ -63,7 +66,9 @@ THRESHOLDS: Final = Thresholds()
 def _hides(signs: Signs) -> bool:
     """Return whether there are slow steps: the ideal, a mean over all steps, is slow too."""
     shared = signs.observation.shares_processors
-    return not shared and bool(signs.observation.once(slow_together).factor.slow.any())
+    past = signs.past
+    slower = past is not None and past.all_slower
+    return not shared and (slower or bool(signs.observation.once(slow_together).factor.slow.any()))
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -71,15 +76,13 @@ def _find(signs: Signs) -> Finding | None:
     observation = signs.observation
     found = observation.once(slow_together)
     factor = found.factor
-    if not factor.slow.any() or _of_long_microbatches(signs, factor):
-        return None
-    share = (1 - 1 / factor.by_step)[:, None]
-    less = {
-        node: observation.recorded_ns[node] * share
-        for name in COMPUTATIONS
-        for stage in range(observation.layout.pp)
-        for node in observation.computations(name, stage)
-    }
+    within = bool(factor.slow.any()) and not _of_long_microbatches(signs, factor)
+    before = signs.past if signs.past is not None and signs.past.all_slower else None
+    if not within:
+        return None if before is None else _than_before(observation, before)
+    by_step = factor.by_step * (1.0 if before is None else before.times)
+    share = (1 - 1 / by_step)[:, None]
+    less = _less(observation, share)
     likely = _likely(signs, found)
     steps = observation.layout.steps
     figure = ComputingLevels(
@@ -94,12 +97,50 @@ def _find(signs: Signs) -> Finding | None:
     best = np.log(factor.level[factor.best])
     return Finding(
         change=Change(less_ns=less),
-        evidence=tuple(_evidence(observation, found, figure)),
+        evidence=(
+            *_evidence(observation, found, figure),
+            *(() if before is None else (_against(before),)),
+        ),
         where=Where(spells=spells),
         figure=figure,
         uncertainty=Uncertainty(
             _WIDE * scatter_of_most(best) / sqrt(max(len(best), 1)), hiding=0.0
         ),
+    )
+
+
+def _less(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
+    """Return what computations would be shorter by, given by the share of each step, (steps, 1)."""
+    return {
+        node: observation.recorded_ns[node] * share
+        for name in COMPUTATIONS
+        for stage in range(observation.layout.pp)
+        for node in observation.computations(name, stage)
+    }
+
+
+def _than_before(observation: Observation, past: Past) -> Finding:
+    """Return that all steps are slower than in the job's past; without it they are as then."""
+    steps = len(observation.layout.steps)
+    share = np.full((steps, 1), 1 - 1 / past.times)
+    return Finding(
+        change=Change(less_ns=_less(observation, share)),
+        evidence=(_against(past),),
+        figure=ComputingLevels(
+            by_step=(past.times,) * steps, when=f"than in session {past.number}"
+        ),
+        uncertainty=Uncertainty(_WIDE * past.scatter, hiding=0.0),
+        doubt=Doubt(THRESHOLDS.one_session) if past.sessions == 1 else None,
+    )
+
+
+def _against(past: Past) -> Evidence:
+    known = int(np.count_nonzero(~np.isnan(past.ratio)))
+    of = "" if past.sessions == 1 else f" and {past.sessions - 1} more like it"
+    return Evidence(
+        f"The median of {known} workers computes {past.times:.2f}× as long as in session "
+        f"{past.number}{of}, of the same configuration and on the same machines",
+        RegionView(view="map"),
     )
 
 
@@ -270,6 +311,8 @@ def _because(cause: Cause, job: JobFacts) -> str:
         case ComputingLevels(when=when, likely=likely) if spells:
             after = f", {likely}" if likely else ""
             return f"{who} {spells.times:.2f}× slower {when}{after}"
+        case ComputingLevels(when=when, by_step=by_step):
+            return f"{who} {by_step[0]:.2f}× slower {when}"
         case _:
             return f"{who} slower in some steps"
 
@@ -280,7 +323,7 @@ def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
         case ComputingLevels(growth=float()):
             title = "Stop what grows from step to step"
         case ComputingLevels(when=when):
-            title = f"Find what slows all workers {when}"
+            title = f"Find what slows all workers {when}".replace(" than in ", " since ")
         case _:
             title = "Find what slows all workers"
     return Remedy(

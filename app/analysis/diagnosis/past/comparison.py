@@ -1,0 +1,155 @@
+"""What workers computed in a job's earlier sessions, against which a later one is held.
+
+Within a session nothing tells what all workers would take if none were slow, nor with one DP rank
+what a stage would. The same worker, with the same model and as many tokens, took it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.past.computing import Computing
+from app.analysis.replay.layout.dense import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether a job is slower than it was."""
+
+    slow: float = 0.05  # a worker is slower than before from this ratio on
+    workers: float = 0.9  # …and all are when this share of those that are known is
+    known: float = 0.5  # The same workers are this share of all at least.
+    # The level of the past has this many sessions, where there are as many: one or two odd ones
+    # were fast by accident.
+    sessions: int = 3
+    alike: float = 0.03  # sessions are at one level when they are this share apart
+    # Sessions have as many tokens when Σs and Σs² differ by this share each; a few long sequences
+    # weigh much in the squares, which are a part of the time.
+    tokens: float = 0.02
+    squares: float = 0.05
+    # …and by this many times what sessions one after the other scatter by
+    to_scatter: float = 4.0
+    # A worker is slow by itself where it is slower than before by this much more than the others.
+    alone: float = 0.04
+    # …and where all ranks share the processors of one host by this much.
+    alone_on_shared: float = 0.15
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSession:
+    """A session of the same job before this one."""
+
+    number: int  # as people call it
+    computing: Computing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """How a session compares with the job's past."""
+
+    number: int  # of the latest session at the level that it is held against
+    sessions: int  # at that level
+    scatter: float  # what sessions one after the other scatter by
+    # (pp, dp): how many times as long each worker computes as then; NaN where that is not known
+    ratio: FloatArray
+
+    @property
+    def times(self) -> float:
+        """Return how many times as long the median worker computes."""
+        return float(np.nanmedian(self.ratio))
+
+    @property
+    def all_slower(self) -> bool:
+        """Return whether nearly all workers compute slower."""
+        known = self.ratio[~np.isnan(self.ratio)]
+        slow = 1 + max(THRESHOLDS.slow, THRESHOLDS.to_scatter * self.scatter)
+        slower = float(np.mean(known >= 1 + THRESHOLDS.slow))
+        return self.times >= slow and slower >= THRESHOLDS.workers
+
+    def alone(self, *, shared: bool) -> FloatArray:
+        """Return how much slower each worker is than then, over the others, shape (pp,).
+
+        Of one DP rank whose workers are all known; 1 of those that are not slower by enough, which
+        is more where ranks share processors.
+        """
+        own = self.ratio[:, 0]
+        others = np.array([np.median(np.delete(own, stage)) for stage in range(len(own))])
+        least = THRESHOLDS.alone_on_shared if shared else THRESHOLDS.alone
+        beyond = own / others
+        return np.where(beyond >= 1 + max(least, THRESHOLDS.to_scatter * self.scatter), beyond, 1.0)
+
+
+def against_past(
+    observation: Observation, now: Computing, earlier: Sequence[EarlierSession]
+) -> Past | None:
+    """Return how much slower workers compute than in the job's past; None where it has none.
+
+    Sessions of another configuration or with other tokens are left out, and so are workers on other
+    machines. The past is the fastest level that a few sessions had: those after a job has become
+    slow do not hide it.
+    """
+    like = [one for one in earlier if _is_like(one.computing, now)]
+    if not like:
+        return None
+    taken = np.array(now.step_s)
+    ratios = np.array([_ratio(taken, now, one.computing) for one in like])
+    known = ~np.isnan(ratios).all(axis=(1, 2))
+    known[known] = np.mean(~np.isnan(ratios[known]), axis=(1, 2)) >= THRESHOLDS.known
+    if not known.any():
+        return None
+    like = [one for one, usable in zip(like, known.tolist(), strict=True) if usable]
+    ratios = ratios[known]
+    levels = np.nanmedian(ratios, axis=(1, 2))
+    # The larger the ratio the faster the session was.
+    level = float(np.sort(levels)[::-1][min(THRESHOLDS.sessions, len(levels)) - 1])
+    at_level = np.abs(levels / level - 1) <= THRESHOLDS.alike
+    found = _median_of_known(ratios[at_level])
+    everywhere = np.full((observation.layout.pp, observation.layout.dp), np.nan)
+    everywhere[:, :: now.every] = found.T
+    numbers = [one.number for one, there in zip(like, at_level.tolist(), strict=True) if there]
+    return Past(max(numbers), len(numbers), _scatter(levels), everywhere)
+
+
+def _median_of_known(ratios: FloatArray) -> FloatArray:
+    """Return the median over the sessions, NaN for workers of which no session tells."""
+    nothing = np.isnan(ratios).all(axis=0)
+    filled = np.where(nothing, 1.0, ratios)
+    return np.where(nothing, np.nan, np.nanmedian(filled, axis=0))
+
+
+def _scatter(levels: FloatArray) -> float:
+    """Return what the levels of neighboring sessions scatter by; 0 of too few."""
+    if len(levels) <= THRESHOLDS.sessions:
+        return 0.0
+    return float(1.4826 / np.sqrt(2) * np.median(np.abs(np.diff(np.log(levels)))))
+
+
+def _is_like(before: Computing, now: Computing) -> bool:
+    if before.configuration != now.configuration or before.every != now.every:
+        return False
+    if (before.tokens is None) != (now.tokens is None):
+        return False
+    if before.tokens is None or now.tokens is None:
+        return True
+    apart = (abs(then / this - 1) for then, this in zip(before.tokens, now.tokens, strict=True))
+    return all(a <= b for a, b in zip(apart, (THRESHOLDS.tokens, THRESHOLDS.squares), strict=True))
+
+
+def _ratio(taken: FloatArray, now: Computing, before: Computing) -> FloatArray:
+    """Return how many times as long each listed worker computes, NaN on another machine."""
+    moved = np.array(
+        [
+            [bool(this and then) and this != then for this, then in zip(*rows, strict=True)]
+            for rows in zip(now.machines, before.machines, strict=True)
+        ]
+    )
+    then_s = np.array(before.step_s)
+    return np.where(moved | (then_s <= 0), np.nan, taken / np.where(then_s > 0, then_s, 1.0))
