@@ -42,6 +42,16 @@ class Shares:
     missing: float
     """Steps that are left out, incomplete or odd ones, between others that are analyzed."""
 
+    def of(self, part: Part) -> float:
+        """Return the share of a part."""
+        share: float = getattr(self, part.value)
+        return share
+
+    @property
+    def lost(self) -> float:
+        """Return the share that a job without stragglers and standstills would not need."""
+        return sum(self.of(part) for part in Part if part.lost)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

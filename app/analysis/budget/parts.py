@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class Part(StrEnum):
@@ -19,3 +20,38 @@ class Part(StrEnum):
     BETWEEN_STEPS = "between_steps"
     BETWEEN_STEPS_ABOVE = "between_steps_above"
     MISSING = "missing"
+
+    @property
+    def title(self) -> str:
+        """Return what people call it."""
+        return _TITLES[self]
+
+    @property
+    def lost(self) -> bool:
+        """Return whether a job without stragglers and standstills would not have it."""
+        return self in _LOST
+
+
+_TITLES: Final = {
+    Part.COMPUTING: "computing",
+    Part.OWN_SLOWNESS: "a worker's own slowness",
+    Part.SLOW_TOGETHER: "slowness of all together",
+    Part.WAITING: "waiting for stragglers",
+    Part.BUBBLE: "pipeline bubble",
+    Part.COMMUNICATION: "communication",
+    Part.COMMUNICATION_ABOVE: "slow communication",
+    Part.LAUNCH_DELAYS: "late launches",
+    Part.BETWEEN_STEPS: "between steps, as usual",
+    Part.BETWEEN_STEPS_ABOVE: "between steps, beyond that",
+    Part.MISSING: "steps left out",
+}
+_LOST: Final = frozenset(
+    {
+        Part.OWN_SLOWNESS,
+        Part.SLOW_TOGETHER,
+        Part.WAITING,
+        Part.COMMUNICATION_ABOVE,
+        Part.LAUNCH_DELAYS,
+        Part.BETWEEN_STEPS_ABOVE,
+    }
+)

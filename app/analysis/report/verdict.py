@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.past.computing import Computing
@@ -216,6 +217,8 @@ class SessionVerdict:
     """Recorded steps, seconds, evenly picked; empty without a verdict, and in older documents."""
     computing: Computing | None = None
     """What later sessions are held against; None in older documents."""
+    shares: Shares | None = None
+    """Where the time goes; None in older documents."""
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -273,6 +276,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
         steps_s=_picked(report.step_times.recorded) if known else (),
         computing=report.computing,
+        shares=None if report.budget is None else report.budget.shares,
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.analysis.budget.parts import Part
 from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
 from app.analysis.replay.confidence import Interval
 from app.analysis.report.coverage import MadeAdaptation
@@ -21,6 +22,23 @@ SCALE: Final = (
     "#cd6006", "#c04203", "#a82d13", "#8a1f1b", "#6b131b",
 )  # fmt: skip
 SCALE_STEP: Final = 0.05
+# The dashboard's colors of where the time goes: what is lost in those of slowdowns.
+BUDGET: Final = {
+    Part.COMPUTING: "#7f8fc0",
+    Part.OWN_SLOWNESS: "#d97a06",
+    Part.SLOW_TOGETHER: "#a82d13",
+    Part.WAITING: "#e3ad4d",
+    Part.BUBBLE: "#c5d3e6",
+    Part.COMMUNICATION: "#8fb4bf",
+    Part.COMMUNICATION_ABOVE: "#e3d5b1",
+    Part.LAUNCH_DELAYS: "#cd6006",
+    Part.BETWEEN_STEPS: "#b9b2dd",
+    Part.BETWEEN_STEPS_ABOVE: "#6b131b",
+    Part.MISSING: "#b4bbc5",
+}
+BAR_WIDTH: Final = 80
+# A smaller share of the time is not worth a word.
+WORTH_SAYING: Final = 0.005
 FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
@@ -48,12 +66,14 @@ def show(report: Report, console: Console) -> None:
         )
     if not fidelity.verdict:
         console.print(fidelity.reason, highlight=False)
+        _show_budget(report, console)
         if report.known_waste is not None:
             console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
         _show_fixes(report, console)
         return
     for line in _slowdowns(report):
         console.print(line, highlight=False, soft_wrap=True)
+    _show_budget(report, console)
     for adaptation in fidelity.adaptations:
         console.print(_adaptation(adaptation), highlight=False, soft_wrap=True)
     console.print()
@@ -61,6 +81,24 @@ def show(report: Report, console: Console) -> None:
     console.print()
     console.print(_worst_workers(report))
     _show_fixes(report, console)
+
+
+def _show_budget(report: Report, console: Console) -> None:
+    """Print where the time goes: a bar of all parts that can be seen, and their shares."""
+    if report.budget is None:
+        return
+    shares = {part: report.budget.shares.of(part) for part in Part}
+    said = [part for part in Part if shares[part] >= WORTH_SAYING]
+    bar, words = Text(), Text("Where the time goes: ")
+    width = min(console.width, BAR_WIDTH)
+    ends = [round(width * sum(shares[p] for p in said[: n + 1])) for n in range(len(said))]
+    for number, (part, begin, end) in enumerate(zip(said, [0, *ends], ends, strict=False)):
+        bar.append(" " * (end - begin), style=f"on {BUDGET[part]}")
+        words.append(", " if number else "")
+        words.append("■ ", style=BUDGET[part])
+        words.append(f"{part.title} {percent(shares[part], 0)}")
+    console.print(words, highlight=False, soft_wrap=True)
+    console.print(bar, no_wrap=True, crop=True)
 
 
 def _known(report: Report, waste: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from app.analysis.budget.parts import Part
 from app.analysis.mitigation.templates import WithheldTemplate
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
@@ -77,6 +78,26 @@ def steps_csv(report: Report) -> Table:
             strict=True,
         ),
     )
+
+
+def budget_csv(report: Report) -> Table:
+    """Return where the time goes: of all, of each worker and of each step; shares of its wall."""
+    budget = report.budget
+    rows: list[Sequence[object]] = []
+    if budget is not None:
+        rows.append((None, None, None, budget.wall_s, *(budget.shares.of(part) for part in Part)))
+        rows += (
+            (dp, pp, None, budget.wall_s, *(budget.by_worker[part][dp][pp] for part in Part))
+            for dp in range(report.sizes.dp)
+            for pp in range(report.sizes.pp)
+        )
+        rows += (
+            (None, None, step, wall_s, *(budget.by_step[part][index] for part in Part))
+            for index, (step, wall_s) in enumerate(
+                zip(report.steps.analyzed, budget.step_wall_s, strict=True)
+            )
+        )
+    return Table(("dp", "pp", "step", "wall_s", *(part.value for part in Part)), rows)
 
 
 def optypes_csv(report: Report) -> Table:
@@ -206,6 +227,7 @@ def coverage_csv(report: Report) -> Table:
 EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
+    "budget": budget_csv,
     "optypes": optypes_csv,
     "microbatches": microbatches_csv,
     "causes": causes_csv,

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
 from app.dashboard.session import findings
+from app.dashboard.session.budget import BudgetTable, budget_table
 from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
 from app.dashboard.session.drawing import figures
@@ -72,6 +73,7 @@ class ReportView:
     """Everything that the sections of a report's page show."""
 
     verdict: bool
+    budget: BudgetTable | None
     exact: tuple[Row, ...]
     step_count: int
     chosen: ChosenStep
@@ -119,6 +121,7 @@ def report_view(
     drawn = len(correlation.sample.forward_s)
     return ReportView(
         verdict=report.fidelity.verdict,
+        budget=budget_table(report),
         exact=exact_rows(report) if report.fidelity.verdict else (),
         step_count=len(report.steps.analyzed),
         chosen=chosen,

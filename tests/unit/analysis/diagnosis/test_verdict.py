@@ -111,7 +111,7 @@ def _following(*injections: Injection, stalls_ns: dict[int, int]) -> Report:
     return analyze(following(trace, stalls_ns=stalls_ns)).report
 
 
-def test_what_passes_between_steps_is_said_where_nobody_straggles() -> None:
+def test_what_passes_between_steps_is_said_where_no_worker_straggles() -> None:
     report = _following(stalls_ns={10: 6 * 10**9, 20: 6 * 10**9})
 
     assert report.budget is not None

@@ -75,3 +75,15 @@ def test_where_no_cause_is_named_the_slowdown_is_s_and_says_so() -> None:
     assert line.startswith(f"S {report.slowdown:.3f} (95 %: ")
     assert ") as published, no cause is named; " in line
     assert f"{hours(report.gpu_hours_lost)} GPU-hours lost" in line
+
+
+def test_where_the_time_goes_is_a_line_and_a_bar() -> None:
+    report = reports.scenario("slow-worker")
+    lines = shown(report).splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("Where the time goes: "))
+
+    assert report.budget is not None
+    waiting = round(100 * report.budget.shares.waiting)
+    assert f"waiting for stragglers {waiting}\u00a0%" in lines[place]
+    assert not lines[place + 1].strip()
+    assert "Where the time goes" not in shown(replace(report, budget=None))
