@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import (
     KnownLoss,
@@ -51,6 +52,7 @@ class Facts:
     headline: Slowdown | None = None  # what people are told
     gpus: int = 0  # of the job; 0 in incidents from before this was kept
     withheld: KnownLoss | None = None  # what the causes cost where there is no verdict
+    shares: Shares | None = None  # where the time goes; None in incidents from before
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -126,6 +128,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         layout=verdict.layout,
         discrepancy=verdict.discrepancy,
         gpus=verdict.sizes.world,
+        shares=verdict.shares,
     )
     if verdict.known is None:
         return facts

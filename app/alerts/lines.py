@@ -10,7 +10,14 @@ from typing import Final
 from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, JobInside, Message
-from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
+from app.alerts.readings import (
+    ALL_SLOW_CAUSE,
+    BETWEEN_STEPS_CAUSE,
+    LOW_QUALITY_CAUSE,
+    NO_DATA_CAUSE,
+    REGRESSION_CAUSE,
+)
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.report.verdict import VerdictWorker
@@ -24,6 +31,9 @@ MAX_ALERTS: Final = 10
 MAX_GPUS: Final = 4
 # Of the workers after the worst, those that slow the job down by so much.
 WORTH_NAMING: Final = 1.01
+# What all workers lose is said from this share of their time on.
+WORTH_A_WORD: Final = 0.05
+_OF_ALL: Final = (BETWEEN_STEPS_CAUSE, ALL_SLOW_CAUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,8 @@ def _summary(alert: Alert) -> str:
     shown = None if facts is None else facts.headline
     if facts is not None and facts.withheld is not None and slow:
         return f"{alert.subject}. It takes {percent(facts.withheld.waste, 0)} of each step."
+    if alert.cause in _OF_ALL and alert.value is not None:
+        return f"{alert.subject}: {percent(alert.value, 0)} of the time."
     if shown is None or not slow:
         return alert.subject
     against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
@@ -80,6 +92,8 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
     fields = _slowdowns(facts)
     if alert.cause == REGRESSION_CAUSE and alert.value is not None:
         fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
+    if facts.shares is not None and alert.cause not in _OF_ALL:
+        fields += _of_all(facts.shares)
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
         fields.append(("Discrepancy", percent(facts.discrepancy)))
     cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
@@ -98,6 +112,14 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
     fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
     return fields
+
+
+def _of_all(shares: Shares) -> list[tuple[str, str]]:
+    """Return what all workers lose, where that is worth a word: it is in no slowdown."""
+    lost = shares.between_steps_above
+    if lost < WORTH_A_WORD:
+        return []
+    return [("Between steps", f"{percent(lost, 0)} of the time is lost")]
 
 
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:

@@ -20,7 +20,13 @@ from app.alerts.facts import Facts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
 from app.alerts.machines.inside import Inside, place_of, silent_since
-from app.alerts.readings import LOW_QUALITY_CAUSE, NO_DATA_CAUSE, REGRESSION_CAUSE
+from app.alerts.readings import (
+    ALL_SLOW_CAUSE,
+    BETWEEN_STEPS_CAUSE,
+    LOW_QUALITY_CAUSE,
+    NO_DATA_CAUSE,
+    REGRESSION_CAUSE,
+)
 from app.alerts.rules import Severity
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
@@ -33,6 +39,8 @@ _TITLES: Final[Mapping[str, str]] = {
     NO_DATA_CAUSE: "No data",
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
     REGRESSION_CAUSE: "Slower than the job's own baseline",
+    BETWEEN_STEPS_CAUSE: "Time is lost between steps",
+    ALL_SLOW_CAUSE: "All workers compute slower in some steps",
 }
 
 

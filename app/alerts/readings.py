@@ -12,6 +12,7 @@ from typing import Final, assert_never
 
 from app.alerts.facts import Facts
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold, Weekly
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import SuspectedCause
 
@@ -23,6 +24,9 @@ MIN_BASELINE: Final = 3
 REGRESSION_CAUSE: Final = "regression"
 LOW_QUALITY_CAUSE: Final = "low_trace_quality"
 NO_DATA_CAUSE: Final = "no_data"
+# What all workers lose, where the diagnosis names no cause of it.
+BETWEEN_STEPS_CAUSE: Final = "time_between_steps"
+ALL_SLOW_CAUSE: Final = "all_workers_slow"
 
 
 class Level(StrEnum):
@@ -117,11 +121,23 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
             return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
+        case "budget.between_steps" | "budget.slow_together":
+            return _of_all(condition, facts.shares)
         case "regression":
             raise ValueError("a regression is read from the whole history")
         case _:
             assert_never(condition.kind)
     return _graded(condition, value, facts.leading_cause)
+
+
+def _of_all(condition: Threshold, shares: Shares | None) -> Reading:
+    """Read what all workers lose."""
+    if shares is None:
+        return _UNKNOWN
+    if condition.kind == "budget.between_steps":
+        between = SuspectedCause(BETWEEN_STEPS_CAUSE)
+        return _graded(condition, shares.between_steps_above, between)
+    return _graded(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
 
 
 def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:

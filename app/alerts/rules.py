@@ -65,10 +65,21 @@ class Selector:
 class Threshold:
     """A number of a session."""
 
-    kind: Literal["headline", "slowdown", "waste", "gpu_hours_lost", "discrepancy", "regression"]
+    kind: Literal[
+        "headline",
+        "slowdown",
+        "waste",
+        "gpu_hours_lost",
+        "discrepancy",
+        "regression",
+        "budget.between_steps",
+        "budget.slow_together",
+    ]
     """``headline`` (slowdown against the job without its causes), ``slowdown`` (the published S),
-    ``waste`` (share, of S), ``gpu_hours_lost`` (in the session, of S), ``discrepancy`` (share) or
-    ``regression`` (share by which a step takes longer than the job's own baseline)."""
+    ``waste`` (share, of S), ``gpu_hours_lost`` (in the session, of S), ``discrepancy`` (share),
+    ``regression`` (share by which a step takes longer than the job's own baseline),
+    ``budget.between_steps`` (share of the time that is lost between steps) or
+    ``budget.slow_together`` (share that is lost in steps in which all workers compute slower)."""
     at_least: Positive
     """Holds from here on."""
     clears_below: Positive

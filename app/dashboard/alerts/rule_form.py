@@ -26,12 +26,21 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "gpu_hours_lost": "GPU-hours lost by S in a session",
     "regression": "Regression, % of the step time",
     "discrepancy": "Discrepancy of the replay, %",
+    "budget.between_steps": "Lost between steps, % of the time",
+    "budget.slow_together": "Lost as all workers compute slower, % of the time",
     "cause": "A cause, by its confidence",
     "no_data": "No data",
     "weekly": "No condition: a summary every week",
 }
 # What the form shows in per cent, and the rule has as a share of 1.
-SHARES: Final = ("waste", "regression", "discrepancy", "cause")
+SHARES: Final = (
+    "waste",
+    "regression",
+    "discrepancy",
+    "cause",
+    "budget.between_steps",
+    "budget.slow_together",
+)
 
 NEW: Final = Rule(
     id=UUID(int=0), name="", condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05)

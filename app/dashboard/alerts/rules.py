@@ -150,7 +150,7 @@ def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
     ]
 
 
-def _number(condition: Threshold) -> str:
+def _number(condition: Threshold) -> str:  # noqa: PLR0911 - a line for each kind
     value = condition.at_least
     match condition.kind:
         case "headline":
@@ -165,6 +165,10 @@ def _number(condition: Threshold) -> str:
             return f"Discrepancy of {_percent(value)} or more"
         case "regression":
             return f"Steps at least {_percent(value)} longer than usual"
+        case "budget.between_steps":
+            return f"{_percent(value)} or more of the time lost between steps"
+        case "budget.slow_together":
+            return f"{_percent(value)} or more of the time lost as all workers compute slower"
 
 
 def _sessions(number: int) -> str:

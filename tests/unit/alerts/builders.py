@@ -15,6 +15,7 @@ from app.alerts.facts import Facts
 from app.alerts.incidents import Incident, Silence
 from app.alerts.rules import CauseFound, NoData, Rule, Threshold
 from app.alerts.states import IncidentState
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.verdict import Slowdown, SuspectedCause
 
@@ -22,6 +23,21 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = timedelta(minutes=30)
 
 SLOW_NODE = SuspectedCause("slow_worker", ("node-7",), confidence=0.95, evidence=("It is slow.",))
+
+
+SHARES = Shares(
+    computing=0.6,
+    own_slowness=0.0,
+    slow_together=0.07,
+    waiting=0.0,
+    bubble=0.0,
+    communication=0.04,
+    communication_above=0.0,
+    launch_delays=0.0,
+    between_steps=0.01,
+    between_steps_above=0.28,
+    missing=0.0,
+)
 
 
 def slow_rule(**changes: Any) -> Rule:  # noqa: ANN401 - fields of Rule

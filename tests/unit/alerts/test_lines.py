@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from app.alerts.facts import Facts
 from app.alerts.grouping import Status
 from app.alerts.lines import lines_of, plain_text
 from app.alerts.message import Alert, Message
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
-from tests.unit.alerts.builders import START
+from tests.unit.alerts.builders import SHARES, START
 
 FACTS = Facts(
     session=uuid.UUID(int=1),
@@ -117,6 +119,21 @@ def test_where_the_headline_is_s_it_is_called_s() -> None:
 def test_a_regression_says_against_what() -> None:
     fields = dict(lines_of(replace(ALERT, cause="regression", value=0.062), START).fields)
     assert fields["Against baseline"] == "steps take 6.2\N{NO-BREAK SPACE}% longer"
+
+
+def test_what_all_workers_lose_is_said_and_nothing_of_a_slowdown() -> None:
+    alert = replace(ALERT, cause="time_between_steps", where="", value=0.28)
+    said = lines_of(alert, START).summary
+    assert said == "Time is lost between steps: 28\N{NO-BREAK SPACE}% of the time."
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"), [(0.28, "28\N{NO-BREAK SPACE}% of the time is lost"), (0.04, None)]
+)
+def test_a_straggler_is_told_with_what_is_lost_between_steps(lost: float, said: str | None) -> None:
+    shares = replace(SHARES, between_steps_above=lost)
+    fields = dict(lines_of(replace(ALERT, facts=replace(FACTS, shares=shares)), START).fields)
+    assert fields.get("Between steps") == said
 
 
 def test_low_quality_says_how_low_and_nothing_of_a_slowdown() -> None:

@@ -1,7 +1,7 @@
 // A rule in the form and for the API, and the API's faults with the names of the form.
 
 /** Conditions with shares in the rule and per cent in the form. */
-export const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause']);
+export const SHARES = new Set(['waste', 'regression', 'discrepancy', 'cause', 'budget.between_steps', 'budget.slow_together']);
 /** Paths of the form's numbers with the unit of the condition. */
 export const SCALED = ['condition.at_least', 'condition.clears_below', 'escalation.at_least'];
 

@@ -60,7 +60,7 @@ const value = (kind, number_) => {
   return `${number_.toFixed(1)}\u00a0${kind === 'no_data' ? 'min' : 'h'}`;
 };
 
-const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy' };
+const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy', 'budget.between_steps': 'Lost', 'budget.slow_together': 'Lost' };
 
 /** A moment, which the page's script writes in the reader's zone. */
 function moment(ms) {
