@@ -13,7 +13,7 @@ from app.analysis.diagnosis.causes.registry import KINDS, cause_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.diagnosis.places import Hosts, Worker
 from app.analysis.mitigation.balancing import even_out
 from app.analysis.mitigation.collecting import plan_collections
@@ -25,13 +25,15 @@ from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
-from app.analysis.trace.model import Trace
+from app.analysis.trace.model import OPTIMIZER, Trace
 from app.analysis.wording import named
 
 EVEN_STAGES: Final = "even_stages"
 REPLACE_WORKER: Final = "replace_worker"
 # An embedding or a head is named that takes this share of a layer.
 _WORTH_SAYING: Final = 0.1
+# Causes whose sign is what transfers take.
+_OF_TRANSFERS: Final = frozenset(kind.name for kind in KINDS.values() if kind.of_transfers)
 # A fix that brings less is not worth a restart.
 MIN_GAIN: Final = 0.01
 
@@ -166,7 +168,13 @@ def _changes(
             "Replayed with the medians of the other DP ranks of the same stage.",
             cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )
-        changes.append(_Replayable(replaced, lambda group: _at_peers_medians(group, workers)))
+        # What another cause names stays as it is: a slow link is not replaced with a device.
+        computing = any(cause.cause in _OF_TRANSFERS for cause in causes)
+        changes.append(
+            _Replayable(
+                replaced, lambda group: _at_peers_medians(group, workers, computing=computing)
+            )
+        )
     stage = next((cause for cause in causes if cause.cause == cause_of(Plan.DIVIDE_LAYERS)), None)
     if stage is not None and replayed.layout.pp > 1:
         # where it may as well be a slow worker, fewer layers may not be what its stage needs
@@ -184,6 +192,7 @@ def _divided(candidate: Candidate) -> _Replayable:
         f"Divide the layers {division.text}",
         _in_words(division),
         cause=cause_of(Plan.DIVIDE_LAYERS),
+        at_most=not candidate.costs.told_apart,
         division=division,
     )
     return _Replayable(fix, candidate.replacement)
@@ -254,15 +263,20 @@ def _by_replay(replayed: Replayed, changes: Sequence[_Replayable], now_s: float)
     return list(best.values())
 
 
-def _at_peers_medians(group: ShapeGroup, workers: Sequence[tuple[int, int]]) -> Replacement:
+def _at_peers_medians(
+    group: ShapeGroup, workers: Sequence[tuple[int, int]], *, computing: bool
+) -> Replacement:
     """Give workers the medians of their stage peers, operation by operation.
 
-    The ideal duration would not do: it is a mean that contains the straggler.
+    The ideal duration would not do: it is a mean that contains the straggler. `computing` leaves
+    transfers as they are.
     """
     recorded, dp = group.durations.recorded_ns, group.layout.dp
     bad = {stage: [rank for rank, pp in workers if pp == stage] for _, stage in sorted(workers)}
+    layout = group.layout
+    meant = layout.of_types(*COMPUTATIONS, OPTIMIZER) if computing else layout.nodes.pp >= 0
     on_stage = {
-        stage: np.flatnonzero(group.layout.nodes.pp == stage)
+        stage: np.flatnonzero(meant & (layout.nodes.pp == stage))
         for stage, ranks in bad.items()
         if len(ranks) < dp
     }

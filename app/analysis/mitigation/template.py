@@ -1,45 +1,43 @@
 """A pipeline template around slow workers and uneven stages, judged by replay.
 
-A session's measured times say what each layer takes and how fast each worker truly is: the cluster
-is heterogeneous, and the planner finds the best division of the layers over it. The template is
-then replayed on the session's own durations: each microbatch keeps its own luck on its worker, and
-takes the share of the worker's new layers in its old ones. Gradients, parameters and the optimizer
-grow with the number of layers. Transfers between stages stay as they were recorded.
+What stages lastingly take says what each layer takes, apart from an embedding and a head, which
+stay where they are; and what workers take over that, how fast each truly is: the cluster is
+heterogeneous, and the planner finds the best division of the layers over it. The template is then
+replayed on the session's own durations, launches as late as they were: each microbatch keeps its
+own luck on its worker, spells as they came, and takes the share of the stage's new time in its old
+one. Gradients, parameters and the optimizer grow with the number of layers. Transfers between
+stages stay as they were recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import Plan
 from app.analysis.diagnosis.causes.registry import KINDS, cause_of
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.layers.costs import estimate_costs
+from app.analysis.mitigation.layers.costs import LayerCosts, estimate_costs
 from app.analysis.mitigation.templates import (
     PlannedTemplate,
     StageLayers,
     StageTimes,
     WithheldTemplate,
 )
-from app.analysis.planning.spec.measured import (
-    SessionTimes,
-    measure_session,
-    spec_of_session,
-    worker_speeds,
-)
+from app.analysis.planning.spec.measured import MeasuredSession, spec_of_session
+from app.analysis.planning.spec.model import Layer
 from app.analysis.replay.engine.variants import Replacement
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.launched import launched_step_times
+from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.trace import model as ops
-from app.analysis.trace.layers import layers_per_chunk, layers_per_stage
-from app.analysis.trace.model import Trace
-from app.errors import InfeasiblePlanError
+from app.analysis.trace.layers import layers_per_chunk
 
 if TYPE_CHECKING:
     from app.analysis.planning.plan import FoundPlan
@@ -48,8 +46,11 @@ if TYPE_CHECKING:
 MIN_GAIN: Final = 0.02
 CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
 LAYERS_UNKNOWN: Final = "layers_unknown"
-NS: Final = 1e-9
+VIRTUAL_STAGES: Final = "plan.virtual_stages"
+STAGES_DIFFER: Final = "stages_differ"
 _MS_PER_NS: Final = 1e-6
+# A layer takes at least a nanosecond.
+_LEAST_MS: Final = 1e-6
 # Templates whose executions differ by less are both replayed; of gains that differ by less, the
 # steadier template's counts.
 _AS_FAST: Final = 0.01
@@ -57,30 +58,46 @@ _AS_GOOD: Final = 0.001
 # An embedding or a head is said to be there that takes this share of a layer.
 _WORTH_SAYING: Final = 0.1
 
-_FORWARD: Final = (ops.FORWARD_COMPUTE,)
-_BACKWARD: Final = (ops.BACKWARD_COMPUTE, ops.WGRAD_COMPUTE)
 # In proportion to the parameters of a stage.
 _BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planned:
+    """What templates of a session are made of."""
+
+    replayed: Replayed
+    costs: LayerCosts
+    session: MeasuredSession
+    now_s: float
+    doubted: bool  # whether a slow worker may as well be a heavy stage
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Return the layers of each stage."""
+        return tuple(self.costs.layers.tolist())
+
+
 def recommend_template(
-    trace: Trace,
+    observation: Observation,
     replayed: Replayed,
     causes: Sequence[Cause],
     fixes: Sequence[Fix],
-    simulated_s: float,
+    now_s: float,
 ) -> PlannedTemplate | WithheldTemplate | None:
     """Return a template for a session that has a slow worker or an uneven stage.
 
     Parameters
     ----------
+    observation : Observation
+        The session, nothing of it explained.
     replayed : Replayed
         The same session, prepared for replay.
     causes : sequence of Cause
         What the diagnosis names.
     fixes : sequence of Fix
         Of uneven stages the template is the division that is among them.
-    simulated_s : float
+    now_s : float
         The mean step as it is.
 
     Returns
@@ -88,32 +105,36 @@ def recommend_template(
     PlannedTemplate, WithheldTemplate or None
         None where no cause calls for a template: what comes by spells is not planned around.
     """
-    pp = replayed.layout.pp
+    meta, pp = observation.trace.meta, replayed.layout.pp
     named = [cause for cause in causes if cause.cause in CAUSES]
     lasting = [cause for cause in named if cause.where.spells is None]
     if pp == 1 or not lasting:
         return None
-    if layers_per_chunk(trace.meta.extra, pp, trace.meta.sizes.vpp) is None:
+    layers = layers_per_chunk(meta.extra, pp, meta.sizes.vpp)
+    if layers is None:
         return WithheldTemplate(
             LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
         )
+    costs = estimate_costs(observation, layers)
     if all(cause.cause == cause_of(Plan.DIVIDE_LAYERS) for cause in named):
         divided = next((fix for fix in fixes if fix.division is not None), None)
-        return None if divided is None else _of_division(trace, replayed, divided)
-    layers = layers_per_stage(trace.meta.extra, pp)
-    try:
-        times = measure_session(trace)
-    except InfeasiblePlanError as error:
-        return WithheldTemplate(error.stable_code, error.message)
-    return None if layers is None else _planned(replayed, times, layers, simulated_s)
+        return None if divided is None or costs is None else _of_division(replayed, divided, costs)
+    if meta.sizes.vpp > 1:
+        return WithheldTemplate(VIRTUAL_STAGES, "Templates with virtual stages are not planned.")
+    if costs is None:
+        return WithheldTemplate(
+            STAGES_DIFFER, "Stages do not all compute the same microbatches, forward and backward."
+        )
+    doubted = any(cause.contribution is None for cause in named)
+    return _planned(
+        _Planned(replayed, costs, _measured(observation, costs), now_s, doubted=doubted)
+    )
 
 
-def _of_division(trace: Trace, replayed: Replayed, fix: Fix) -> PlannedTemplate | None:
+def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemplate | None:
     """Return a division of the layers as a template: no unit moves."""
     division = fix.division
-    today = layers_per_chunk(trace.meta.extra, replayed.layout.pp, trace.meta.sizes.vpp)
-    costs = None if today is None else estimate_costs(Observation(trace, replayed.main), today)
-    if division is None or costs is None:
+    if division is None:
         return None
     stage = np.array([stage for stage, _ in costs.places])
     counts = np.array([division.layers[stage][chunk] for stage, chunk in costs.places])
@@ -137,21 +158,44 @@ def _of_division(trace: Trace, replayed: Replayed, fix: Fix) -> PlannedTemplate 
         proven=division.proven,
         predicted_step_time=fix.step_time_s,
         predicted_gain=fix.gain,
+        at_most=fix.at_most,
     )
 
 
-def _planned(
-    replayed: Replayed, times: SessionTimes, layers: tuple[int, ...], simulated_s: float
-) -> PlannedTemplate:
+def _measured(observation: Observation, costs: LayerCosts) -> MeasuredSession:
+    """Return layers, embedding and head as those of a planning problem, and speeds of workers."""
+    forward, backward = _directions(costs.passes)
+
+    def layer(times_ns: FloatArray) -> Layer:
+        return Layer(
+            max(float(times_ns[forward].sum() * _MS_PER_NS), _LEAST_MS),
+            max(float(times_ns[backward].sum() * _MS_PER_NS), _LEAST_MS),
+        )
+
+    ends = [
+        [layer(costs.extra_ns[:, end])] if costs.extra_ns[:, end].any() else [] for end in (0, -1)
+    ]
+    passes = [observation.passes[name] for name in costs.passes]
+    taken = np.add.reduce([one.own_ns[:, 0] for one in passes])
+    return MeasuredSession(
+        layers=(*ends[0], *map(layer, costs.layer_ns.T), *ends[1]),
+        speeds=(costs.level_ns.sum(axis=0)[:, None] / taken).T,
+        microbatches=passes[0].nodes.shape[1],
+    )
+
+
+def _directions(passes: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which passes are forwards, and which belong to backwards."""
+    forward = np.array([name == ops.FORWARD_COMPUTE for name in passes])
+    return forward, ~forward
+
+
+def _planned(problem: _Planned) -> PlannedTemplate:
     # The planner's compiler takes a second to load: only sessions that need it pay for it.
     from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
 
-    spec = spec_of_session(times, layers)
-    found = plan(spec, compare=False)
-    first, *others = (
-        _replayed(contender, replayed, times, layers, simulated_s)
-        for contender in _contenders(found)
-    )
+    found = plan(spec_of_session(problem.session), compare=False)
+    first, *others = (_replayed(contender, problem) for contender in _contenders(found))
     return next(
         (one for one in others if one.predicted_gain >= first.predicted_gain - _AS_GOOD), first
     )
@@ -173,53 +217,46 @@ def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
     return (found, replace(found, template=steadiest))
 
 
-def _replayed(
-    found: FoundPlan,
-    replayed: Replayed,
-    times: SessionTimes,
-    layers: tuple[int, ...],
-    simulated_s: float,
-) -> PlannedTemplate:
-    spec = found.problem.spec
+def _replayed(found: FoundPlan, problem: _Planned) -> PlannedTemplate:
+    spec, costs, layers = found.problem.spec, problem.costs, problem.layers
     cuts = [(stage.first, stage.end) for stage in found.template]
     names = [spec.devices[stage.nodes[0][0]].name for stage in found.template]
-    speeds = worker_speeds(times).min(axis=0)
     places = _places(names, len(layers))
-    before = _has_embedding(times, spec.layers, layers)
-    counts = _blocks(cuts, sum(layers), before=before)
-    forward, backward = np.median(times.forward_ms, axis=0), np.median(times.backward_ms, axis=0)
-    new_forward = np.array([sum(x.forward_ms for x in spec.layers[a:b]) for a, b in cuts])
-    new_backward = np.array([sum(x.backward_ms for x in spec.layers[a:b]) for a, b in cuts])
-    step_s = NS * replayed.over_steps(
-        lambda group: _replay(
-            group,
-            places,
-            new_forward / forward[places],
-            new_backward / backward[places],
-            np.array(counts) / np.array(layers),
-        )
+    before = bool(costs.extra_ns[:, 0].any())
+    counts = np.array(_blocks(cuts, sum(layers), before=before), dtype=np.int64)
+    # What is off where a stage is goes with its workers.
+    new_ns = costs.times_ns(counts) / costs.own() * costs.own()[:, places]
+    changed = Changed(
+        places,
+        dict(zip(costs.passes, new_ns / np.maximum(costs.level_ns[:, places], 1.0), strict=True)),
+        counts / costs.layers,
     )
-    predicted_s = float(step_s.mean())
-    healthy = forward + backward
+    times = problem.replayed.over_steps(
+        lambda group: launched_step_times(group, changed.replacement(group))
+    )
+    recorded_s, after_s = np.mean(times, axis=0).tolist()
+    gain = (recorded_s - after_s) / problem.now_s
+    speeds = problem.session.speeds.min(axis=0)
     return PlannedTemplate(
-        layers=StageLayers(layers, tuple(counts)),
+        layers=StageLayers(layers, tuple(counts.tolist())),
         stage_ms=StageTimes(
-            today=tuple((healthy / speeds).tolist()),
-            template=tuple(((new_forward + new_backward) / speeds[places]).tolist()),
+            today=tuple((costs.level_ns.sum(axis=0) * _MS_PER_NS / speeds).tolist()),
+            template=tuple((new_ns.sum(axis=0) * _MS_PER_NS / speeds[places]).tolist()),
         ),
         worker_of_stage=tuple(places.tolist()),
         speed_of_worker=tuple(speeds.tolist()),
-        embedding=before,
-        head=len(spec.layers) > sum(layers) + before,
+        embedding=costs.embedding_ns >= _WORTH_SAYING * costs.median_layer_ns,
+        head=costs.head_ns >= _WORTH_SAYING * costs.median_layer_ns,
         microbatches=spec.microbatches,
         proven=found.optimal,
         gap=found.gap,
-        predicted_step_time=predicted_s,
-        predicted_gain=1 - predicted_s / simulated_s,
+        predicted_step_time=problem.now_s * (1 - gain),
+        predicted_gain=gain,
+        at_most=problem.doubted or not costs.told_apart,
     )
 
 
-def _places(names: list[str], stages: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _places(names: list[str], stages: int) -> IntArray:
     """Return whose workers each stage gets, as the number of their stage today.
 
     Slow workers go where the template wants them; healthy ones stay where they can.
@@ -234,56 +271,45 @@ def _places(names: list[str], stages: int) -> np.ndarray[Any, np.dtype[np.int64]
     return np.array([free.pop(0) if place is None else place for place in places])
 
 
-def _has_embedding(times: SessionTimes, layers: tuple[Any, ...], counts: tuple[int, ...]) -> bool:
-    """Return whether the first layer of a session's specification is its embedding.
-
-    `spec_of_session` makes one where the first stage takes longer than its blocks.
-    """
-    if len(layers) == sum(counts):
-        return False
-    stage_ms = float(np.median(times.forward_ms, axis=0)[0])
-    passes = [layer.forward_ms for layer in layers]
-    without, with_one = sum(passes[: counts[0]]), sum(passes[: counts[0] + 1])
-    return bool(abs(with_one - stage_ms) < abs(without - stage_ms))
-
-
 def _blocks(cuts: list[tuple[int, int]], total: int, *, before: bool) -> list[int]:
     """Return how many of the model's layers each stage has, embedding and head not counted."""
     first, end = int(before), int(before) + total
     return [max(min(b, end) - max(a, first), 0) for a, b in cuts]
 
 
-def _replay(
-    group: ShapeGroup,
-    places: np.ndarray[Any, np.dtype[np.int64]],
-    forward: FloatArray,
-    backward: FloatArray,
-    by_layers: FloatArray,
-) -> FloatArray:
-    """Replay the template; factors are each stage's new time over that of its workers today."""
-    layout, nodes = group.layout, group.layout.nodes
-    recorded = group.durations.recorded_ns
-    at = {
-        key: node
-        for node, key in enumerate(
-            zip(nodes.op.tolist(), nodes.pp.tolist(), nodes.order.tolist(), strict=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed:
+    """What a template changes of a session."""
+
+    places: IntArray  # (pp,): for each stage the stage whose workers it gets
+    # By type of computation, shape (pp,): each stage's time over that of its workers today.
+    passes: Mapping[str, FloatArray]
+    by_layers: FloatArray  # (pp,): layers of each stage over those it has
+
+    def replacement(self, group: ShapeGroup) -> Replacement:
+        """Return what operations of some steps take with the template."""
+        layout, nodes = group.layout, group.layout.nodes
+        recorded = group.durations.recorded_ns
+        at = {
+            key: node
+            for node, key in enumerate(
+                zip(nodes.op.tolist(), nodes.pp.tolist(), nodes.order.tolist(), strict=True)
+            )
+        }
+        factors: dict[int, FloatArray] = {}
+        for name, factor in self.passes.items():
+            factors |= dict.fromkeys(layout.codes(name), factor)
+        moves = set(factors)
+        factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), self.by_layers)
+        changed = [
+            (node, at.get((op, int(self.places[stage]), order), node) if op in moves else node)
+            for (op, stage, order), node in at.items()
+            if op in factors
+        ]
+        own, sources = (list(part) for part in zip(*changed, strict=True))
+        factor = np.array(
+            [factors[int(nodes.op[node])][nodes.pp[node]] for node in own], dtype=np.float64
         )
-    }
-    factors: dict[int, FloatArray] = {}
-    factors |= dict.fromkeys(layout.codes(*_FORWARD), forward)
-    factors |= dict.fromkeys(layout.codes(*_BACKWARD), backward)
-    factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), by_layers)
-    moves = set(layout.codes(*_FORWARD, *_BACKWARD))
-    changed = [
-        (node, at.get((op, int(places[stage]), order), node) if op in moves else node, op, stage)
-        for (op, stage, order), node in at.items()
-        if op in factors
-    ]
-    sources = [source for _, source, _, _ in changed]
-    factor = np.array([factors[op][stage] for _, _, op, stage in changed])
-    replacement = Replacement(
-        np.array([node for node, _, _, _ in changed]),
-        lambda steps: recorded[sources, steps] * factor[:, None, None],
-    )
-    times: FloatArray = group.simulator.replaced_step_times(replacement)[0]
-    return times
+        return Replacement(
+            np.array(own), lambda steps: recorded[sources, steps] * factor[:, None, None]
+        )

@@ -67,3 +67,6 @@ class PlannedTemplate:
     """Mean step time with it, seconds."""
     predicted_gain: float
     """The share of today's step time that it saves."""
+    at_most: bool = False
+    """Whether that is the most that it can save: the recording cannot tell what layers take from
+    what an embedding or a head does."""

@@ -185,7 +185,8 @@ def _report(
     if said.level == "slow":
         from app.analysis.mitigation.template import recommend_template  # noqa: PLC0415 - as above
 
-        template = recommend_template(trace, replayed, causes, fixes, simulated_s)
+        now_s = simulated_s * diagnosis.late
+        template = recommend_template(observation, replayed, causes, fixes, now_s)
     return Report(
         trial_name=trace.meta.trial_name,
         sizes=JobSizes(

@@ -83,7 +83,8 @@ def session_template(report: Report) -> SessionTemplate | None:
     today = list(range(len(layers.today)))
     proof = _proof(found)
     return SessionTemplate(
-        title=f"Dividing the layers by what each worker can do saves {percent(gain)} of every step",
+        title="Dividing the layers by what each worker can do saves "
+        f"{'up to ' if found.at_most else ''}{percent(gain)} of every step",
         note="Layers of each stage now and in the recommended pipeline template, replayed on this "
         "session’s own durations; color: "
         "slowdown of the slowest worker of the stage",
@@ -105,10 +106,16 @@ def session_template(report: Report) -> SessionTemplate | None:
                 ),
             ),
         ),
-        remarks=" ".join(part for part in (moved, _MEMORY) if part),
+        remarks=" ".join(
+            part for part in (moved, _UP_TO if found.at_most else "", _MEMORY) if part
+        ),
     )
 
 
+_UP_TO: Final = (
+    "The recording does not show what layers take apart from an embedding and a head, or whether "
+    "a worker is slow or its stage is heavy: the gain may be less."
+)
 _MEMORY: Final = (
     "Whether the larger stages fit the memory is not checked: a trace does not say what layers "
     "need. One template serves all DP ranks."

@@ -73,6 +73,7 @@ class CauseKind:
     plan: Plan | None = None  # how its fix is planned; with a remedy, or in its place
     turn: Turn = Turn.GENERAL
     planned_around: bool = False  # whether another division of the layers makes up for it
+    of_transfers: bool = False  # whether transfers take longer, which other causes do not explain
     everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
     # Whether its sign is what ranks compute by themselves, so that it holds however far the replay
     # is from the recording.

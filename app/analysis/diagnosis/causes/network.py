@@ -364,4 +364,5 @@ NETWORK: Final = CauseKind(
     needs_own_devices=True,
     hides=_hides,
     remedy=_remedy,
+    of_transfers=True,
 )

@@ -326,4 +326,5 @@ NETWORK_CONGESTION: Final = CauseKind(
             "slow steps tell whose traffic it is.",
         )
     ),
+    of_transfers=True,
 )

@@ -21,6 +21,8 @@ from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_CO
 
 # Chunks whose layers take the same but for noise.
 _ALIKE: Final = 0.04
+# Chunks of a model that may have an embedding or a head.
+_ENDS: Final = 2
 # What is shorter is no time.
 _LEAST_NS: Final = 1.0
 # In which a chunk computes.
@@ -63,6 +65,18 @@ class LayerCosts:
             [np.zeros((len(self.layer_ns), 1)), np.cumsum(self.layer_ns, axis=1)], axis=1
         )
         return np.asarray(total[:, ends] - total[:, ends - layers] + self.extra_ns)
+
+    @property
+    def told_apart(self) -> bool:
+        """Return whether a chunk without embedding and head shows what its layers alone take.
+
+        Else it is assumed that the cheaper end has neither; where both have, a layer takes less,
+        and moving one brings less. Ends that take the same a layer have nothing to be told apart.
+        """
+        if len(self.places) > _ENDS:
+            return True
+        blocks = self.level_ns.sum(axis=0) / self.layers
+        return bool(np.ptp(blocks) <= _ALIKE * blocks.min())
 
     @property
     def median_layer_ns(self) -> float:

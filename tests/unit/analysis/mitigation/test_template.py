@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.template import recommend_template
 from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
 from app.analysis.replay.session import prepare_replay
@@ -79,6 +80,32 @@ def test_what_is_predicted_is_what_a_job_so_divided_takes() -> None:
     assert found.predicted_step_time == pytest.approx(np.mean(executed), rel=0.02)
 
 
+def test_a_worker_that_has_one_peer_makes_no_layer_cost_more() -> None:
+    job = dataclasses.replace(JOB, sizes=Sizes(dp=2, pp=4))
+    found = planned(analyze(trace_of(SlowWorker((1, 1), 1.6), job=job)).report)
+    assert found.speed_of_worker[1] == pytest.approx(1 / 1.6, rel=0.02)
+    assert not found.head
+    assert not found.at_most
+    counts = np.array(found.layers.template)
+    slow = found.worker_of_stage.index(1)
+    changes = [
+        SlowWorker((dp, pp), counts[pp] / 8 * (1.6 if (dp, pp) == (1, slow) else 1.0))
+        for dp in range(2)
+        for pp in range(4)
+    ]
+    executed = analyze(trace_of(*changes, job=job)).report.step_times.simulated
+    assert found.predicted_step_time == pytest.approx(np.mean(executed), rel=0.02)
+
+
+def test_two_stages_do_not_tell_a_head_from_layers() -> None:
+    job = dataclasses.replace(JOB, sizes=Sizes(dp=3, pp=2), layers=(8, 8))
+    uneven = (SlowWorker((1, 1), 1.5), StageImbalance(1.4, 1.4))
+    report = analyze(trace_of(*uneven, job=job)).report
+    assert planned(report).at_most
+    even = analyze(trace_of(uneven[0], job=job)).report
+    assert not planned(even).at_most
+
+
 def test_a_heavy_last_stage_gets_fewer_layers() -> None:
     found = planned(analyze(trace_of(StageImbalance())).report)
     assert found.head
@@ -113,5 +140,6 @@ def test_other_sessions_get_none(injections: tuple[Injection, ...]) -> None:
 def test_one_stage_has_nothing_to_divide() -> None:
     job = JobModel(Sizes(dp=4, pp=1), microbatches=4, steps=8, layers=(8,))
     trace = trace_of(SlowWorker((1, 0), 2.0), job=job)
-    assert recommend_template(trace, prepare_replay(trace), [], [], 1.0) is None
+    replayed = prepare_replay(trace)
+    assert recommend_template(Observation(trace, replayed.main), replayed, [], [], 1.0) is None
     assert analyze(trace).report.template is None

@@ -51,6 +51,16 @@ def test_a_template_of_a_session_is_shown_from_two_per_cent_on(slow_worker: Repo
     assert region(slow_worker, None) is None
 
 
+def test_a_gain_that_may_be_less_is_said_to_be_up_to_that(slow_worker: Report) -> None:
+    sure = region(slow_worker, PLANNED)
+    open_ = region(slow_worker, replace(PLANNED, at_most=True))
+    assert sure is not None
+    assert open_ is not None
+    assert "up to" not in sure.title + sure.remarks
+    assert "saves up to 20" in open_.title
+    assert "may be less" in open_.remarks
+
+
 def test_a_withheld_template_says_why(slow_worker: Report) -> None:
     found = region(slow_worker, WithheldTemplate("layers_unknown", "no layer counts"))
     assert found is not None

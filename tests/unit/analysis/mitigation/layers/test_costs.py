@@ -67,6 +67,23 @@ def test_today_takes_what_it_takes() -> None:
     np.testing.assert_allclose(costs.times_ns(costs.layers), costs.level_ns)
 
 
+@pytest.mark.parametrize(
+    ("stages", "heavy", "told"),
+    [(4, True, True), (2, True, False), (2, False, True)],
+    ids=["between", "ends", "alike"],
+)
+def test_two_uneven_ends_do_not_tell_layers_from_a_head(
+    stages: int, *, heavy: bool, told: bool
+) -> None:
+    job = replace(
+        JOB,
+        sizes=Sizes(dp=2, pp=stages),
+        layers=(8,) * stages,
+        costs=replace(COSTS, embedding_fraction=0.0),
+    )
+    assert estimated(*[StageImbalance()] * heavy, job=job).told_apart is told
+
+
 def test_virtual_stages_come_in_the_order_of_the_model() -> None:
     job = JobModel(
         Sizes(dp=1, pp=2, vpp=2),
