@@ -29,6 +29,17 @@ _Changes = tuple[tuple[Sequence[FloatArray], FloatArray | None, FloatArray | Non
 _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """What a cause makes of launch delays.
+
+    Causes that are looked for at different turns share no time; those of one turn may.
+    """
+
+    turn: int
+    late_ns: Mapping[int, FloatArray]
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Nodes, each with a row of its own, without the same causes."""
@@ -49,6 +60,8 @@ class Counterfactuals:
     stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     # (steps,): the time of each step with all causes, where that has been replayed already
     now_s: FloatArray | None = None
+    # By cause: what of a node's delay is its own, where another cause has the rest.
+    claims: Sequence[Claim] = ()
     # What is known already; a copy with other delays begins anew.
     _times: dict[frozenset[int], FloatArray] = field(init=False, default_factory=dict)
     _mean_s: dict[frozenset[int], float] = field(init=False, default_factory=dict)
@@ -218,10 +231,24 @@ class Counterfactuals:
         for cause in sorted(causes):
             on_time = self.changes[cause].on_time.get(node)
             if on_time is not None:
-                late = np.where(_of(steps, on_time), 0.0, late)
+                left = np.minimum(late, self._left(node, cause, causes, steps))
+                late = np.where(_of(steps, on_time), left, late)
         if node in self.stays_ns:
             late = late + _of(steps, self.stays_ns[node])
         return np.asarray(late)
+
+    def _left(
+        self, node: int, cause: int, removed: frozenset[int], steps: slice
+    ) -> FloatArray | float:
+        """Return what other causes, which are not removed, make of a node's delay."""
+        others = [
+            _of(steps, claim.late_ns[node])
+            for number, claim in enumerate(self.claims)
+            if number not in removed
+            and claim.turn != self.claims[cause].turn
+            and node in claim.late_ns
+        ]
+        return np.add.reduce(others) if others else 0.0
 
 
 def _kind(changes: tuple[_Change, ...]) -> tuple[tuple[bool, int, int], ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
-from app.analysis.diagnosis.counterfactual import NS, Counterfactuals
+from app.analysis.diagnosis.counterfactual import NS, Claim, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
@@ -157,6 +157,7 @@ def diagnose(
         changes,
         late,
         now_s=None if late or regular or adapted else metrics.simulated_s[main],
+        claims=[Claim(sign.kind.turn, sign.finding.launches.late_ns) for sign in found],
     )
     recorded_s = float(np.mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]

@@ -6,7 +6,7 @@ is late again and again: a single standstill is a checkpoint too, if less surely
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Final
 
@@ -25,7 +25,7 @@ from app.analysis.diagnosis.finding import (
 )
 from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import StepView
+from app.analysis.diagnosis.places import StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
@@ -63,30 +63,65 @@ class _Standstill:
     # What the numbers of the steps struck are apart, or several times that; 0 of a single one.
     apart: int
     stages: int  # whose first operations are recorded
+    dp: int | None = None  # the DP rank that stands still, where the others do not
 
 
 def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:
-    """Return the steps that stand still: a single one, or some at even intervals; else None."""
+    """Return the steps that stand still: a single one, or some at even intervals; else None.
+
+    Where weights are not sharded a single DP rank may write them.
+    """
     stages = observation.layout.nodes.pp
     by_stage: dict[int, FloatArray] = {}
     for node, delay in first.items():
-        stage, delay_ns = int(stages[node]), median(delay.T)
-        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), delay_ns)
+        stage = int(stages[node])
+        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), delay)
     if not by_stage:
         # Of no stage is it known when a step begins.
         return None
-    late_ns = np.min(list(by_stage.values()), axis=0)
-    struck = late_ns >= THRESHOLDS.alike * late_ns.max()
+    together = np.min([median(delay.T) for delay in by_stage.values()], axis=0)
+    found = _at_intervals(observation, together, len(by_stage))
+    if found is not None:
+        return found
+    of_rank = np.min(list(by_stage.values()), axis=0)
+    slowest = int(np.argmax(of_rank.sum(axis=0)))
+    alone = _at_intervals(observation, of_rank[:, slowest], len(by_stage))
+    # One rank that waits once, or on one stage, may as well wait for its data.
+    if alone is None or not alone.apart or alone.stages == 1:
+        return None
+    return replace(alone, dp=slowest)
+
+
+def _at_intervals(observation: Observation, late_ns: FloatArray, stages: int) -> _Standstill | None:
+    """Return the steps that stand still, given how late each begins.
+
+    Where all steps wait for their data as well, some stand still beyond that; few do by chance.
+    """
+    found = _beyond(observation, late_ns, np.float64(0.0))
+    if found is None:
+        # at most every other step is struck
+        found = _beyond(observation, late_ns, np.quantile(late_ns, 0.25))
+        if found is not None and found[0].sum() < THRESHOLDS.sure_from:
+            return None
+    return None if found is None else _Standstill(late_ns, *found, stages)
+
+
+def _beyond(
+    observation: Observation, late_ns: FloatArray, usual_ns: np.float64
+) -> tuple[NDArray[np.bool_], int] | None:
+    """Return which steps begin later than usual as with checkpoints, and what they are apart."""
+    beyond = late_ns - usual_ns
+    struck = beyond >= THRESHOLDS.alike * beyond.max()
     if (~struck).sum() < THRESHOLDS.fewest_others:
         return None
-    if late_ns[~struck].max() > THRESHOLDS.others * late_ns[struck].min():
+    if beyond[~struck].max() > THRESHOLDS.others * beyond[struck].min():
         return None
     if struck.sum() == 1:
-        return _Standstill(late_ns, struck, 0, len(by_stage))
+        return struck, 0
     apart = gcd(*np.diff(observation.layout.steps[struck]).tolist())
     if apart < 2 or not _is_period(observation.layout.steps, struck, apart):  # noqa: PLR2004 - not every step
         return None
-    return _Standstill(late_ns, struck, apart, len(by_stage))
+    return struck, apart
 
 
 def _is_period(steps: IntArray, struck: NDArray[np.bool_], apart: int) -> bool:
@@ -104,14 +139,19 @@ def _find(signs: Signs) -> Finding | None:
     struck = found.struck[:, None]
     late_ns = {}
     least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
+    ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
     for node, delay in first.items():
         # A stage stands still before it gathers its parameters, or after.
-        if delay[found.struck].mean() >= least_ns:
-            typical = np.median(delay[~found.struck])
-            late_ns[node] = np.where(struck, np.maximum(delay - typical, 0.0), 0.0)
+        if delay[found.struck, ranks].mean() >= least_ns:
+            typical = np.median(delay[~found.struck, ranks])
+            late_ns[node] = np.zeros_like(delay)
+            late_ns[node][:, ranks] = np.where(
+                struck, np.maximum(delay[:, ranks] - typical, 0.0), 0.0
+            )
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),
+        where=Where(dp=found.dp),
         figure=LateLaunches(by_step_s=tuple((found.late_ns / 1e9).tolist())),
         launches=Launches(late_ns),
         doubt=_doubt(found),
@@ -133,6 +173,8 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     listed = ", ".join(map(str, steps[:_NAMED])) + ("…" if len(steps) > _NAMED else "")
     worst = int(np.argmax(found.late_ns))
     who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
+    if found.dp is not None:
+        who = f"All {found.stages} stages of DP rank {found.dp} launch"
     when = (
         f"steps {listed}: {found.apart} steps apart, or several times that"
         if found.apart

@@ -110,3 +110,15 @@ def test_two_on_one_stage_may_as_well_wait_for_data() -> None:
     assert (cause.cause, other.cause) == ("checkpoint", "data_loading")
     assert (cause.confidence or 1) <= 0.8
     assert other.cost_s is None
+
+
+@pytest.mark.parametrize("waiting", [SlowDataLoading(80 * MS), SlowDataLoading(150 * MS)])
+def test_without_it_steps_wait_for_their_data_as_they_do(waiting: SlowDataLoading) -> None:
+    both = session(waiting, SAVING, job=LONGER)
+    now_s = np.mean(both.truth.step_times_s)
+    saves = {cause.cause: cause.saves for cause in diagnosed(both).causes}
+
+    left_s = np.mean(session(waiting, job=LONGER).truth.step_times_s)
+    assert saves[CHECKPOINT.name] == pytest.approx(1 - left_s / now_s, abs=0.02)
+    left_s = np.mean(session(SAVING, job=LONGER).truth.step_times_s)
+    assert saves[DATA_LOADING.name] == pytest.approx(1 - left_s / now_s, abs=0.02)
