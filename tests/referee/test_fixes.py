@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.oracles.physics.draw import draw_worlds
+from tests.referee.fixes.independent import arranged
 from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
-from tests.referee.fixes.promise import NEAR, Promise, Refereed
+from tests.referee.fixes.promise import NEAR, TEMPLATE, Promise, Refereed
 from tests.referee.fixes.referee import referee
 from tests.referee.fixes.table import lines
 
@@ -24,6 +26,19 @@ SEED = 2026
         ("lengths uniform", "even_microbatches"),
         ("checkpoint", "save_in_background"),
         ("stage_imbalance", "even_stages"),
+        ("checkpoint of a rank", "save_in_background"),
+        ("checkpoints and data late", "load_ahead"),
+        ("checkpoints and data late", "save_in_background"),
+        ("data_loading + checkpoint", "load_ahead"),
+        ("worker constant and link", "replace_worker"),
+        ("lengths very rare", "even_microbatches"),
+        ("network of a stage", "repair_link"),
+        ("worker, layers known", TEMPLATE),
+        ("head and worker", TEMPLATE),
+        ("embedding and worker", TEMPLATE),
+        ("head and worker by spells", TEMPLATE),
+        ("head and gc", TEMPLATE),
+        ("slow_worker + last_stage", TEMPLATE),
     ],
 )
 def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
@@ -33,6 +48,15 @@ def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
             assert promises[action].error <= NEAR
             return
     pytest.fail("no job has the fix")
+
+
+def test_a_rank_that_writes_checkpoints_alone_is_not_told_to_load_ahead() -> None:
+    advised = {
+        promise.action
+        for seed in range(SEED, SEED + 4)
+        for promise in referee(seed, 0.0, "checkpoint of a rank", "both").promises
+    }
+    assert advised == {"save_in_background"}
 
 
 @pytest.mark.parametrize("physics", ["own", "independent"])
@@ -59,10 +83,34 @@ def test_chunks_are_counted_along_the_model() -> None:
 
 def test_the_last_line_counts_what_came_true_and_what_healthy_jobs_were_promised() -> None:
     def promise(promised: float) -> Promise:
-        return Promise(1, "own", "x", "load_ahead", at_most=False, promised=promised, realised=2.0)
+        return Promise(
+            *(1, "own", "x", "load_ahead"),
+            at_most=False,
+            itself=True,
+            promised=promised,
+            realised=2.0,
+        )
 
     slow = Refereed(1, "own", "x", False, (promise(2.02), promise(2.5)), ())  # noqa: FBT003
     healthy = Refereed(2, "own", "none", True, (promise(2.0),), ())  # noqa: FBT003
     assert list(lines([slow, healthy]))[-1] == (
-        "fixes within 5 %: 50.0 %, median error 13.00 %, gains promised on healthy jobs: 1"
+        "fixes within 5 %: 50.0 %, median error 13.00 %, templates within 5 %: 100.0 % of 0, "
+        "kept of 0 that say up to: 100.0 %, gains promised on healthy jobs: 1"
     )
+
+
+@pytest.mark.parametrize(("realised", "error"), [(1.5, 0.0), (2.2, 0.1)])
+def test_up_to_holds_where_no_more_comes_of_it(realised: float, error: float) -> None:
+    promise = Promise(
+        *(1, "own", "x", TEMPLATE), at_most=True, itself=True, promised=1.98, realised=realised
+    )
+    assert promise.error == pytest.approx(error)
+
+
+def test_workers_that_move_take_along_how_fast_they_are() -> None:
+    world = draw_worlds(SEED, "worker, layers known").struck.world
+    stages = world.shape.pp
+    layers = ((4,) * world.shape.vpp,) * stages
+    turned = arranged(world, layers, layers, [*range(1, stages), 0])
+    np.testing.assert_allclose(turned.forward_s, np.roll(world.forward_s, -1, axis=0))
+    np.testing.assert_allclose(turned.activation_s, world.activation_s)

@@ -14,6 +14,7 @@ from tests.oracles.physics.faults.hosts import HOSTS
 from tests.oracles.physics.faults.kind import Fault, Struck, Worker, anywhere
 from tests.oracles.physics.faults.lengths import LENGTHS
 from tests.oracles.physics.faults.links import LINKS
+from tests.oracles.physics.faults.mixed import MIXED
 from tests.oracles.physics.faults.ranks import RANKS
 from tests.oracles.physics.faults.tensor import TENSOR
 from tests.oracles.physics.record import Recording, record
@@ -23,6 +24,8 @@ from tests.oracles.physics.world import World, draw_world
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR, *RANKS)
 }
+# Those that have two causes, or are rare: of what fixes bring, not of how well causes are told.
+MIXED_FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in MIXED}
 
 
 def draw_shape(rng: np.random.Generator) -> Shape:
@@ -86,6 +89,11 @@ class Drawn:
         """Return the job without its cause."""
         return self.healthy if self.struck.without is None else self.struck.without
 
+    @property
+    def usual(self) -> World:
+        """Return the job with all well but the division of its layers."""
+        return self.healthy if self.struck.usual is None else self.struck.usual
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
@@ -142,14 +150,14 @@ def draw_worlds(
     ----------
     seed : int
     fault : str or None
-        A name in `FAULTS`.
+        A name in `FAULTS` or `MIXED_FAULTS`.
     fits : callable
         Which shapes are wanted.
     steps : int or None
         How many steps are recorded; None as drawn.
     """
     rng = np.random.default_rng([seed, 0x9A7A])
-    kind = None if fault is None else FAULTS[fault]
+    kind = None if fault is None else {**FAULTS, **MIXED_FAULTS}[fault]
     shape = draw_shape(rng)
     while not fits(shape) or (kind is not None and not kind.fits(shape)):
         shape = draw_shape(rng)

@@ -173,6 +173,8 @@ def _metadata(world: World) -> dict[str, Any]:
     }
     if shape.ep > 1:
         meta["ep"] = shape.ep
+    if world.layers is not None:
+        meta["layers"] = [list(chunks) for chunks in world.layers]
     if shape.lengths_recorded and world.lengths is not None:
         meta["sequence_lengths"] = {
             str(step + 100): lengths for step, lengths in enumerate(world.lengths)

@@ -37,6 +37,8 @@ class World:
         Pauses of the host within the launching of a pass.
     before_s, data_s : arrays, shape (pp, steps, dp)
         Waiting of the host before the step's gathering, and after it before the first pass.
+    saving_s : array, shape (2, pp, steps, dp)
+        What of `before_s` and of `data_s` is the writing of checkpoints.
     rank_s : array, shape (tp, pp, 2, steps, dp)
         Factors of tensor-parallel ranks' computing (forward, backward).
     late_s : array, shape (tp, pp, vpp, microbatches, steps, dp)
@@ -47,8 +49,13 @@ class World:
         What the experts of a rank are sent, ÷ the mean of the ranks that share experts.
     weights : float
         Share of a backward that the gradients of the weights are.
+    surplus : array, shape (2, pp, vpp)
+        What a chunk takes (forward, backward), ÷ what as many plain layers would. On the first and
+        the last chunk that is an embedding and a head; between them its layers are heavy.
     lengths : tuple or None
         Lengths of sequences as [step][dp][microbatch][sequence], where they differ.
+    layers : tuple or None
+        Layers of each chunk of each stage, as the metadata name them.
     """
 
     shape: Shape
@@ -64,12 +71,15 @@ class World:
     pause_s: Times
     before_s: Times
     data_s: Times
+    saving_s: Times
     rank_s: Times
     late_s: Times
     context_s: Times
     tokens: Times
+    surplus: Times
     weights: float = 0.0
     lengths: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...] | None = field(default=None)
+    layers: tuple[tuple[int, ...], ...] | None = None
 
     def computing_s(self, direction: str, place: tuple[int, int, int]) -> Times:
         """Return what a pass takes to compute, shape (steps, dp)."""
@@ -125,10 +135,12 @@ def draw_world(shape: Shape, rng: np.random.Generator) -> World:
         pause_s=np.zeros(launches),
         before_s=moving(rng.uniform(0.002, 0.03) * mean_s, host),
         data_s=moving(rng.uniform(0.002, 0.03) * mean_s, host),
+        saving_s=np.zeros((2, *host)),
         rank_s=1 - np.abs(rng.normal(0, 0.004, ranks)),
         late_s=np.abs(rng.normal(0, 0.002 * mean_s, late)),
         context_s=1 - np.abs(rng.normal(0, 0.004, (shape.cp, shape.pp, 2, *lanes))),
         tokens=shared_evenly(shape, np.exp(rng.normal(0, 0.01, launches))),
+        surplus=np.ones((2, shape.pp, shape.vpp)),
         weights=0.0 if shape.schedule is not Schedule.ZERO_BUBBLE else rng.uniform(0.35, 0.5),
     )
 

@@ -13,7 +13,8 @@ from functools import partial
 from multiprocessing import get_context
 
 from app.analysis.synthesis.dials import CAUSES
-from tests.oracles.physics.draw import FAULTS
+from tests.oracles.physics.draw import FAULTS, MIXED_FAULTS
+from tests.referee.fixes import own
 from tests.referee.fixes.promise import NEAR
 from tests.referee.fixes.referee import referee
 from tests.referee.fixes.table import lines
@@ -26,7 +27,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--physics", choices=("both", "own", "independent"), default="both")
     parser.add_argument("--healthy", type=float, default=0.25, help="share of healthy jobs")
-    parser.add_argument("--fault", choices=sorted({*FAULTS, *CAUSES}), help="of every job")
+    parser.add_argument(
+        "--fault",
+        choices=sorted({*FAULTS, *MIXED_FAULTS, *CAUSES, *own.MIXED}),
+        help="of every job",
+    )
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--misses", action="store_true", help="also print what was missed")
     options = parser.parse_args()

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from app.analysis.mitigation.fix import ByChunk
 from app.analysis.report.build import analyze
-from tests.oracles.physics.draw import Drawn, draw_worlds
+from tests.oracles.physics.draw import MIXED_FAULTS, Drawn, draw_worlds
 from tests.oracles.physics.execute import execute
 from tests.oracles.physics.record import Recording, record
 from tests.oracles.physics.world import Times, World
 from tests.referee.fixes.balanced import length_factors
 from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
-from tests.referee.fixes.promise import Advised, Promise, Refereed, advised
+from tests.referee.fixes.promise import (
+    TEMPLATE,
+    Advised,
+    Promise,
+    Refereed,
+    advised,
+    divisions_of_template,
+    shown_template,
+)
 from tests.referee.judging import NONE, draw_fault, trace_of
 
 PHYSICS: Final = "independent"
-_STAGE: Final = "stage_imbalance"
 _LENGTHS: Final = "sequence_length_imbalance"
 
 # Given a job and a fix of it, returns the job with the fix made.
@@ -28,7 +37,7 @@ Make = Callable[[Drawn, Advised], World]
 
 def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     """Draw the job of a seed, analyze it, and make each fix that its report advises."""
-    fault = only if only is not None else draw_fault(seed, healthy)
+    fault = only if only is not None else _draw_fault(seed, healthy)
     drawn = draw_worlds(seed, fault)
     now = execute(drawn.struck.world)
     recording = record(drawn.struck.world, now, gap_s=drawn.gap_s)
@@ -36,31 +45,57 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     if layers is not None:
         recording = _naming(recording, layers)
     report = analyze(trace_of(recording)).report
+
+    def promise(
+        action: str, gain: float, world: World, *, at_most: bool, itself: bool = True
+    ) -> Promise:
+        return Promise(
+            seed=seed,
+            physics=PHYSICS,
+            fault=fault or NONE,
+            action=action,
+            at_most=at_most,
+            itself=itself,
+            promised=1 / (1 - gain),
+            realised=float(now.step_s.sum() / execute(world).step_s.sum()),
+        )
+
     promises, unexecuted = [], []
     for item in advised(report):
         make = MAKES.get(item.fix.action)
         if make is None:
             unexecuted.append(item.fix.action)
             continue
-        after = execute(make(drawn, item))
+        fix, made = item.fix, make(drawn, item)
         promises.append(
-            Promise(
-                seed=seed,
-                physics=PHYSICS,
-                fault=fault or NONE,
-                action=item.fix.action,
-                at_most=item.fix.at_most,
-                promised=1 / (1 - item.fix.predicted_gain),
-                realised=float(now.step_s.sum() / after.step_s.sum()),
+            promise(
+                fix.action,
+                fix.predicted_gain,
+                made,
+                at_most=fix.at_most,
+                itself=item.described,
             )
         )
+    template = shown_template(report)
+    if template is not None:
+        today, after = divisions_of_template(template, report)
+        made = arranged(drawn.struck.world, today, after, template.worker_of_stage)
+        promises.append(promise(TEMPLATE, template.predicted_gain, made, at_most=template.at_most))
     return Refereed(seed, PHYSICS, fault or NONE, fault is None, tuple(promises), tuple(unexecuted))
+
+
+def _draw_fault(seed: int, healthy: float) -> str | None:
+    """Return what is to go wrong in a job: every other time one of the mixed kinds."""
+    rng = np.random.default_rng([seed, 0x313])
+    fault = draw_fault(seed, healthy)
+    mixed = fault is not None and rng.random() < 0.5
+    return list(MIXED_FAULTS)[int(rng.integers(len(MIXED_FAULTS)))] if mixed else fault
 
 
 def layers_of(drawn: Drawn, seed: int) -> int | None:
     """Return how many layers each chunk has, as the metadata say; None where they do not."""
     rng = np.random.default_rng([seed, 0x1A7E])
-    if drawn.shape.pp == 1 or rng.random() < 0.3:
+    if drawn.shape.pp == 1 or rng.random() < 0.3 or drawn.struck.world.layers is not None:
         return None
     return int(rng.integers(3, 17))
 
@@ -73,7 +108,7 @@ def _naming(recording: Recording, layers: int) -> Recording:
 
 def _replaced(drawn: Drawn, item: Advised) -> World:
     """Give workers that are at fault the speed that they were drawn with."""
-    world, healthy = drawn.struck.world.copy(), drawn.healthy
+    world, healthy = drawn.struck.world.copy(), drawn.usual
     for dp, pp in drawn.struck.workers & set(item.workers):
         world.forward_s[pp, ..., dp] = healthy.forward_s[pp, ..., dp]
         world.backward_s[pp, ..., dp] = healthy.backward_s[pp, ..., dp]
@@ -83,7 +118,7 @@ def _replaced(drawn: Drawn, item: Advised) -> World:
 
 
 def _rank_replaced(drawn: Drawn, item: Advised) -> World:
-    world, healthy, tp = drawn.struck.world.copy(), drawn.healthy, drawn.shape.tp
+    world, healthy, tp = drawn.struck.world.copy(), drawn.usual, drawn.shape.tp
     for (dp, pp), rank in zip(item.where.workers, item.where.ranks, strict=True):
         if item.fix.cause == "context_parallel_straggler":
             place = rank // tp % drawn.shape.cp
@@ -107,7 +142,7 @@ def _work_shed(drawn: Drawn, item: Advised) -> World:
 
 
 def _defragmented(drawn: Drawn, item: Advised) -> World:
-    world, healthy = drawn.struck.world.copy(), drawn.healthy
+    world, healthy = drawn.struck.world.copy(), drawn.usual
     for dp, pp in item.where.workers:
         world.late_s[:, pp, ..., dp] = healthy.late_s[:, pp, ..., dp]
     return world
@@ -115,7 +150,7 @@ def _defragmented(drawn: Drawn, item: Advised) -> World:
 
 def _repaired(drawn: Drawn, item: Advised) -> World:
     """Make links, and a stage's collectives, what they were drawn as."""
-    world, healthy, shape = drawn.struck.world.copy(), drawn.healthy, drawn.shape
+    world, healthy, shape = drawn.struck.world.copy(), drawn.usual, drawn.shape
     for dp, one, other in item.where.links or ():
         # The last stage's chunk sends to the first stage's next one.
         around = abs(one - other) == shape.pp - 1
@@ -134,19 +169,23 @@ def _repaired(drawn: Drawn, item: Advised) -> World:
 
 
 def _loaded_ahead(drawn: Drawn, item: Advised) -> World:
+    """Read batches ahead; what writes checkpoints goes on to."""
     world, healthy = drawn.struck.world.copy(), drawn.healthy
     ranks = slice(None) if item.where.dp is None else slice(item.where.dp, item.where.dp + 1)
-    world.data_s[..., ranks] = healthy.data_s[..., ranks]
-    world.before_s[..., ranks] = healthy.before_s[..., ranks]
+    before_s, data_s = world.saving_s
+    world.before_s[..., ranks] = (healthy.before_s + before_s)[..., ranks]
+    world.data_s[..., ranks] = (healthy.data_s + data_s)[..., ranks]
     return world
 
 
 def _saved_in_background(drawn: Drawn, _item: Advised) -> World:
-    return replace(drawn.struck.world, data_s=drawn.healthy.data_s, before_s=drawn.healthy.before_s)
+    world = drawn.struck.world
+    before_s, data_s = world.saving_s
+    return replace(world, before_s=world.before_s - before_s, data_s=world.data_s - data_s)
 
 
 def _launched_faster(drawn: Drawn, item: Advised) -> World:
-    world, healthy, shape = drawn.struck.world.copy(), drawn.healthy, drawn.shape
+    world, healthy, shape = drawn.struck.world.copy(), drawn.usual, drawn.shape
     everybody = [(dp, pp) for dp in range(shape.dp) for pp in range(shape.pp)]
     for dp, pp in item.where.workers or everybody:
         world.launch_s[pp, ..., dp] = healthy.launch_s[pp, ..., dp]
@@ -158,12 +197,12 @@ def _collected_together(drawn: Drawn, item: Advised) -> World:
 
     A collection takes what those of that time take, on each worker another one.
     """
-    struck, healthy, shape = drawn.struck.world, drawn.healthy, drawn.shape
-    if drawn.fault is None or drawn.fault.cause != "garbage_collection":
+    struck, healthy, shape = drawn.struck.world, drawn.usual, drawn.shape
+    if drawn.fault is None or "gc" not in drawn.fault.name:
         return struck
     pauses_s = (struck.pause_s - healthy.pause_s) + (struck.launch_s - healthy.launch_s)
     world = replace(
-        struck, pause_s=healthy.pause_s, launch_s=healthy.launch_s, before_s=healthy.before_s.copy()
+        struck, pause_s=healthy.pause_s, launch_s=healthy.launch_s, before_s=struck.before_s.copy()
     )
     rng = np.random.default_rng([shape.steps, shape.dp, 0x6C])
     for step in planned_steps(shape.steps, interval_of(item)):
@@ -195,25 +234,58 @@ def interval_of(item: Advised) -> int:
 
 def _divided(drawn: Drawn, item: Advised) -> World:
     """Divide the layers as the report says; as a bound, evenly by what they take."""
-    world, division = drawn.struck.world.copy(), item.fix.division
-    heavy = drawn.fault is not None and drawn.fault.cause == _STAGE
+    division = item.fix.division
     if division is None:
-        return drawn.without if heavy else world
-    usual = drawn.healthy if heavy else world
-    surplus = {
-        name: getattr(world, name) / getattr(usual, name) for name in ("forward_s", "backward_s")
-    }
-    today, after = in_order(division.today), in_order(division.layers)
-    for name, by_pass in surplus.items():
-        by_chunk = in_turn(by_pass.mean(axis=(2, 3, 4)))
-        factor = by_stage(chunk_factors(today, after, by_chunk), drawn.shape.pp)
-        getattr(world, name)[:] *= factor[:, :, None, None, None]
-    share = by_stage(after / today, drawn.shape.pp)
+        world = drawn.struck.world.copy()
+        for taken_s, surplus in zip(passes_of(world), world.surplus, strict=True):
+            taken_s[:] *= (surplus.mean() / surplus)[:, :, None, None, None]
+        return world
+    return arranged(drawn.struck.world, division.today, division.layers)
+
+
+def arranged(
+    world: World, today: ByChunk, after: ByChunk, workers: Sequence[int] | None = None
+) -> World:
+    """Return a job with its layers divided anew, each at its true cost.
+
+    Workers that move to another stage take along how fast they are and what their hosts do.
+    """
+    shape = world.shape
+    places = np.arange(shape.pp) if workers is None else np.array(workers)
+    before, then = in_order(today), in_order(after)
+    world = moved(world, places)
+    for taken_s, surplus in zip(passes_of(world), world.surplus, strict=True):
+        of_chunk = in_turn(surplus)
+        # What a worker takes is what the chunk that it had takes; it is to take the new one's.
+        had = by_stage(before * of_chunk, shape.pp)[places]
+        gets = by_stage(chunk_factors(before, then, of_chunk) * before * of_chunk, shape.pp)
+        taken_s[:] *= (gets / had)[:, :, None, None, None]
+    share = by_stage(then / before, shape.pp)
     world.gather_s[:] *= share[:, :, None]
     world.scatter_s[:] *= share[:, :, None]
-    counts = [sum(chunks) for chunks in division.today], [sum(c) for c in division.layers]
-    world.optimizer_s[:] *= (np.array(counts[1]) / np.array(counts[0]))[:, None, None]
+    counts = np.array([sum(chunks) for chunks in today]), np.array([sum(c) for c in after])
+    world.optimizer_s[:] *= (counts[1] / counts[0])[:, None, None]
     return world
+
+
+def passes_of(world: World) -> tuple[Times, Times]:
+    """Return what forwards and backwards take."""
+    return world.forward_s, world.backward_s
+
+
+def moved(world: World, places: NDArray[np.int64]) -> World:
+    """Return a job in which each stage has the workers of another one."""
+    return replace(
+        world.copy(),
+        forward_s=world.forward_s[places],
+        backward_s=world.backward_s[places],
+        launch_s=world.launch_s[places],
+        pause_s=world.pause_s[places],
+        rank_s=world.rank_s[:, places],
+        late_s=world.late_s[:, places],
+        context_s=world.context_s[:, places],
+        tokens=world.tokens[places],
+    )
 
 
 def in_turn(by_chunk: Times) -> Times:

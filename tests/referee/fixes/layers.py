@@ -16,7 +16,7 @@ def in_order(by_stage: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     return np.array(by_stage, dtype=np.int64).T.ravel()
 
 
-def by_stage(in_turn: NDArray[np.floating[Any]], stages: int) -> Floats:
+def by_stage(in_turn: NDArray[np.number[Any]], stages: int) -> Floats:
     """Return values of chunks, shape (stages, chunks), given in the order of the model."""
     return np.asarray(in_turn.reshape(-1, stages).T, dtype=np.float64)
 

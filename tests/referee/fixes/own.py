@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from app.analysis.mitigation.fix import Balancing
+from app.analysis.mitigation.fix import Balancing, ByChunk
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.dials import CAUSES, needs_of
+from app.analysis.synthesis.dials import CAUSES, LAST_STAGE, needs_of
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -34,8 +35,16 @@ from app.analysis.trace.model import (
 )
 from tests.referee.fixes.balanced import length_factors
 from tests.referee.fixes.independent import interval_of, planned_steps
-from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
-from tests.referee.fixes.promise import Advised, Promise, Refereed, advised
+from tests.referee.fixes.layers import Floats, by_stage, chunk_factors, in_order
+from tests.referee.fixes.promise import (
+    TEMPLATE,
+    Advised,
+    Promise,
+    Refereed,
+    advised,
+    divisions_of_template,
+    shown_template,
+)
 from tests.referee.judging import NONE
 
 PHYSICS: Final = "own"
@@ -57,38 +66,84 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "even_stages": frozenset(),
     "even_microbatches": frozenset({"sequence_length_imbalance"}),
 }
+# Jobs with two causes, or with one that the diagnosis is not scored on.
+MIXED: Final[Mapping[str, tuple[str, ...]]] = {
+    " + ".join(causes): causes
+    for causes in (
+        (LAST_STAGE,),
+        ("slow_worker", LAST_STAGE),
+        ("slow_worker", "stage_imbalance"),
+        ("thermal_throttling", LAST_STAGE),
+        ("slow_worker", "data_loading"),
+        ("slow_worker", "checkpoint"),
+        ("slow_worker", "network"),
+        ("slow_worker", "garbage_collection"),
+        (LAST_STAGE, "data_loading"),
+        (LAST_STAGE, "network"),
+        (LAST_STAGE, "garbage_collection"),
+        ("data_loading", "checkpoint"),
+    )
+}
 
 
 def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     """Draw the job of a seed, analyze it, and make each fix that its report advises."""
-    rng = stream(seed, "fixes")
-    cause: str | None = str(rng.choice(CAUSES)) if rng.random() >= healthy else None
-    cause = only if only is not None else cause
+    name = only if only is not None else _draw_causes(seed, healthy)
+    causes = MIXED.get(name or "", () if name is None else (name,))
+    rng = stream(seed, "fixes slowdown")
     slowdown = min(1.12 + float(rng.exponential(0.3)), 3.0)
-    causes = () if cause is None else (cause,)
     job = draw_job(stream(seed, "population"), needs_of(causes))
     if job.sizes.pp > 1 and rng.random() >= 0.3:
         job = replace(job, layers=(int(rng.integers(3, 17)) * job.sizes.vpp,) * job.sizes.pp)
     session = afflict(job, causes, Goal(slowdown), seed)
     report = analyze(session.trace).report
     now_s = sum(session.truth.step_times_s)
+
+    def promise(
+        action: str, gain: float, after_s: float, *, at_most: bool, itself: bool = True
+    ) -> Promise:
+        return Promise(
+            seed=seed,
+            physics=PHYSICS,
+            fault=name or NONE,
+            action=action,
+            at_most=at_most,
+            itself=itself,
+            promised=1 / (1 - gain),
+            realised=now_s / after_s,
+        )
+
     promises, unexecuted = [], []
     for item in advised(report):
         if item.fix.action not in REMOVES:
             unexecuted.append(item.fix.action)
             continue
+        fix, after_s = item.fix, made_s(session, item)
         promises.append(
-            Promise(
-                seed=seed,
-                physics=PHYSICS,
-                fault=cause or NONE,
-                action=item.fix.action,
-                at_most=item.fix.at_most,
-                promised=1 / (1 - item.fix.predicted_gain),
-                realised=now_s / made_s(session, item),
+            promise(
+                fix.action,
+                fix.predicted_gain,
+                after_s,
+                at_most=fix.at_most,
+                itself=item.described,
             )
         )
-    return Refereed(seed, PHYSICS, cause or NONE, cause is None, tuple(promises), tuple(unexecuted))
+    template = shown_template(report)
+    if template is not None:
+        today, after = divisions_of_template(template, report)
+        after_s = executed_s(_arranged(session, today, after, template.worker_of_stage), session)
+        promises.append(
+            promise(TEMPLATE, template.predicted_gain, after_s, at_most=template.at_most)
+        )
+    return Refereed(seed, PHYSICS, name or NONE, not causes, tuple(promises), tuple(unexecuted))
+
+
+def _draw_causes(seed: int, healthy: float) -> str | None:
+    """Return what is wrong with a job: nothing, a cause, or one of the mixed kinds as often."""
+    rng = stream(seed, "fixes")
+    if rng.random() < healthy:
+        return None
+    return str(rng.choice(CAUSES if rng.random() < 0.5 else list(MIXED)))
 
 
 def made_s(session: SyntheticSession, item: Advised) -> float:
@@ -99,11 +154,10 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
         for number, injection in enumerate(session.injections)
         if injection.cause in REMOVES[item.fix.action] and _is_meant(injection, job, item)
     }
-    work = healthy_work(job, build_program(job), seed)
-    work.numbers = step_numbers(job, seed)
     if item.fix.action == "even_stages":
-        work = _divided(work, session, item)
-    elif item.fix.action == "shed_work":
+        return executed_s(_divided(session, item), session)
+    work = _healthy(session)
+    if item.fix.action == "shed_work":
         work = _work_shed(work, session, item)
     elif item.fix.balancing is not None and removed:
         work = _balanced(work, session, item.fix.balancing)
@@ -112,7 +166,18 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
     if item.fix.action == "plan_garbage_collection":
         for number in removed:
             _collect_together(work, session, session.injections[number], item)
-    return float(execute(work, job.costs.contention).step_times_ns().sum()) / 1e9
+    return executed_s(work, session)
+
+
+def executed_s(work: StepWork, session: SyntheticSession) -> float:
+    """Return what the steps of a session take with other work."""
+    return float(execute(work, session.job.costs.contention).step_times_ns().sum()) / 1e9
+
+
+def _healthy(session: SyntheticSession) -> StepWork:
+    work = healthy_work(session.job, build_program(session.job), session.seed)
+    work.numbers = step_numbers(session.job, session.seed)
+    return work
 
 
 def _is_meant(injection: Injection, job: JobModel, item: Advised) -> bool:
@@ -185,11 +250,74 @@ def _balanced(work: StepWork, session: SyntheticSession, plan: Balancing) -> Ste
     return work
 
 
-def _divided(work: StepWork, session: SyntheticSession, item: Advised) -> StepWork:
+def _divided(session: SyntheticSession, item: Advised) -> StepWork:
     """Divide the layers as the report says; as a bound, evenly by what they take."""
-    job, program, division = session.job, work.program, item.fix.division
-    stages, chunks = job.sizes.pp, job.sizes.vpp
-    base = {FORWARD_COMPUTE: np.ones((stages, chunks)), BACKWARD_COMPUTE: np.ones((stages, chunks))}
+    division = item.fix.division
+    if division is not None:
+        return _arranged(session, division.today, division.layers)
+    work = _healthy(session)
+    base, struck = _surpluses(session)
+    for name, surplus in struck.items():
+        factor = surplus.mean() / base[name]
+        mine, stage, chunk = _passes(work, name)
+        work.duration_ns[mine] *= factor[stage, chunk][:, None, None]
+    _inject_others(work, session)
+    return work
+
+
+def _arranged(
+    session: SyntheticSession,
+    today: ByChunk,
+    after: ByChunk,
+    workers: Sequence[int] | None = None,
+) -> StepWork:
+    """Divide the layers anew, each at its true cost.
+
+    Workers that move to another stage take along how fast they are, and what is wrong with them.
+    """
+    job, work = session.job, _healthy(session)
+    stages = job.sizes.pp
+    places = np.arange(stages) if workers is None else np.array(workers)
+    before, then = in_order(today), in_order(after)
+    base, struck = _surpluses(session)
+    for name, surplus in struck.items():
+        # Without heavy stages, which come as more work for whoever has them.
+        had = by_stage(before, stages) * base[name]
+        of_chunk = surplus.T.ravel()
+        gets = chunk_factors(before, then, of_chunk) * before * of_chunk
+        factor = by_stage(gets, stages) / had[places]
+        mine, stage, chunk = _passes(work, name)
+        own_ns = work.duration_ns[mine]
+        moved_ns = own_ns.copy()
+        for at, place in enumerate(places.tolist()):
+            # The program holds a stage's passes of a type in the same order on each.
+            moved_ns[stage == at] = own_ns[stage == place]
+        work.duration_ns[mine] = moved_ns * factor[stage, chunk][:, None, None]
+    _inject_others(work, session, places)
+    share = by_stage(np.asarray(then / before), stages)
+    mine, stage, chunk = _passes(work, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER)
+    work.duration_ns[mine] *= share[stage, chunk][:, None, None]
+    mine, stage, _ = _passes(work, OPTIMIZER)
+    counts = [[sum(chunks) for chunks in table] for table in (today, after)]
+    work.duration_ns[mine] *= (np.array(counts[1]) / np.array(counts[0]))[stage][:, None, None]
+    return work
+
+
+def _passes(
+    work: StepWork, *names: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the operations of some types, and stage and chunk of each."""
+    mine = np.flatnonzero(work.program.of_types(*names))
+    stage = np.asarray(work.program.stage, dtype=np.int64)[mine]
+    return mine, stage, np.maximum(np.asarray(work.program.chunk, dtype=np.int64)[mine], 0)
+
+
+def _surpluses(session: SyntheticSession) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return what chunks take over what their layers do, healthy and with heavy stages."""
+    job = session.job
+    chunks = job.sizes.vpp
+    size = (job.sizes.pp, chunks)
+    base = {FORWARD_COMPUTE: np.ones(size), BACKWARD_COMPUTE: np.ones(size)}
     for surplus in base.values():
         surplus[0, 0] *= 1 + job.costs.embedding_fraction * chunks
         surplus[-1, -1] *= 1 + job.costs.loss_fraction * chunks
@@ -199,22 +327,19 @@ def _divided(work: StepWork, session: SyntheticSession, item: Advised) -> StepWo
             at = injection.stage(job)
             struck[FORWARD_COMPUTE][at, -1] *= 1 + (injection.forward_factor - 1) * chunks
             struck[BACKWARD_COMPUTE][at, -1] *= 1 + (injection.backward_factor - 1) * chunks
-    inject(work, job, session.injections, session.seed)
-    places = program.stage, np.maximum(program.chunk, 0)
-    for name, surplus in struck.items():
-        if division is None:
-            factor = surplus.mean() / surplus
-        else:
-            today, after = in_order(division.today), in_order(division.layers)
-            factor = by_stage(chunk_factors(today, after, surplus.T.ravel()), stages)
-        mine = program.of_types(name)
-        work.duration_ns[mine] *= factor[places][mine][:, None, None]
-    if division is not None:
-        share = by_stage(np.asarray(after / today), stages)
-        mine = program.of_types(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER)
-        work.duration_ns[mine] *= share[places][mine][:, None, None]
-        mine = program.of_types(OPTIMIZER)
-        counts = [[sum(chunks) for chunks in table] for table in (division.today, division.layers)]
-        of_stage = np.array(counts[1]) / np.array(counts[0])
-        work.duration_ns[mine] *= of_stage[program.stage[mine]][:, None, None]
-    return work
+    return base, struck
+
+
+def _inject_others(
+    work: StepWork, session: SyntheticSession, places: NDArray[np.int64] | None = None
+) -> None:
+    """Make go wrong what does, but for heavy stages; workers may have moved to other stages."""
+    moved = list(session.injections)
+    for number, injection in enumerate(moved):
+        worker = getattr(injection, "worker", None)
+        # A slow link is where it is, whoever is at its ends.
+        if worker is not None and places is not None and injection.cause != "network":
+            stage = places.tolist().index(worker[1])
+            moved[number] = replace(injection, worker=(worker[0], stage))  # type: ignore[call-arg]
+    heavy = {n for n, one in enumerate(moved) if isinstance(one, StageImbalance)}
+    inject(work, session.job, moved, session.seed, without=heavy)

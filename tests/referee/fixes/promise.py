@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.diagnosis.places import Where, Worker
+from app.analysis.mitigation.fix import ByChunk
+from app.analysis.mitigation.template import MIN_GAIN
+from app.analysis.mitigation.templates import PlannedTemplate
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
 
 # As near as a prediction has to be.
 NEAR: Final = 0.05
+# What a pipeline template is called among the fixes.
+TEMPLATE: Final = "pipeline_template"
 _WORKER: Final = re.compile(r"\((\d+), (\d+)\)")
 
 
@@ -28,6 +33,9 @@ class Promise:
     action : str
     at_most : bool
         Whether the report calls it a bound.
+    itself : bool
+        Whether what was made is the change that the report describes; of a bound without one it is
+        the ideal that it assumes.
     promised, realised : float
         Step time now ÷ with the fix: predicted, and executed.
     """
@@ -37,13 +45,20 @@ class Promise:
     fault: str
     action: str
     at_most: bool
+    itself: bool
     promised: float
     realised: float
 
     @property
     def error(self) -> float:
-        """Return how far the promise is off."""
-        return abs(self.promised / self.realised - 1)
+        """Return how far the promise is off; of "up to", how far it is exceeded."""
+        off = self.promised / self.realised - 1
+        return max(-off, 0.0) if self.open else abs(off)
+
+    @property
+    def open(self) -> bool:
+        """Return whether the report says no more than "up to" of a change that it describes."""
+        return self.at_most and self.itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,12 @@ class Advised:
     report: Report
 
     @property
+    def described(self) -> bool:
+        """Return whether the report says what is to be changed, not only what is ideal."""
+        fix = self.fix
+        return not fix.at_most or fix.division is not None or fix.balancing is not None
+
+    @property
     def workers(self) -> tuple[Worker, ...]:
         """Return the workers that it is about: of its cause, or as its title names them."""
         if self.where.workers:
@@ -99,3 +120,23 @@ def advised(report: Report) -> list[Advised]:
     return [
         Advised(fix, where.get(fix.cause or "", nowhere), report) for fix in report.recommendations
     ]
+
+
+def shown_template(report: Report) -> PlannedTemplate | None:
+    """Return the pipeline template that a report recommends, if any."""
+    found = report.template
+    if not isinstance(found, PlannedTemplate) or found.predicted_gain < MIN_GAIN:
+        return None
+    return found
+
+
+def divisions_of_template(template: PlannedTemplate, report: Report) -> tuple[ByChunk, ByChunk]:
+    """Return the layers of each chunk now and with a template.
+
+    Those of virtual stages stand in the fix that the template is.
+    """
+    for fix in report.recommendations:
+        if fix.division is not None and fix.predicted_gain == template.predicted_gain:
+            return fix.division.today, fix.division.layers
+    layers = template.layers
+    return tuple((n,) for n in layers.today), tuple((n,) for n in layers.template)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.oracles.physics.draw import FAULTS
+from tests.oracles.physics.draw import FAULTS, MIXED_FAULTS
 from tests.referee.fixes import independent, own
 from tests.referee.fixes.promise import Refereed
 
@@ -10,7 +10,7 @@ from tests.referee.fixes.promise import Refereed
 def referee(seed: int, healthy: float, only: str | None, physics: str) -> Refereed:
     """Referee the fixes of a seed's job, of one physics or of either by turns."""
     if only is not None:
-        physics = "independent" if only in FAULTS else "own"
+        physics = "independent" if only in {*FAULTS, *MIXED_FAULTS} else "own"
     if physics == "both":
         physics = "own" if seed % 2 else "independent"
     if physics == "own":

@@ -174,12 +174,13 @@ def _heavy(world: World, stage: int, rng: np.random.Generator) -> Struck:
     struck = world.copy()
     last_chunk = world.shape.vpp - 1 if stage == world.shape.pp - 1 else 0
     factor = _factor(rng, 1.2, 2.0) ** world.shape.vpp
-    struck.forward_s[stage, last_chunk] *= factor
-    struck.backward_s[stage, last_chunk] *= factor * rng.uniform(0.9, 1.1)
-    return Struck(struck, stage=stage, without=_evenly_divided(struck, world))
+    struck.surplus[:, stage, last_chunk] = factor, factor * rng.uniform(0.9, 1.1)
+    struck.forward_s[stage, last_chunk] *= struck.surplus[0, stage, last_chunk]
+    struck.backward_s[stage, last_chunk] *= struck.surplus[1, stage, last_chunk]
+    return Struck(struck, stage=stage, without=evenly_divided(struck, world), usual=struck)
 
 
-def _evenly_divided(struck: World, world: World) -> World:
+def evenly_divided(struck: World, world: World) -> World:
     """Return the job that computes as much, the same on every stage and chunk.
 
     A model's work does not go away: what is at fault is where it is.

@@ -84,7 +84,8 @@ def _checkpoint(world: World, rng: np.random.Generator) -> Struck:
     length_s = step_s * rng.uniform(0.6, 2.0)
     steps = np.arange(world.shape.steps) % every == int(rng.integers(every))
     wobble = rng.uniform(0.9, 1.1, (world.shape.pp, *world.shape.lanes))
-    struck.data_s[:] += steps[None, :, None] * length_s * wobble
+    struck.saving_s[1] = steps[None, :, None] * length_s * wobble
+    struck.data_s[:] += struck.saving_s[1]
     return Struck(struck)
 
 

@@ -26,12 +26,16 @@ class Struck:
         The stage at fault.
     without : World or None
         The job without its cause; None where it is the healthy world itself.
+    usual : World or None
+        The job with all workers, links and hosts well, but its layers as they are divided; None
+        where it is the healthy world itself.
     """
 
     world: World
     workers: frozenset[Worker] = field(default=frozenset())
     stage: int | None = None
     without: World | None = None
+    usual: World | None = None
 
 
 def anywhere(_shape: Shape) -> bool:

@@ -17,7 +17,7 @@ _FULL: Final = 8192
 Packing = Callable[[], list[int]]
 
 
-def _struck(world: World, rng: np.random.Generator, pack: Packing) -> Struck:
+def sequences_cost(world: World, rng: np.random.Generator, pack: Packing) -> Struck:
     """Let a pass take (1 - a) Σs + a Σs² of the sequences in its microbatch."""
     shape = world.shape
     lengths = tuple(
@@ -51,13 +51,13 @@ def _packed(world: World, rng: np.random.Generator) -> Struck:
             left -= length
         return found
 
-    return _struck(world, rng, pack)
+    return sequences_cost(world, rng, pack)
 
 
 def _uniform(world: World, rng: np.random.Generator) -> Struck:
     """One sequence a microbatch, of any length."""
     low = int(_FULL * rng.uniform(0.1, 0.5))
-    return _struck(world, rng, lambda: [int(rng.integers(low, _FULL + 1))])
+    return sequences_cost(world, rng, lambda: [int(rng.integers(low, _FULL + 1))])
 
 
 def _rare(world: World, rng: np.random.Generator) -> Struck:
@@ -67,7 +67,7 @@ def _rare(world: World, rng: np.random.Generator) -> Struck:
     def pack() -> list[int]:
         return [_FULL if rng.random() < share else int(short * rng.uniform(0.97, 1.03))]
 
-    return _struck(world, rng, pack)
+    return sequences_cost(world, rng, pack)
 
 
 LENGTHS: Final = (

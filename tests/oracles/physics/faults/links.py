@@ -14,7 +14,8 @@ _NETWORK: Final = "network"
 _CONGESTION: Final = "network_congestion"
 
 
-def _has_links(shape: Shape) -> bool:
+def has_links(shape: Shape) -> bool:
+    """Return whether links between stages have others to be compared with."""
     return shape.pp > 1 and shape.dp > 1
 
 
@@ -69,11 +70,16 @@ def _card(world: World, rng: np.random.Generator) -> Struck:
     """Slow down all that goes to and from one worker."""
     struck, extra_s = world.copy(), _extra_s(world, rng)
     dp, pp = some_worker(world.shape, rng)
+    slow_transfers(struck, pp, dp, extra_s)
+    return Struck(struck, frozenset({(dp, pp)}))
+
+
+def slow_transfers(struck: World, pp: int, dp: int, extra_s: float) -> None:
+    """Slow down, in place, what goes from stage to stage to and from one worker."""
     for lower in (pp - 1, pp):
-        for at in _between(world, lower % world.shape.pp) if lower >= 0 else []:
+        for at in _between(struck, lower % struck.shape.pp) if lower >= 0 else []:
             struck.activation_s[at, ..., dp] += extra_s
             struck.gradient_s[at, ..., dp] += extra_s
-    return Struck(struck, frozenset({(dp, pp)}))
 
 
 def _collectives(world: World, rng: np.random.Generator) -> Struck:
@@ -102,11 +108,11 @@ def _congestion(world: World, rng: np.random.Generator) -> Struck:
 
 
 LINKS: Final = (
-    Fault("link", _NETWORK, _link, _has_links),
-    Fault("link by spells", _NETWORK, _link_by_spells, _has_links),
+    Fault("link", _NETWORK, _link, has_links),
+    Fault("link by spells", _NETWORK, _link_by_spells, has_links),
     Fault("link with many chunks", _NETWORK, _link, _has_chunks),
     Fault("half of the links", _NETWORK, _half, lambda shape: shape.pp > 1 and shape.dp > 1),
-    Fault("network card", _NETWORK, _card, _has_links),
-    Fault("collectives of a stage", _NETWORK, _collectives, _has_links),
+    Fault("network card", _NETWORK, _card, has_links),
+    Fault("collectives of a stage", _NETWORK, _collectives, has_links),
     Fault("congestion by the hour", _CONGESTION, _congestion, lambda shape: shape.pp > 1),
 )
