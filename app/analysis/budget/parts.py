@@ -22,9 +22,9 @@ class Part(StrEnum):
     MISSING = "missing"
 
     @property
-    def title(self) -> str:
+    def words(self) -> str:
         """Return what people call it."""
-        return _TITLES[self]
+        return _WORDS[self]
 
     @property
     def lost(self) -> bool:
@@ -32,7 +32,7 @@ class Part(StrEnum):
         return self in _LOST
 
 
-_TITLES: Final = {
+_WORDS: Final = {
     Part.COMPUTING: "computing",
     Part.OWN_SLOWNESS: "a worker's own slowness",
     Part.SLOW_TOGETHER: "slowness of all together",

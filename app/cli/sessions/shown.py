@@ -96,7 +96,7 @@ def _show_budget(report: Report, console: Console) -> None:
         bar.append(" " * (end - begin), style=f"on {BUDGET[part]}")
         words.append(", " if number else "")
         words.append("■ ", style=BUDGET[part])
-        words.append(f"{part.title} {percent(shares[part], 0)}")
+        words.append(f"{part.words} {percent(shares[part], 0)}")
     console.print(words, highlight=False, soft_wrap=True)
     console.print(bar, no_wrap=True, crop=True)
 

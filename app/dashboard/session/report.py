@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
 from app.dashboard.session import findings
-from app.dashboard.session.budget import BudgetTable, budget_table
 from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
 from app.dashboard.session.drawing import figures
+from app.dashboard.session.drawing.budget import BudgetTable, budget_table
 from app.dashboard.session.drawing.first_map import FirstMap, first_map
 from app.dashboard.session.places import places_of
 from app.dashboard.session.slowdown import EXACT_DIGITS, exact_rows, step_slowdowns

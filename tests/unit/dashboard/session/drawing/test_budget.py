@@ -7,7 +7,7 @@ import pytest
 from app.analysis.budget.document import Budget
 from app.analysis.budget.parts import Part
 from app.analysis.report.document import Report
-from app.dashboard.session.budget import budget_table
+from app.dashboard.session.drawing.budget import budget_table
 from app.dashboard.session.exports import EXPORTS
 from tests.support import reports
 

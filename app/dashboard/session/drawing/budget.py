@@ -57,7 +57,7 @@ def budget_table(report: Report) -> BudgetTable | None:
         rows=tuple(
             BudgetRow(
                 part.value,
-                f"{part.title[0].upper()}{part.title[1:]}",
+                f"{part.words[0].upper()}{part.words[1:]}",
                 begin,
                 100 * shares.of(part),
                 percent(shares.of(part)),
@@ -76,4 +76,4 @@ def _title(report: Report) -> str:
         lost = "nothing" if shares.lost < _NEGLIGIBLE else rough_percent(shares.lost)
         return f"Computing takes {rough_percent(shares.computing)} of the time; {lost} is lost"
     most = max((part for part in Part if part.lost), key=shares.of)
-    return f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.title}"
+    return f"{rough_percent(shares.lost)} of the time is lost, most of it by {most.words}"
