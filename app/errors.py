@@ -17,7 +17,7 @@ class Fault:
     """One fault in an input and where it is."""
 
     code: str
-    """Stable, machine-readable, snake case: ``negative_duration``."""
+    """Stable, machine-readable, snake case: ``rank_out_of_range``."""
     message: str
     """One sentence for a person."""
     row: int | None = None

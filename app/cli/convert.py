@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,10 @@ from app.errors import PacelineError
 META_NAME: Final = "meta.yaml"
 # Of these a folder of `paceline synth` has one next to its trace, and a folder of a job may.
 NO_TRACES: Final = frozenset({META_NAME, "meta.yml", "meta.json", "truth.json", "fleet.json"})
+
+BYTE_ORDER_MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# Of a file that is of no known format as much is shown.
+SHOWN_BYTES: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,45 @@ def files_in(paths: Sequence[Path], known: TraceFormat | None = None) -> list[Pa
             message = f"{path} holds files of {titles}: move one kind to a folder of its own"
             raise FileError(message, code="file.mixed_formats")
         wanted = known or next(iter(formats.values()), None)
-        files += [file for file, one in found.items() if one is not None and one is wanted]
+        taken = [file for file, one in found.items() if one is not None and one is wanted]
+        for file in found if taken else ():
+            if file not in taken and _looks_alike(file, taken):
+                sys.stderr.write(f"Not read: {file}: {_why_not(file, found[file])}\n")
+        files += taken
     if not files:
         title = "trace" if known is None else f"{known.title} file"
         raise FileError(f"there is no {title} in {paths[0]}", code="file.no_trace")
     return files
+
+
+def _looks_alike(path: Path, read: Sequence[Path]) -> bool:
+    """Return whether a file's name says that it is a recording like those that are read."""
+    names = {_unnumbered(one.name) for one in read}
+    return _unnumbered(path.name) in names or _ends_like(path.name)
+
+
+def _unnumbered(name: str) -> str:
+    """Return a name without its numbers and its suffixes: ``rank`` of ``rank3.json.gz``."""
+    return re.sub(r"\d+", "", name.split(".", 1)[0])
+
+
+def _ends_like(name: str) -> bool:
+    suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
+    return any(suffix in name for suffix in suffixes)
+
+
+def _why_not(path: Path, known: TraceFormat | None) -> str:
+    head = head_of(path)
+    if not head.start:
+        return "it is empty"
+    if known is not None:
+        return f"it is {known.title}"
+    if not head.text:
+        return "its compression is damaged"
+    if head.text.startswith(BYTE_ORDER_MARKS):
+        return "it begins with a byte order mark"
+    begin = head.text[:SHOWN_BYTES].decode("utf-8", "replace")
+    return f"it begins with {begin!r}, as no known format does"
 
 
 def format_of(path: Path) -> TraceFormat | None:

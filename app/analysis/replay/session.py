@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.odd_steps import find_odd_steps
 from app.analysis.replay.repair import RecreatedOperations
+from app.analysis.replay.repairs.impossible import ImpossibleDuration, without_impossible
+from app.analysis.replay.repairs.unusable import without_unusable
 from app.analysis.trace.model import Trace
 from app.analysis.trace.ranks.recorder import recorder_of
 from app.errors import UnanalyzableError
@@ -65,6 +68,8 @@ class Replayed:
     # Whether starts are readings of clocks, so that steps can be compared with one another.
     absolute: bool = True
     doings: Doings = NONE  # what ranks are recorded to do between steps
+    # Operations whose recorded durations cannot be, and that count with others.
+    impossible: tuple[ImpossibleDuration, ...] = ()
 
     @property
     def main(self) -> ShapeGroup:
@@ -118,6 +123,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     UnanalyzableError
         Where no replay can come from the trace; see `lay_out` and `graph_of`.
     """
+    trace, unusable = without_unusable(trace)
     steps, between = without_doings(trace)
     rows = adapt_rows(steps, without)
     laid_out = lay_out(rows.trace, rows.routes)
@@ -127,6 +133,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         rows = adapt_refused(rows, refused, without)
         laid_out = lay_out(rows.trace, rows.routes)
         arranged, graphs, dropped = _with_graphs(laid_out)
+    arranged, impossible = without_impossible(arranged, graphs)
     draft, odd = _without_odd_steps(Draft.of(arranged, graphs, _recording(trace)))
     draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
@@ -140,7 +147,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     ahead_ns = draft.clocks.offsets_ns if draft.clocks.aligned else None
     return Replayed(
         groups=tuple(groups),
-        dropped=dropped,
+        dropped=tuple(sorted((*dropped, *unusable), key=attrgetter("step"))),
         odd=odd,
         clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,
@@ -150,6 +157,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         one_clock=draft.recording.one_clock,
         absolute=draft.absolute,
         doings=doings_of(trace, between, ahead_ns),
+        impossible=impossible,
     )
 
 

@@ -36,7 +36,7 @@ from app.analysis.replay.metrics import (
 )
 from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
 from app.analysis.replay.session import Replayed, prepare_replay
-from app.analysis.replay.unseen import unseen_waiting
+from app.analysis.replay.unseen import faster_with_stragglers, unseen_of
 from app.analysis.report.document import (
     SECONDS_AN_HOUR,
     JobSizes,
@@ -135,7 +135,7 @@ def _report(
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
     worst = rank_workers(np.mean(metrics.by_worker, axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
-    unseen = unseen_waiting(replayed.layout)
+    unseen = unseen_of(replayed)
     observation = Observation(trace, replayed.main)
     diagnosis = diagnose(observation, replayed, metrics, earlier)
     fidelity = fidelity_of(replayed, metrics, unseen, diagnosis)
@@ -146,6 +146,11 @@ def _report(
     elif not trusted and all(cause.cause == UNKNOWN for cause in causes):
         causes = holding_anyway(observation, metrics, earlier) or causes
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
+    faster = faster_with_stragglers(replayed, shown.slowdown) if trusted else None
+    if faster is not None:
+        unseen, causes, trusted = faster, (), False
+        fidelity = fidelity_of(replayed, metrics, unseen, diagnosis)
+        shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
     ranks = by_cell(replayed.layout.ranks)

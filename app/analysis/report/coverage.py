@@ -7,6 +7,8 @@ from typing import Literal
 
 from app.analysis.diagnosis.places import Worker
 from app.analysis.json_text import OMITTED
+from app.analysis.replay.clocks.settings import ClockSetting
+from app.analysis.replay.repairs.impossible import ImpossibleDuration
 from app.analysis.report.shapes import ByCell, CountByCell
 from app.analysis.trace.unmapped import Unmapped
 
@@ -121,6 +123,9 @@ class Coverage:
     """Launch delays of -10 ms or below, which count as 0."""
     chunks: Chunks | None = field(default=None, metadata=OMITTED)
     """How it came in chunks; no key where it came in one body."""
+    impossible_durations: tuple[ImpossibleDuration, ...] = field(default=(), metadata=OMITTED)
+    """Operations that cannot have taken as long as was recorded: what waits for them on the same
+    rank began long before. They count with what they usually take; no key where there are none."""
     unmapped: tuple[Unmapped, ...] = field(default=(), metadata=OMITTED)
     """What the recording of another program holds that is no operation; no key where there is
     nothing."""
@@ -146,6 +151,9 @@ class Clocks:
     rank, stage)."""
     warnings: tuple[str, ...]
     """Sentences."""
+    settings: tuple[ClockSetting, ...] = field(default=(), metadata=OMITTED)
+    """Clocks that were set between two steps; starts count as if they had not been. No key where
+    there are none."""
 
 
 @dataclass(frozen=True, slots=True)

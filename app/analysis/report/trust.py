@@ -11,6 +11,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.replay.adaptations.evidence import SENTENCES
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
+from app.analysis.replay.clocks.settings import ClockSetting
 from app.analysis.replay.fidelity import (
     DISCREPANCY_LIMIT,
     Delaying,
@@ -32,7 +33,7 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.trace.unmapped import said
-from app.analysis.wording import percent
+from app.analysis.wording import named, percent
 
 PIECE_ROWS: Final = 1 << 17
 
@@ -91,7 +92,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
     step_s = float(np.mean(metrics.recorded_s))
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
-    warnings = []
+    warnings = [_set_clock(trace, replayed, one) for one in clocks.settings]
     if largest_s > CLOCK_WARNING * step_s and (
         clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
     ):
@@ -118,6 +119,22 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
         drift_ppm=None if clocks.drift_ppm is None else by_cell(clocks.drift_ppm),
         unconnected=clocks.unconnected,
         warnings=tuple(warnings),
+        settings=clocks.settings,
+    )
+
+
+def _set_clock(trace: Trace, replayed: Replayed, setting: ClockSetting) -> str:
+    """Say whose clock was set, by how much and when."""
+    ranks = [int(replayed.layout.ranks[worker]) for worker in setting.workers]
+    hosts = sorted({trace.meta.hosts[rank] for rank in ranks if rank in trace.meta.hosts})
+    if len(ranks) == replayed.layout.ranks.size:
+        whose = "all ranks"
+    else:
+        whose = named("host", hosts) if hosts else named("rank", [str(rank) for rank in ranks])
+    way = "forward" if setting.by_s > 0 else "back"
+    return (
+        f"The clock of {whose} was set {way} by {abs(setting.by_s):,.3f} s at step {setting.step}; "
+        "times count as if it had not been"
     )
 
 
@@ -155,6 +172,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         ),
         clamped_transfers=replayed.clamped,
         clamped_launch_delays=metrics.clamped_delays,
+        impossible_durations=replayed.impossible,
         unmapped=said(trace.meta.extra),
     )
 

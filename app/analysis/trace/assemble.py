@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from app.analysis.trace.column_sets import ColumnSet
 from app.analysis.trace.faults import Places, refuse, refuse_body
 from app.analysis.trace.joint_metadata import with_names_of_body
-from app.analysis.trace.limits import MAX_FAULTS, Limits
+from app.analysis.trace.limits import MAX_FAULTS, MAX_TIME_NS, Limits
 from app.analysis.trace.model import ABSENT, SessionMeta, Stretches, Trace, stretches_of
 from app.analysis.trace.operations import groups
 from app.analysis.trace.operations.pipeline import check_pipeline
@@ -137,6 +137,9 @@ class Assembler:
                 target.fill(ABSENT)
             elif columns[name].dtype.kind == "f":
                 self._store_seconds(columns[name], target)
+            elif name == "duration":
+                # what computing in int64 has room for
+                np.clip(columns[name], -MAX_TIME_NS, MAX_TIME_NS, out=target)
             else:
                 target[:] = columns[name]
         self._rows = last
@@ -179,6 +182,7 @@ class Assembler:
             self._seconds = _empty(len(seconds), np.float64)
         scratch = self._seconds[: len(seconds)]
         np.multiply(seconds, _NS, out=scratch, dtype=np.float64)
+        np.clip(scratch, -MAX_TIME_NS, MAX_TIME_NS, out=scratch)
         target[:] = np.rint(scratch, out=scratch)
 
     def _reserve(self, rows: int) -> None:

@@ -32,7 +32,6 @@ one, for the first ten faults:
 ``trace.bad_line``                  a line is no JSON object, or has a key twice
 ``trace.line_too_long``             a line is over 1 MiB
 ``trace.not_finite``                a time is NaN or infinite
-``trace.negative_duration``         a duration is below zero
 ``trace.absolute_float_time``       floating-point starts do not count from their step's earliest
 ``trace.time_overflow``             a time is too large to compute with in int64
 ``trace.integer_overflow``          an integer does not fit in 64 bits

@@ -43,6 +43,8 @@ FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
+# Steps that are left out and named.
+ODD_NAMED: Final = 4
 
 
 def print_report(report: Report) -> None:
@@ -60,10 +62,8 @@ def show(report: Report, console: Console) -> None:
         f"{len(steps)} steps" + (f", {len(dropped)} dropped" if dropped else ""),
         highlight=False,
     )
-    for step in report.steps.odd:
-        console.print(
-            f"Step {step.step} is left out: {step.reason}", highlight=False, soft_wrap=True
-        )
+    for line in _odd(report):
+        console.print(line, highlight=False, soft_wrap=True)
     if not fidelity.verdict:
         console.print(fidelity.reason, highlight=False)
         _show_budget(report, console)
@@ -99,6 +99,25 @@ def _show_budget(report: Report, console: Console) -> None:
         words.append(f"{part.words} {percent(shares[part], 0)}")
     console.print(words, highlight=False, soft_wrap=True)
     console.print(bar, no_wrap=True, crop=True)
+
+
+def _odd(report: Report) -> Iterator[str]:
+    """Yield what of the recording is not believed, and what was left out."""
+    dropped = (*report.steps.odd, *report.steps.dropped)
+    for step in dropped[:ODD_NAMED]:
+        yield f"Step {step.step} is left out: {step.reason}"
+    if len(dropped) > ODD_NAMED:
+        yield f"{len(dropped) - ODD_NAMED} more steps are left out"
+    impossible = report.coverage.impossible_durations
+    if impossible:
+        first, more = impossible[0], len(impossible) - 1
+        yield (
+            f"Impossible: {first.op_type} of rank {first.rank} takes {first.recorded_s:,.1f} s in "
+            f"step {first.step}, but the rank goes on before"
+            + (f"; {more} more like it" if more else "")
+            + "; repaired"
+        )
+    yield from report.clocks.warnings
 
 
 def _known(report: Report, waste: float) -> str:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.layout.dense import DroppedStep
+from app.analysis.replay.repairs.impossible import ImpossibleDuration
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
 from app.analysis.report.document import Report
 from app.analysis.report.measures import Recovery
@@ -43,6 +44,8 @@ LONG_TABLE: Final = 128
 LAUNCH_ROWS: Final = 4
 # Steps that are named one by one where some were left out.
 NAMED_STEPS: Final = 8
+# Operations with impossible durations that are named.
+IMPOSSIBLE_NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +311,21 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     if coverage.unanswered:
         total = count(sum(coverage.unanswered.values()))
         rows.append(Row("Sends without receives, left out", total, ", ".join(coverage.unanswered)))
+    if coverage.impossible_durations:
+        rows.append(_impossible(coverage.impossible_durations))
     absent = coverage.absent_op_types
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
     return (*rows, *unmapped_rows(coverage.unmapped))
+
+
+def _impossible(found: Sequence[ImpossibleDuration]) -> Row:
+    """Return the durations that are not believed; the first of them are named."""
+    named = (
+        f"{one.op_type} of rank {one.rank} in step {one.step}, {one.recorded_s:,.1f} s"
+        for one in found[:IMPOSSIBLE_NAMED]
+    )
+    return Row("Impossible durations, repaired", count(len(found)), "; ".join(named))
 
 
 def unmapped_rows(unmapped: Sequence[Unmapped]) -> tuple[Row, ...]:

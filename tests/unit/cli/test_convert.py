@@ -149,6 +149,31 @@ def test_a_folder_without_traces_or_with_several_kinds_is_refused(tmp_path: Path
     assert "[file.mixed_formats]" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("worker1.pt.trace.json", b"\xef\xbb\xbf{}", "begins with a byte order mark"),
+        ("worker1.pt.trace.json.gz", b"", "is empty"),
+        ("worker1.log", b"Traceback (most recent", "begins with 'Traceback (most recent'"),
+        ("worker1.pt.trace.json.gz", b"\x1f\x8bcut", "compression is damaged"),
+    ],
+)
+def test_a_file_of_a_folder_that_is_not_read_is_named(
+    tmp_path: Path, name: str, content: bytes, why: str
+) -> None:
+    job(tmp_path)
+    (tmp_path / "worker1.pt.trace.json.gz").unlink()
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "README.md").write_text("notes")
+    done = paceline("analyze", tmp_path)
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("Not read: ")]
+    assert str(tmp_path / name) in said
+    assert why in said
+    assert "README" not in done.stderr
+    assert "[trace.rank_missing]" in done.stderr
+
+
 def test_upload_takes_one_trace_of_a_folder(tmp_path: Path) -> None:
     job(tmp_path)
     done = paceline("upload", tmp_path, "--job", "llama", "--server", "http://127.0.0.1:9")

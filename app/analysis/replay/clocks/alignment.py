@@ -25,6 +25,7 @@ from app.analysis.replay.clocks.least_squares import (
     robust_potentials,
 )
 from app.analysis.replay.clocks.matches import Matches, matches_of
+from app.analysis.replay.clocks.settings import ClockSetting, put_back
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.medians import median, median_of_known
@@ -41,6 +42,8 @@ BOUNDARY_NS: Final = 10e6
 # Steps that a clock is taken to run evenly for.
 WINDOW_STEPS: Final = 16
 PPM: Final = 1e6
+# Least squares resolve a part in a million of the offsets: larger ones are taken out twice.
+COARSE_NS: Final = 1000e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +61,8 @@ class RankClocks:
     # tuple of (DP rank, stage): the first rank of each group of ranks that nothing but step
     # boundaries connects with the others; empty where all are connected
     unconnected: tuple[tuple[int, int], ...]
+    # Clocks that were set between steps; starts are as if they had not been.
+    settings: tuple[ClockSetting, ...] = ()
 
 
 def align(
@@ -75,6 +80,10 @@ def align(
     dp, pp = layouts[0].dp, layouts[0].pp
     ranks = dp * pp
     matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
+    put = put_back(layouts, matches, absolute=absolute)
+    if put.settings:
+        layouts = put.layouts
+        matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
     count = ranks + pp + 1
     part = connected_parts(matches.one, matches.other, count)[:ranks]
     parts = np.unique(part)
@@ -102,21 +111,40 @@ def align(
         unconnected=()
         if len(parts) == 1
         else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
+        settings=put.settings,
     )
     if not wrong:
         return list(layouts), clocks
-    return _corrected(layouts, fit, ranks), clocks
+    corrected = _corrected(layouts, fit, ranks)
+    if np.abs(furthest).max() <= COARSE_NS:
+        return corrected, clocks
+    finer, rest = align(corrected, graphs, absolute=absolute)
+    return finer, _together(clocks, rest)
+
+
+def _together(coarse: RankClocks, fine: RankClocks) -> RankClocks:
+    """Return what two alignments of the same clocks, one after the other, have shown."""
+    drifts = (coarse.drift_ppm, fine.drift_ppm)
+    return replace(
+        fine,
+        aligned=True,
+        offsets_ns=coarse.offsets_ns + fine.offsets_ns,
+        drift_ppm=None if drifts[0] is None or drifts[1] is None else drifts[0] + drifts[1],
+        settings=(*coarse.settings, *fine.settings),
+    )
 
 
 def one_clock(layouts: Sequence[Layout], *, absolute: bool) -> tuple[list[Layout], RankClocks]:
     """Return layouts whose starts are readings of one clock, as they are."""
     exact = np.zeros((layouts[0].dp, layouts[0].pp))
-    return list(layouts), RankClocks(
+    put = put_back(layouts, None, absolute=absolute)
+    return put.layouts, RankClocks(
         aligned=False,
         offsets_ns=exact,
         residual_ns=exact,
         drift_ppm=exact if absolute else None,
         unconnected=(),
+        settings=put.settings,
     )
 
 

@@ -16,6 +16,7 @@ from app.analysis.replay.layout.dense import (
     LaidOut,
     Layout,
     Nodes,
+    no_complete_step,
 )
 from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Route, flow_of
@@ -74,14 +75,7 @@ def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
         dropped |= dict.fromkeys(layout.steps.tolist(), reason)
     named = tuple(DroppedStep(step, reason) for step, reason in sorted(dropped.items()))
     if not groups:
-        raise UnanalyzableError(
-            "No step is complete on all workers",
-            code="trace.no_complete_step",
-            faults=tuple(
-                Fault("incomplete_step", f"Step {d.step}: {d.reason}")
-                for d in named[:MAX_NAMED_FAULTS]
-            ),
-        )
+        raise no_complete_step(named)
     return LaidOut(tuple(groups[:MAX_GROUPS]), named, unanswered)
 
 

@@ -7,11 +7,13 @@ order). Everything behind this module works on whole rows of that matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from app.errors import Fault, UnanalyzableError
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -28,6 +30,18 @@ class DroppedStep:
     """Number of the training step."""
     reason: str
     """Why, in words."""
+
+
+def no_complete_step(dropped: Sequence[DroppedStep]) -> UnanalyzableError:
+    """Return the refusal of a trace of which all steps are left out."""
+    return UnanalyzableError(
+        "No step is complete on all workers",
+        code="trace.no_complete_step",
+        faults=tuple(
+            Fault("incomplete_step", f"Step {one.step}: {one.reason}")
+            for one in dropped[:MAX_NAMED_FAULTS]
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

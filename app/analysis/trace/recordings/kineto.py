@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from app.analysis.trace.faults import refuse, refuse_body
+from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.limits import MAX_WORLD, Limits
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.json_items import Field, Item, read_items
@@ -22,7 +22,6 @@ from app.analysis.trace.recordings.profiler.scan import (
 )
 from app.analysis.trace.recordings.recording import Recording
 from app.analysis.trace.recordings.values import NS_PER_US, Event, event_of
-from app.errors import Fault
 
 EVENTS: Final = "traceEvents"
 DISTRIBUTED: Final = "distributedInfo"
@@ -34,6 +33,9 @@ _KERNELS: Final = frozenset({"kernel", "Kernel"})
 _BACKEND: Final = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)(?: \d+->\d+)?")
 _OPTIMIZER: Final = "Optimizer.step#"
 _MAX_GROUPS: Final = 4096
+# Ranks of a group that are written as one text.
+_MAX_RANKS_TEXT: Final = 1 << 20
+_MAX_DIGITS: Final = 12
 _CHECKED_EVERY: Final = 256
 _ADVICE: Final = Advice(
     no_labels=(
@@ -151,10 +153,7 @@ def _number(args: Event, key: str) -> int:
 
 def _span(event: Event) -> Span:
     start = event.nanoseconds("ts", NS_PER_US)
-    duration = event.nanoseconds("dur", NS_PER_US) if "dur" in event.fields else 0
-    if duration < 0:
-        message = f"the duration of event {event.index} is negative"
-        refuse([Fault("negative_duration", message, row=event.index, column="dur")])
+    duration = event.duration_ns("dur", NS_PER_US) if "dur" in event.fields else 0
     return Span(start, start + duration, event.index)
 
 
@@ -179,6 +178,8 @@ def _take_field(found: Scan, part: Field) -> None:
 
 
 def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
+    if isinstance(config, dict):
+        config = list(config.values())
     if not isinstance(config, list):
         return []
     if len(config) > _MAX_GROUPS:
@@ -187,10 +188,25 @@ def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
     for one in config:
         if not isinstance(one, dict):
             continue
-        ranks = one.get("ranks")
+        ranks = _ranks(one.get("ranks"))
         name, description = one.get("pg_name", ""), one.get("pg_desc", "")
         if not (isinstance(ranks, list) and isinstance(name, str) and isinstance(description, str)):
             continue
         if all(type(rank) is int and 0 <= rank < MAX_WORLD for rank in ranks):
             groups.append(Group(name, description, tuple(ranks)))
     return groups
+
+
+def _ranks(said: Any) -> Any:  # noqa: ANN401 - what a user wrote
+    """Return the ranks of a group as a list where they are one as text, or numbered by a map."""
+    if isinstance(said, str) and len(said) <= _MAX_RANKS_TEXT:
+        numbers = said.strip("[]() ").split(",")
+        return [int(number) for number in numbers] if all(map(_is_rank, numbers)) else None
+    if isinstance(said, dict) and all(map(_is_rank, said)):
+        in_order = all(type(place) is int for place in said.values())
+        return [int(rank) for rank in (sorted(said, key=said.__getitem__) if in_order else said)]
+    return said
+
+
+def _is_rank(text: str) -> bool:
+    return text.strip().isascii() and text.strip().isdecimal() and len(text) <= _MAX_DIGITS

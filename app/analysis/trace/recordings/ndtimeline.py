@@ -74,7 +74,7 @@ def _add_event(rows: Rows, event: Event) -> int:
     rows.add(
         event.text("name"),
         event.nanoseconds("ts", NS_PER_US),
-        event.nanoseconds("dur", NS_PER_US),
+        event.duration_ns("dur", NS_PER_US),
         event=event.index,
         rank=args.integer("rank"),
         dp=event.integer("pid"),
@@ -102,7 +102,7 @@ def _add_record(rows: Rows, event: Event, sizes: Sizes) -> int:
         rows.add(
             metric,
             times.nanoseconds("start_ts", NS_PER_S),
-            times.nanoseconds("duration", NS_PER_S),
+            times.duration_ns("duration", NS_PER_S),
             event=event.index,
             rank=event.integer("rank"),
             dp=event.integer("dp_rank"),

@@ -88,6 +88,14 @@ class Event:
             refuse([Fault("integer_overflow", message, row=self.index, column=key)])
         return value
 
+    def duration_ns(self, key: str, scale: int) -> int:
+        """Return a duration in nanoseconds, rounded to the nearest; at most what is believed.
+
+        Profilers record durations of centuries now and then: such an operation is no reason to
+        refuse its recording.
+        """
+        return max(-MAX_TIME_NS, min(MAX_TIME_NS, self._nanoseconds(key, scale)))
+
     def nanoseconds(self, key: str, scale: int) -> int:
         """Return a time in nanoseconds, rounded to the nearest.
 
@@ -101,6 +109,12 @@ class Event:
         InvalidTraceError
             `trace.missing_key`, `trace.wrong_type`, `trace.time_overflow`.
         """
+        nanoseconds = self._nanoseconds(key, scale)
+        if abs(nanoseconds) > MAX_TIME_NS:
+            self._refuse_time(key)
+        return nanoseconds
+
+    def _nanoseconds(self, key: str, scale: int) -> int:
         value = self.fields.get(key)
         if value is None:
             message = f"event {self.index} has no {key}"
@@ -113,12 +127,8 @@ class Event:
             # A fraction of a nanosecond is lost; one of zero has any power of ten.
             if value and value.adjusted() >= _MAX_POWER:
                 self._refuse_time(key)
-            nanoseconds = round(value * scale) if value.adjusted() > -_MAX_POWER else 0
-        else:
-            nanoseconds = value * scale
-        if abs(nanoseconds) > MAX_TIME_NS:
-            self._refuse_time(key)
-        return nanoseconds
+            return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
+        return value * scale
 
     def _refuse(self, key: str, expected: str) -> NoReturn:
         message = f"the {key} of event {self.index} is not {expected}"

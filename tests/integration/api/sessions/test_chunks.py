@@ -58,9 +58,9 @@ def test_other_bytes_under_the_same_path_are_refused_and_counted(
 def test_a_refused_chunk_spoils_nothing(installation: Installation) -> None:
     first = put(installation, "0")
     before = installation.rows()
-    bad = bodies.changed("dur_ns", 7, -1)
+    bad = bodies.changed("rank", 7, -1)
     refused = put(installation, "1", body=bad)
-    assert (refused.status_code, refused.json()["code"]) == (422, "trace.negative_duration")
+    assert (refused.status_code, refused.json()["code"]) == (422, "trace.rank_out_of_range")
     assert refused.json()["faults"][0]["row"] == 7
     assert installation.rows() == before
     assert chunks.detail(installation, first)["intake"]["refused_bytes"] == len(bad)

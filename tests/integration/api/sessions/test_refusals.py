@@ -67,11 +67,6 @@ ROW = 77
         (lambda: bodies.parquet()[:-40], "trace.truncated", None),
         (lambda: bodies.parquet(dur_ns=None), "trace.missing_column", {"column": "dur_ns"}),
         (
-            lambda: bodies.changed("dur_ns", ROW, -5),
-            "trace.negative_duration",
-            {"row": ROW, "column": "dur_ns"},
-        ),
-        (
             lambda: bodies.changed("rank", ROW, 6),
             "trace.rank_out_of_range",
             {"row": ROW, "column": "rank"},
@@ -84,7 +79,7 @@ ROW = 77
         (lambda: bodies.written(bodies.table().slice(0, 0)), "trace.no_rows", None),
     ],
     ids=[
-        "unknown", "empty", "truncated", "missing-column", "negative", "rank", "stage", "no-rows",
+        "unknown", "empty", "truncated", "missing-column", "rank", "stage", "no-rows",
     ],
 )  # fmt: skip
 def test_a_body_is_refused_with_the_place_of_its_fault(
@@ -101,7 +96,7 @@ def test_a_body_is_refused_with_the_place_of_its_fault(
 
 @pytest.mark.parametrize(
     ("value", "code"),
-    [(np.nan, "trace.not_finite"), (np.inf, "trace.not_finite"), (-0.5, "trace.negative_duration")],
+    [(np.nan, "trace.not_finite"), (np.inf, "trace.not_finite")],
 )
 def test_a_duration_that_is_no_time_is_refused(
     installation: Installation, value: float, code: str

@@ -85,11 +85,11 @@ def test_waiting_prints_the_verdict(
 def test_a_refused_trace_raises_the_codes_and_places_of_its_faults(
     installation: Installation, trace: Path, meta: Path
 ) -> None:
-    trace.write_bytes(bodies.changed("dur_ns", 77, -5))
+    trace.write_bytes(bodies.changed("rank", 77, -5))
     with pytest.raises(ServerError) as caught:
         upload(trace, meta, server=installation.url, job=None, wait=True)
-    assert caught.value.stable_code == "trace.negative_duration"
-    assert (caught.value.faults[0].row, caught.value.faults[0].column) == (77, "dur_ns")
+    assert caught.value.stable_code == "trace.rank_out_of_range"
+    assert (caught.value.faults[0].row, caught.value.faults[0].column) == (77, "rank")
 
 
 def test_a_session_without_a_verdict_raises_the_reason(

@@ -67,7 +67,7 @@ def dimension_of(description: str) -> Dimension | None:
 
 
 def cell_of(
-    rank: int, world: int, groups: Sequence[Group], chunks: int | None, meta: SessionMeta | None
+    rank: int, world: int, groups: Sequence[Group], stages: Sequence[int], meta: SessionMeta | None
 ) -> Cell:
     """Return where a rank stands.
 
@@ -77,8 +77,8 @@ def cell_of(
         Global rank and number of ranks.
     groups : sequence of Group
         Those that the rank is in.
-    chunks : int or None
-        Stages that the rank computes, None where nothing labels a stage.
+    stages : sequence of int
+        Stages that the rank computes; empty where nothing labels a stage.
     meta : SessionMeta or None
         What was given with the recording; its sizes win where no group is named.
 
@@ -98,7 +98,7 @@ def cell_of(
                 "the recording's process groups have no names that say what is data and what is "
                 "pipeline parallel: give the sizes of the job with it",
             )
-        return _all_in_one(rank, world, chunks)
+        return _all_in_one(rank, world, stages)
     size = {dimension: len(group.ranks) for dimension, group in known.items()}
     place = {dimension: group.ranks.index(rank) for dimension, group in known.items()}
     pp = size.get(Dimension.PIPELINE, 1)
@@ -110,10 +110,10 @@ def cell_of(
             continue
         dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
         dp *= size.get(dimension, 1)
-    sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=chunks or 1)
+    sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1)
     if sizes.world == 1 < world:
         # A dimension of all ranks is the default group itself, which has no name of its own.
-        return _all_in_one(rank, world, chunks)
+        return _all_in_one(rank, world, stages)
     if sizes.world != world:
         if meta is not None:
             return _by_order(rank, meta.sizes)
@@ -131,11 +131,21 @@ def cell_of(
     return Cell(sizes if meta is None else meta.sizes, dp_rank, place.get(Dimension.PIPELINE, 0))
 
 
-def _all_in_one(rank: int, world: int, chunks: int | None) -> Cell:
-    """Place a rank of a job with one kind of parallelism: a pipeline where stages are labelled."""
-    if chunks is None:
+def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
+    """Place a rank of a job with one kind of parallelism: a pipeline where stages are labelled.
+
+    In a pipeline of all ranks each runs the stage of its own number, and maybe others.
+    """
+    if not stages:
         return Cell(Sizes(dp=world, pp=1), rank, 0)
-    return Cell(Sizes(dp=1, pp=world, vpp=chunks), 0, rank)
+    if rank not in stages:
+        _refuse(
+            "missing",
+            f"rank {rank} runs stage {stages[0]}, so that not all {world} ranks are one pipeline, "
+            "and no process group says what is data and what is pipeline parallel: give the sizes "
+            "of the job with it",
+        )
+    return Cell(Sizes(dp=1, pp=world, vpp=len(stages)), 0, rank)
 
 
 def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Group]:

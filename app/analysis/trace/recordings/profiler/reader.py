@@ -105,7 +105,7 @@ def decode_scan(
         refuse_body("unknown_rank", advice.unknown_rank)
     rank, world = scan.rank, _world(scan, meta)
     stages = sorted({one.label.stage for one in scan.labelled if one.label.stage != ABSENT})
-    cell = cell_of(rank, world, scan.groups, len(stages) or None, meta)
+    cell = cell_of(rank, world, scan.groups, stages, meta)
     chunk_of = {stage: mc for mc, stage in enumerate(stages)}
     reader = _Reader(scan, rank, cell, chunk_of, limits, advice)
     reader.read()
@@ -190,16 +190,21 @@ class _Reader:
         count = len(self._labelled)
         first = np.full(count, np.iinfo(np.int64).max)
         last = np.full(count, np.iinfo(np.int64).min)
+        least = np.zeros(count, np.int64)
         ranges = [one.span for one in self._labelled]
         for launched in launched_kernels(self._scan, ranges):
             computing = launched.work < 0
             place = launched.place[computing]
-            np.minimum.at(first, place, launched.start[computing])
-            np.maximum.at(last, place, launched.end[computing])
+            start, end = launched.start[computing], launched.end[computing]
+            np.minimum.at(first, place, start)
+            np.maximum.at(last, place, end)
+            np.minimum.at(least, place, end - start)
             issued = zip(launched.place[~computing], launched.work[~computing], strict=True)
             for issuing, work in issued:
                 self._issue(int(issuing), int(work))
-        for computed in np.flatnonzero(first <= last).tolist():
+        # One kernel of a negative duration says that of all.
+        last = np.where(least < 0, first + least, last)
+        for computed in np.flatnonzero((first <= last) | (least < 0)).tolist():
             event = self._labelled[computed].span.event
             self._computed[computed] = Span(int(first[computed]), int(last[computed]), event)
 

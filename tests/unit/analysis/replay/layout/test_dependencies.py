@@ -93,7 +93,8 @@ def test_a_step_that_cannot_have_run_so_is_dropped_by_name() -> None:
     first = int(trace.step.min())
     backward = trace.op == trace.op_names.index("backward-compute")
     early = backward & (trace.pp == 0) & (trace.step == first)
-    broken = dataclasses.replace(trace, start_ns=np.where(early, 0, trace.start_ns))
+    begin = trace.start_ns[trace.step == first].min()
+    broken = dataclasses.replace(trace, start_ns=np.where(early, begin, trace.start_ns))
     replayed = prepare_replay(broken)
     assert [item.step for item in replayed.dropped] == [first]
     assert "wait for one another" in replayed.dropped[0].reason

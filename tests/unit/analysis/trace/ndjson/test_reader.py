@@ -199,7 +199,7 @@ def test_a_bad_header_line_is_the_first_line() -> None:
 
 def test_lines_are_counted_over_blank_ones_and_blocks() -> None:
     made = bodies.rows()
-    made[-1]["dur_ns"] = -1
+    made[-1]["rank"] = -1
     # Over a block of 4 MiB, so that the fault is in a later one.
     padded = [{**row, "note": "x" * 100_000} for row in made]
     body = bodies.ndjson(padded)

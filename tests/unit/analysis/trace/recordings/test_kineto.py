@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.analysis.trace.decode import decode
-from app.analysis.trace.limits import Limits
+from app.analysis.trace.limits import MAX_TIME_NS, Limits
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
 from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidMetadataError, InvalidTraceError
@@ -181,6 +181,57 @@ def test_groups_without_names_need_the_sizes_apart_from_the_file() -> None:
     assert trace.meta.hosts == {2: "node-2"}
 
 
+@pytest.mark.parametrize("config", [None, "none", 3])
+def test_a_stage_of_another_number_than_the_rank_needs_the_sizes(config: object) -> None:
+    info = {"rank": 1, "world_size": 4, "pg_config": config}
+    file = KinetoFile(rank=1, fields={"distributedInfo": info})
+    file.add("PP:0F0", AT, 1000)
+    with pytest.raises(InvalidMetadataError, match="rank 1 runs stage 0") as caught:
+        read(file)
+    assert caught.value.stable_code == "metadata.missing"
+    trace = read(file, SessionMeta(Sizes(dp=2, pp=2)))
+    assert (trace.dp[0], trace.pp[0]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "written", [str, lambda ranks: {str(rank): place for place, rank in enumerate(ranks)}]
+)
+@pytest.mark.parametrize("listed", [True, False], ids=["list", "map"])
+def test_ranks_of_groups_may_be_a_text_or_a_map(
+    written: Callable[[list[int]], object],
+    listed: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    groups = {"default_pg": [0, 1, 2, 3], "mesh_pp": [1, 3], "mesh_dp": [2, 3]}
+    config = [
+        {"pg_name": str(number), "pg_desc": name, "ranks": written(ranks)}
+        for number, (name, ranks) in enumerate(groups.items())
+    ]
+    said = config if listed else {str(number): one for number, one in enumerate(config)}
+    info = {"rank": 3, "world_size": 4, "pg_config": said}
+    file = KinetoFile(rank=3, fields={"distributedInfo": info})
+    file.add("PP:1F0", AT, 1000)
+    trace = read(file)
+    assert trace.meta.sizes == Sizes(dp=2, pp=2)
+    assert (trace.dp[0], trace.pp[0]) == (1, 1)
+
+
+@pytest.mark.parametrize(("correlation", "op"), [(1, "forward-recv"), (2, "forward-compute")])
+def test_a_kernel_of_a_negative_duration_or_of_centuries_is_its_operations(
+    correlation: int, op: str
+) -> None:
+    broken = f'"correlation": {correlation}'
+    file = device_file()
+    place = next(
+        place
+        for place, event in enumerate(file.events)
+        if '"cat":"kernel"' in event and broken in event
+    )
+    begin, rest = file.events[place].split('"dur":')
+    for duration, taken in (("-5.000", -5000), ("7447680000000000.0", MAX_TIME_NS)):
+        file.events[place] = f'{begin}"dur":{duration},{rest.split(",", 1)[1]}'
+        assert operations(read(file))[0, op, 0][1] == taken
+
+
 def test_a_hand_written_loop_labels_its_own_operations() -> None:
     file = KinetoFile(rank=1, world=2, groups={"default_pg": [0, 1]})
     file.add("paceline:fwd:mb=3", AT, 1000)
@@ -298,10 +349,6 @@ def test_collectives_that_no_group_names_are_counted() -> None:
         (
             '{"ph":"X","cat":"user_annotation","name":"PP:0F0","ts":1e999999999,"dur":1}',
             "trace.time_overflow",
-        ),
-        (
-            '{"ph":"X","cat":"user_annotation","name":"PP:0F0","ts":1,"dur":-1}',
-            "trace.negative_duration",
         ),
         (
             '{"ph":"X","cat":"kernel","name":"k","ts":1,"args":{"correlation":99999999999999999999}}',

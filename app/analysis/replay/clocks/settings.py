@@ -1,0 +1,242 @@
+"""Clocks that are set while a session is recorded.
+
+A time service that finds a clock wrong by more than it slews sets it: by milliseconds or minutes,
+several times an hour where it fails. What a rank records is then apart from the others by one
+constant before, and by another after. The ends of transfers and collectives say so, and the rank's
+own time between steps says whose clock it was: that of the others goes on evenly. Offsets are
+taken out piece by piece before clocks are compared any further (`alignment`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.clocks.least_squares import MAD_TO_SD, robust_potentials
+from app.analysis.replay.clocks.matches import Matches
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.medians import median, median_of_known
+
+IntArray = NDArray[np.intp]
+
+# Ends move by less from step to step without any clock being set.
+LEAST_NS: Final = 5e6
+# A jump is at least that many times what ends move by from step to step.
+ABOVE_NOISE: Final = 10.0
+# All that shows a jump agrees on it within this share of it: ends, and begins of steps.
+AGREED: Final = 0.25
+# Up to this share of the ends may say something else.
+MOST_ODD: Final = 0.1
+# Fewer steps do not tell what is usual.
+LEAST_STEPS: Final = 4
+NS_A_SECOND: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSetting:
+    """Clocks that were set between two steps."""
+
+    step: int
+    """The first analyzed step after it."""
+    workers: tuple[tuple[int, int], ...]
+    """Whose clocks: (DP rank, stage)."""
+    by_s: float
+    """By how much, seconds; above 0 where they were put forward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutBack:
+    """Layouts as if no clock had been set, and what was taken out."""
+
+    layouts: list[Layout]
+    settings: tuple[ClockSetting, ...]
+
+
+def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool) -> PutBack:
+    """Take out of starts what clocks were set by; layouts without that stay the same objects.
+
+    Parameters
+    ----------
+    layouts : sequence of Layout
+        One of each group of steps.
+    matches : Matches or None
+        Ends that belong together, steps in the order of the layouts; None of one clock.
+    absolute : bool
+        Whether starts are readings of clocks; else they count from their step's begin.
+    """
+    steps = np.concatenate([layout.steps for layout in layouts])
+    order = np.argsort(steps)
+    jumps: FloatArray | None = None  # (boundaries, ranks)
+    if matches is not None and len(steps) >= LEAST_STEPS:
+        jumps = _jumps(layouts, order, matches, absolute=absolute)
+    if absolute and len(steps) >= LEAST_STEPS:
+        jumps = _with_set_back(layouts, order, jumps)
+    if jumps is None:
+        return PutBack(list(layouts), ())
+    total = np.zeros((len(steps), jumps.shape[1]))
+    total[order[1:]] = np.cumsum(jumps, axis=0)
+    return PutBack(_shifted(layouts, total), _settings(layouts[0], steps[order], jumps))
+
+
+def _jumps(
+    layouts: Sequence[Layout], order: IntArray, matches: Matches, *, absolute: bool
+) -> FloatArray | None:
+    """Return what the clock of each rank is set by between two steps, (steps - 1, ranks)."""
+    ahead = matches.ahead_ns[order]
+    moved = np.diff(ahead, axis=0)
+    if not moved.size:
+        return None
+    noise = MAD_TO_SD * median_of_known(np.abs(moved))
+    with np.errstate(invalid="ignore"):
+        far = np.abs(moved) > np.maximum(LEAST_NS, ABOVE_NOISE * noise)
+    boundaries = np.flatnonzero(far.any(axis=1))
+    if not len(boundaries):
+        return None
+    first = layouts[0]
+    ranks = first.dp * first.pp
+    own = _own_intervals(layouts, order, absolute=absolute)
+    jumps: FloatArray | None = None
+    edges = [0, *(boundaries + 1).tolist(), len(ahead)]
+    for k, boundary in enumerate(boundaries.tolist()):
+        before = median_of_known(ahead[edges[k] : edges[k + 1]])
+        after = median_of_known(ahead[edges[k + 1] : edges[k + 2]])
+        jump = _jump(matches, after - before, noise, ranks, first.pp)
+        by_rank = None if jump is None else _whose(jump, own, boundary)
+        if by_rank is not None:
+            jumps = np.zeros((len(moved), ranks)) if jumps is None else jumps
+            jumps[boundary] = by_rank
+    return jumps
+
+
+def _jump(
+    matches: Matches, apart: FloatArray, noise: FloatArray, ranks: int, pp: int
+) -> FloatArray | None:
+    """Return by how much each rank's clock jumps against the others; None where ends disagree."""
+    known = ~np.isnan(apart)
+    if not known.any():
+        return None
+    error = np.maximum(np.nan_to_num(noise), 1.0)
+    count = ranks + pp + 1
+    potential = robust_potentials(matches.one, matches.other, apart, error, count)
+    left = apart - potential[matches.one] + potential[matches.other]
+    largest = float(np.ptp(potential[:ranks]))
+    within = np.maximum(AGREED * largest, ABOVE_NOISE * np.nan_to_num(noise))
+    if largest < LEAST_NS or (np.abs(left) > within)[known].mean() > MOST_ODD:
+        return None
+    return potential[:ranks]
+
+
+def _whose(jump: FloatArray, own: _Intervals, boundary: int) -> FloatArray | None:
+    """Return the same with the clocks that were not set at 0.
+
+    Ends only tell how far clocks move against one another. The rank's own time between its steps is
+    longer by what its clock was put forward. None where it does not follow the ends: then something
+    else than clocks moves them.
+    """
+    longer = own.longer_ns[boundary] - jump
+    common = float(median(longer))
+    largest = float(np.ptp(jump))
+    if (np.abs(longer - common) > AGREED * largest).mean() > AGREED:
+        return None
+    groups = _groups(jump, AGREED * largest)
+    if own.noise_ns > AGREED * largest:
+        # No step is like another: most clocks are right.
+        most = max(map(len, groups))
+        groups = [group for group in groups if len(group) == most]
+    unmoved = min(groups, key=lambda group: abs(common + float(jump[group].mean())))
+    moved = jump - float(jump[unmoved].mean())
+    moved[unmoved] = 0.0
+    return moved
+
+
+def _groups(values: FloatArray, apart: float) -> list[IntArray]:
+    """Return the places of values that are close to one another."""
+    order = np.argsort(values)
+    return np.split(order, np.flatnonzero(np.diff(values[order]) > apart) + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Intervals:
+    """Times from one step's begin to the next, by each rank's own clock."""
+
+    longer_ns: FloatArray  # (steps - 1, ranks): above what is usual
+    noise_ns: float  # how much those of all ranks together differ from one another
+
+
+def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool) -> _Intervals:
+    begins = np.concatenate([_begins(layout, absolute=absolute) for layout in layouts])[order]
+    intervals = np.diff(begins, axis=0)
+    # Steps are sampled with pauses of any length, but these are the same of all ranks.
+    together = median(intervals.T)
+    apart = intervals - together[:, None]
+    together -= median(together)
+    longer = apart - median(apart) + together[:, None]
+    return _Intervals(longer, MAD_TO_SD * float(median(np.abs(together))))
+
+
+def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
+    """Return when each rank begins each step, (steps, ranks), by its own clock."""
+    start = layout.start_ns
+    if layout.missing is not None:
+        start = np.where(layout.missing, np.inf, start)
+    begins = np.stack(
+        [start[layout.nodes.pp == stage].min(axis=0) for stage in range(layout.pp)], axis=-1
+    )
+    if absolute:
+        begins = begins + layout.begin_ns[:, None, None]
+    return begins.reshape(len(layout.steps), -1)
+
+
+def _with_set_back(
+    layouts: Sequence[Layout], order: IntArray, jumps: FloatArray | None
+) -> FloatArray | None:
+    """Add what the clock of all ranks was set back by: a step that begins before the last one."""
+    begin = np.concatenate([layout.begin_ns for layout in layouts])[order]
+    if jumps is not None:
+        begin = np.concatenate([_begins(layout, absolute=True) for layout in layouts])[order]
+        begin[1:] -= np.cumsum(jumps, axis=0)
+        begin = begin.min(axis=1)
+    interval = np.diff(begin)
+    back = np.flatnonzero(interval < 0)
+    forward = interval[interval >= 0]
+    if not len(back) or not len(forward):
+        return jumps
+    first = layouts[0]
+    jumps = np.zeros((len(interval), first.dp * first.pp)) if jumps is None else jumps
+    jumps[back] += (interval[back] - float(median(forward)))[:, None]
+    return jumps
+
+
+def _shifted(layouts: Sequence[Layout], total_ns: FloatArray) -> list[Layout]:
+    """Return layouts with something taken off the starts of each rank and step."""
+    shifted = []
+    done = 0
+    for layout in layouts:
+        steps = slice(done, done + len(layout.steps))
+        done = steps.stop
+        off = total_ns[steps].reshape(-1, layout.dp, layout.pp)
+        start = layout.start_ns - np.moveaxis(off, 2, 0)[layout.nodes.pp]
+        present = start if layout.missing is None else np.where(layout.missing, np.inf, start)
+        begin = present.min(axis=(0, 2))
+        start -= begin[:, None]
+        shifted.append(replace(layout, start_ns=start, begin_ns=layout.begin_ns + begin))
+    return shifted
+
+
+def _settings(
+    layout: Layout, steps: NDArray[np.int64], jumps: FloatArray
+) -> tuple[ClockSetting, ...]:
+    found = []
+    for boundary in np.flatnonzero(jumps.any(axis=1)).tolist():
+        by_rank = jumps[boundary]
+        largest = float(np.abs(by_rank).max())
+        for group in _groups(by_rank, AGREED * largest):
+            by_ns = float(by_rank[group].mean())
+            if abs(by_ns) >= LEAST_NS / 2:
+                workers = tuple(sorted(divmod(rank, layout.pp) for rank in group.tolist()))
+                found.append(ClockSetting(int(steps[boundary + 1]), workers, by_ns / NS_A_SECOND))
+    return tuple(found)
