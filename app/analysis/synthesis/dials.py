@@ -20,6 +20,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.everywhere import RotatingWorker, SlowTogether
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.microbatches import UnevenMicrobatches
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
     Congestion,
@@ -27,7 +28,7 @@ from app.analysis.synthesis.injections.transfers import (
     SlowDataLoading,
     SlowLink,
 )
-from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
 from app.analysis.synthesis.random_jobs import Needs
 
 if TYPE_CHECKING:
@@ -173,6 +174,23 @@ def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> S
     return job, (ContextParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
 
 
+def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    flat = replace(
+        job,
+        sizes=replace(job.sizes, pp=1, vpp=1),
+        schedule=Schedule.ONE_F_ONE_B,
+        op_types=USUAL_OP_TYPES & job.op_types,
+        profiler=Profiler(),
+        experts_over=1,
+        edge_transfers=False,
+    )
+    lasting = rng.random() < 0.5  # noqa: PLR2004 - half of them
+    dp = int(rng.integers(job.sizes.dp)) if lasting else None
+    most = 3 * job.microbatches if lasting else job.microbatches - 1
+    more = min(max(round(0.5 * strength * job.microbatches), 1), most)
+    return flat, (UnevenMicrobatches(more, dp),)
+
+
 def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     # Which experts are sent most changes with the text, and some are sent more of any.
     lasting = float(rng.uniform(0, 0.8))
@@ -199,6 +217,7 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "rotating": (Needs(dp=3, workers=4), _rotating),
     "stage_imbalance": (Needs(pp=2), _stage),
     "sequence_length_imbalance": (Needs(), _sequences),
+    "uneven_microbatches": (Needs(dp=3), _microbatches),
     "garbage_collection": (Needs(workers=6), _garbage),
     "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
     "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),

@@ -74,6 +74,9 @@ class StepWork:
     # Sequence lengths of each microbatch, shape (microbatches, steps, dp, sequences), 0 where
     # there are no more; None where they do not vary.
     lengths: NDArray[np.int64] | None = None
+    # (steps, dp): how many microbatches the computations are recorded as; None where all run what
+    # the program says
+    microbatches: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None  # (steps,): of the steps; None where they count from 0
 
 

@@ -21,6 +21,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.injections.devices import ThermalThrottling
 from app.analysis.synthesis.injections.everywhere import RotatingWorker, SlowTogether
 from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
+from app.analysis.synthesis.injections.microbatches import UnevenMicrobatches
 from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
 from app.analysis.synthesis.injections.transfers import (
     Congestion,
@@ -124,6 +125,18 @@ _SCENARIOS: Final = (
         draw=lambda job, rng: (
             ThermalThrottling(_inner_worker(job, rng), 1.9, 12, float(rng.uniform(0, 12))),
         ),
+    ),
+    Scenario(
+        name="uneven-microbatches",
+        summary="One DP rank runs 9 microbatches a step, the others 6.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=1),
+            microbatches=6,
+            steps=24,
+            costs=CostModel(forward_ns=58 * _MS, backward_ns=118 * _MS),
+            name="dense-9b",
+        ),
+        draw=lambda job, rng: (UnevenMicrobatches(3, int(rng.integers(job.sizes.dp))),),
     ),
     Scenario(
         name="slow-together",

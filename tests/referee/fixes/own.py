@@ -55,6 +55,7 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_rank": frozenset({"tensor_parallel_straggler", "context_parallel_straggler"}),
     "restore_speed": frozenset({"slow_together"}),
     "even_steps": frozenset({"rotating"}),
+    "share_microbatches": frozenset({"uneven_microbatches"}),
     "shed_work": frozenset(),
     "defragment_memory": frozenset({"memory_fragmentation"}),
     "separate_kernels": frozenset({"false_kernel_dependency"}),

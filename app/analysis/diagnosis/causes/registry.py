@@ -19,6 +19,7 @@ from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
 from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.ranks.expert_parallel import EXPERT_PARALLEL
 from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
+from app.analysis.diagnosis.causes.ranks.uneven_microbatches import UNEVEN_MICROBATCHES
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
@@ -34,6 +35,7 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         ROTATING,
         STAGE_IMBALANCE,
         SEQUENCE_LENGTHS,
+        UNEVEN_MICROBATCHES,
         GARBAGE_COLLECTION,
         MEMORY_FRAGMENTATION,
         KERNEL_DEPENDENCY,

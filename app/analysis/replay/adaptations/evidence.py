@@ -14,6 +14,7 @@ class Name(StrEnum):
     NESTED_GC = "nested_gc"
     NESTED_COLLECTIVES = "nested_collectives"
     PROGRAM_ORDER = "program_order"
+    MERGED_MICROBATCHES = "merged_microbatches"
     IDLE_TRANSFERS = "idle_transfers"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     LATE_ENDS = "late_ends"
@@ -34,6 +35,9 @@ SENTENCES: Final = {
         "Collectives lie inside computations: waiting for peers there is not computing"
     ),
     Name.PROGRAM_ORDER: "Ranks do one thing at a time: each operation follows the one before it",
+    Name.MERGED_MICROBATCHES: (
+        "DP ranks run different numbers of microbatches: those of a step are replayed as one"
+    ),
     Name.IDLE_TRANSFERS: "Recorded transfers that no neighbor answers are left out",
     Name.UNMATCHED_TRANSFERS: (
         "Recorded transfers fit no neighbor: all are left out, computations hand over directly"

@@ -9,10 +9,6 @@ from typing import Final
 from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
-from app.analysis.replay.adaptations.idle_transfers import (
-    without_idle_transfers,
-    without_transfers,
-)
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
 from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
@@ -21,10 +17,15 @@ from app.analysis.replay.adaptations.overlapping_steps import (
     propose_overlapping_steps,
     propose_uneven_begins,
 )
-from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
 from app.analysis.replay.adaptations.program_order import propose_program_order
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
+from app.analysis.replay.adaptations.rows.idle_transfers import (
+    without_idle_transfers,
+    without_transfers,
+)
+from app.analysis.replay.adaptations.rows.merged_microbatches import with_merged_microbatches
+from app.analysis.replay.adaptations.rows.placement import find_placement
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import LEAST_GAIN
 from app.analysis.replay.layout.pipeline import Route
@@ -71,7 +72,10 @@ class AdaptedRows:
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations without which there is no replay; only virtual stages call for them."""
+    """Make the adaptations without which there is no replay.
+
+    Virtual stages call for them, and DP ranks that run different numbers of microbatches.
+    """
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
@@ -87,6 +91,11 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
     if idle is not None:
         trace = idle[0]
         made.append(Adaptation(Name.IDLE_TRANSFERS, idle[1]))
+    name = Name.MERGED_MICROBATCHES
+    merged = None if name in without else with_merged_microbatches(trace)
+    if merged is not None:
+        trace = merged[0]
+        made.append(Adaptation(name, merged[1]))
     return AdaptedRows(trace, routes, tuple(made))
 
 

@@ -208,6 +208,25 @@ def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dic
     }
 
 
+def _different_numbers(counts: Counts) -> str | None:
+    """Say that DP ranks run different numbers of microbatches, where nothing is lost of any.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (dp, op types, pp)
+    """
+    forwards = counts[:, _CODE[ops.FORWARD_COMPUTE]]
+    alike = (forwards == forwards[:, :1]).all() and (forwards > 0).all()
+    each = forwards[:, 0]
+    low, high = int(each.min()), int(each.max())
+    if low == high or not alike or (counts[:, _CODE[ops.BACKWARD_COMPUTE]] != forwards).any():
+        return None
+    return (
+        f"DP ranks run different numbers of microbatches, {low} to {high}, which is replayed of "
+        "jobs without a pipeline only"
+    )
+
+
 def _too_incomplete(
     census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
 ) -> dict[int, str]:
@@ -233,7 +252,7 @@ def _too_incomplete(
         else:
             worst = np.unravel_index(of_worker[index].argmax(), of_worker[index].shape)
             total = census.counts.shape[1] * int(expects[index].sum())
-            reasons[index] = (
+            reasons[index] = _different_numbers(census.counts[index]) or (
                 f"{of_worker[index].sum()} of {total} operations are missing, "
                 f"{of_worker[index][worst]} of them on DP rank {worst[0]}, stage {worst[1]}"
             )

@@ -308,4 +308,5 @@ _NOW: Final = (
     _scenario("memory-fragmentation", "moe", "south", 426, days=1.4),
     _scenario("slow-together", "research", "south", 432, days=1.5),
     _scenario("rotating", "research", "south", 436, days=1.5),
+    _scenario("uneven-microbatches", "research", "south", 440, days=1.5),
 )

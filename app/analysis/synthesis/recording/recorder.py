@@ -11,6 +11,7 @@ from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
 from app.analysis.synthesis.program import CODES
 from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.recording.experts import expert_rows
+from app.analysis.synthesis.recording.microbatches import cut_anew
 from app.analysis.synthesis.recording.tensor import tensor_rows
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
 
@@ -74,7 +75,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
         name: np.concatenate([rows[name].ravel() for rows in blocks]).astype(dtype)
         for name, dtype in _TYPES.items()
     }
-    if len(phases) > 1 or tensor or experts:
+    if len(phases) > 1 or tensor or experts or phases[0].work.microbatches is not None:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}
@@ -137,7 +138,8 @@ def _stage_rows(phase: Phase, begin_ns: NDArray[np.int64], stage: int) -> Rows:
         "start_ns": start.transpose(2, 1, 0),
         "duration_ns": duration.transpose(2, 1, 0),
     }
-    return {name: np.broadcast_to(column, shape) for name, column in columns.items()}
+    written = {name: np.broadcast_to(column, shape) for name, column in columns.items()}
+    return written if phase.work.microbatches is None else cut_anew(phase, written)
 
 
 def _order_within_type(ops: NDArray[np.int16]) -> NDArray[np.int64]:

@@ -83,6 +83,7 @@ def test_what_a_session_cannot_show_is_said_and_not_ruled_out() -> None:
         "rotating",
         "stage_imbalance",
         "sequence_length_imbalance",
+        "uneven_microbatches",
         "garbage_collection",
         "memory_fragmentation",
         "network",

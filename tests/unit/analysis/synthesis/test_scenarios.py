@@ -16,6 +16,7 @@ CAUSES = {
     "hot-device": ("thermal_throttling",),
     "slow-together": ("slow_together",),
     "rotating": ("rotating",),
+    "uneven-microbatches": ("uneven_microbatches",),
     "stage-imbalance": ("stage_imbalance",),
     "sequence-lengths": ("sequence_length_imbalance",),
     "garbage-collection": ("garbage_collection",),

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from app.analysis.replay.adaptations.blocking import find_blocking
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.adaptations.idle_transfers import _cheapest
 from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
 from app.analysis.replay.adaptations.nested_gc import without_nested_gc
-from app.analysis.replay.adaptations.placement import find_placement
 from app.analysis.replay.adaptations.regular_delays import _is_chance
+from app.analysis.replay.adaptations.rows.idle_transfers import _cheapest
+from app.analysis.replay.adaptations.rows.placement import find_placement
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
 from app.analysis.replay.adaptations.signs.regular import regular_share, typical_ns

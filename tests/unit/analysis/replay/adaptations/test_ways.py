@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
 from app.analysis.replay.adaptations.nested_collectives import (
     classes_of,
     find_nested,
@@ -20,6 +19,7 @@ from app.analysis.replay.adaptations.nested_collectives import (
     waited_for,
 )
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
+from app.analysis.replay.adaptations.rows.idle_transfers import without_idle_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.engine.durations import own_durations
 from app.analysis.replay.metrics import measure
