@@ -24,10 +24,15 @@ class Together:
     work: float | None = None
 
 
+def computing_of_steps(observation: Observation) -> FloatArray:
+    """Return what each worker computes in each step, shape (pp, steps, dp), ns."""
+    return computing_ns(observation.layout, observation.recorded_ns)
+
+
 def slow_together(observation: Observation) -> Together:
     """Return what `common_factor` finds in a session, work apart where lengths are recorded."""
     steps = observation.layout.steps
-    computing = computing_ns(observation.layout, observation.recorded_ns)
+    computing = observation.once(computing_of_steps)
     found = common_factor(computing, steps)
     if not found.slow.any():
         return Together(found)

@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 
-from app.analysis.budget.common_factor import CommonFactor, computing_ns
+from app.analysis.budget.common_factor import CommonFactor
 from app.analysis.diagnosis.lengths.recorded import some_lengths
+from app.analysis.diagnosis.lengths.work import computing_of_steps
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.medians import median
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.ranks.machine import Machine
 
@@ -24,7 +27,7 @@ _OF_SESSION: Final = frozenset(
 # Workers that are enough to tell whether all of them are slow.
 _MOST_WORKERS: Final = 64
 _DIGEST: Final = 12
-_DIGITS: Final = 5
+_DIGITS: Final = 7  # decimals of seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,13 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
     """Return what the workers of a session compute, to be held against later."""
     layout, meta = observation.layout, observation.trace.meta
     every = -(-layout.dp * layout.pp // _MOST_WORKERS)
-    best = computing_ns(layout, observation.recorded_ns)[:, factor.best]
-    taken = np.median(best, axis=1)[:, ::every] / 1e9
+    best = observation.once(computing_of_steps)[:, factor.best, ::every]
+    taken = median(best.swapaxes(0, 1)) / 1e9
     ranks = layout.ranks[::every].tolist()
     return Computing(
         configuration=configuration_of(meta, layout),
         every=every,
-        step_s=tuple(tuple(float(f"{s:.{_DIGITS}g}") for s in row) for row in taken.T.tolist()),
+        step_s=tuple(map(tuple, np.round(taken.T, _DIGITS).tolist())),
         machines=tuple(tuple(_called(meta.machine(rank)) for rank in row) for row in ranks),
         tokens=_tokens(observation),
     )
@@ -82,7 +85,7 @@ def _called(machine: Machine) -> str:
         name = f"{machine.node} {machine.gpu or ''}"
     else:
         return ""
-    return sha256(name.encode()).hexdigest()[:_DIGEST]
+    return f"{crc32(name.encode()):08x}"
 
 
 def _tokens(observation: Observation) -> tuple[float, float] | None:
