@@ -29,6 +29,7 @@ from tests.referee.fixes.promise import (
 from tests.referee.judging import NONE, draw_fault, trace_of
 
 PHYSICS: Final = "independent"
+_EVERYWHERE: Final = ("slow_together", "rotating")
 _LENGTHS: Final = "sequence_length_imbalance"
 
 # Given a job and a fix of it, returns the job with the fix made.
@@ -306,6 +307,15 @@ def _evened(drawn: Drawn, item: Advised) -> World:
     )
 
 
+def _at_best_speed(drawn: Drawn, _item: Advised) -> World:
+    """Let all workers compute as they do without what slows them together, or in turn."""
+    world, usual = drawn.struck.world.copy(), drawn.usual
+    if drawn.fault is None or drawn.fault.cause not in _EVERYWHERE:
+        return world
+    world.forward_s[:], world.backward_s[:] = usual.forward_s, usual.backward_s
+    return world
+
+
 MAKES: Final[Mapping[str, Make]] = {
     "replace_worker": _replaced,
     "cool_device": _replaced,
@@ -317,6 +327,8 @@ MAKES: Final[Mapping[str, Make]] = {
     "save_in_background": _saved_in_background,
     "launch_faster": _launched_faster,
     "plan_garbage_collection": _collected_together,
+    "restore_speed": _at_best_speed,
+    "even_steps": _at_best_speed,
     "even_stages": _divided,
     "even_microbatches": _evened,
 }
