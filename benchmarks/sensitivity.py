@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from app.analysis import diagnosis
+from app.analysis.budget.document import budget_of
+from app.analysis.budget.split import split
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.observation import Observation
@@ -103,7 +105,8 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
         },
     )
     withheld = None if unseen is None else unseen.verdict
-    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, withheld=withheld)
+    shares = budget_of(split(replayed, metrics)).shares
+    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, shares=shares, withheld=withheld)
     first = causes[0] if causes else None
     if first is None:
         return Verdict(said.level, None, ())

@@ -52,6 +52,16 @@ class Shares:
         """Return the share that a job without stragglers and standstills would not need."""
         return sum(self.of(part) for part in Part if part.lost)
 
+    @property
+    def stragglers(self) -> float:
+        """Return the share that is lost to stragglers: what not all workers lose alike."""
+        return self.lost - self.slow_together - self.between_steps_above
+
+    @property
+    def losses(self) -> tuple[float, float, float]:
+        """Return what is lost to stragglers, between steps, and by all workers together."""
+        return self.stragglers, self.between_steps_above, self.slow_together
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

@@ -41,8 +41,8 @@ _WORDS: Final = {
     Part.COMMUNICATION: "communication",
     Part.COMMUNICATION_ABOVE: "slow communication",
     Part.LAUNCH_DELAYS: "late launches",
-    Part.BETWEEN_STEPS: "between steps, as usual",
-    Part.BETWEEN_STEPS_ABOVE: "between steps, beyond that",
+    Part.BETWEEN_STEPS: "usual time between steps",
+    Part.BETWEEN_STEPS_ABOVE: "standstills between steps",
     Part.MISSING: "steps left out",
 }
 _LOST: Final = frozenset(

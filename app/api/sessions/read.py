@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.json_text import plain
@@ -68,7 +69,7 @@ class HeadlineBody(BaseModel, extra="allow"):
 
     `kind` is `causes` where they are counted against the job without its causes, and `published`
     where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
-    cost; null where none is named.
+    cost; null where none is named. `shares` say where the time goes, with a verdict or without.
     """
 
     sentence: str
@@ -78,6 +79,7 @@ class HeadlineBody(BaseModel, extra="allow"):
     gpu_hours_lost: float | None
     gpu_hours_lost_per_hour: float | None
     kind: HeadlineKind | None
+    shares: Shares | None
 
 
 class SessionBody(BaseModel):
@@ -299,6 +301,7 @@ def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
             "gpu_hours_lost": known and known.gpu_hours_lost,
             "gpu_hours_lost_per_hour": known and row.world * known.waste,
             "kind": shown and shown.kind,
+            "shares": row.shares,
             "worst": {
                 "dp": worst.dp,
                 "pp": worst.pp,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.budget.document import Shares
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.lines import session_row
 from app.dashboard.fleet.query import FleetQuery
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
     from app.services.history.axis import JobAxis
 
+_SHARES: Final = ("lost_to_stragglers", "lost_between_steps", "lost_together")
 # Jobs that are read at once.
 BATCH: Final = 500
 
@@ -30,7 +32,15 @@ def sessions_csv(found: JobAxis) -> Table:
     """Return a job's sessions, oldest first."""
     header = ("session", "attempt", "received_at", "slowdown", "slowdown_low", "slowdown_high")
     return Table(
-        (*header, "published_s", "step_time_s", "gpu_hours_lost_per_hour", "tokens_per_s", "cause"),
+        (
+            *header,
+            "published_s",
+            "step_time_s",
+            "gpu_hours_lost_per_hour",
+            "tokens_per_s",
+            "cause",
+            *_SHARES,
+        ),
         (
             (
                 point.number,
@@ -44,6 +54,7 @@ def sessions_csv(found: JobAxis) -> Table:
                 point.gpu_hours_lost_per_hour,
                 point.tokens_per_s,
                 point.cause,
+                *_lost(point.shares),
             )
             for point in found.points
         ),
@@ -72,7 +83,7 @@ def fleet_csv(jobs: Iterable[Standing]) -> Table:
     return Table(
         ("job", "state", "incident", "session", "received_at", "slowdown", "slowdown_low",
          "slowdown_high", "published_s", "gpu_hours_lost_per_hour", "cause", "where", "owner",
-         "labels", "gpus", "dp", "pp", "tp", "cp", "vpp"),
+         "labels", "gpus", "dp", "pp", "tp", "cp", "vpp", *_SHARES),
         map(_job, jobs),
     )  # fmt: skip
 
@@ -87,7 +98,15 @@ def _job(job: Standing) -> Sequence[object]:
         *(published and published.slowdown, line.lost_each_hour, line.cause, line.where),
         *(job.labels.get("owner"), job.labels, told.world),
         *(told.dp, told.pp, told.tp, told.cp, told.vpp),
+        *_lost(told.shares),
     )
+
+
+def _lost(shares: Shares | None) -> tuple[float | None, ...]:
+    """Return the shares of the time that are lost, as `_SHARES` names them."""
+    if shares is None:
+        return (None,) * len(_SHARES)
+    return shares.losses
 
 
 def moment_of(tx: Reads, about: Range) -> Moment:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.analysis.replay.metrics import STRAGGLING
 from app.dashboard.fleet.axis import NAMES, MarkRow, axis_figure, mark_rows, panels_of
 from app.dashboard.fleet.before_after import around_change, compare_url
+from app.dashboard.fleet.budget import BudgetOverTime, budget_over_time
 from app.dashboard.fleet.first_axis import FirstPanel, first_axis
 from app.dashboard.fleet.history import change_text, history_finding
 from app.dashboard.fleet.lines import session_row, shown_session
@@ -63,6 +64,7 @@ class JobPage:
     panels: int
     first: Sequence[FirstPanel]
     finding: str
+    budget: BudgetOverTime | None
     drawn: str
     changes: Sequence[ChangeLine]
     marks: Sequence[MarkRow]
@@ -126,6 +128,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         panels=panels_of(times_of),
         first=first_axis(times_of) if verdicts else (),
         finding=history_finding(found, verdicts[-1] if verdicts else None, onset),
+        budget=budget_over_time(times_of.points),
         drawn=""
         if len(times_of.points) == found.page.total
         else f"; the latest {count(len(times_of.points))} of {count(found.page.total)}",

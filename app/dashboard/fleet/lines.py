@@ -36,6 +36,7 @@ from app.dashboard.ui.parts import (
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
+    from app.analysis.budget.document import Shares
     from app.analysis.report.verdict import Slowdown, VerdictCause
     from app.services.fleet.rows import Standing
     from app.services.sessions.fleet import JobSummary
@@ -83,6 +84,12 @@ class SessionLine:
     # of the job
     owner: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    # shares of the time that are lost to stragglers, between steps, and by all workers together;
+    # empty where the budget is not known
+    shares: Shares | None = None
+    stragglers: str = ""
+    between: str = ""
+    together: str = ""
 
     @property
     def standing(self) -> StateLabel:
@@ -115,6 +122,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     lost = None if known is None else numbers.world * known.waste
     published = verdict.published if measured and verdict else None
     state = job_state(session.state, slow=slow)
+    shares = numbers.shares
     return SessionLine(
         state=state,
         status=session.state,
@@ -142,6 +150,10 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         received_at=session.received_at,
         host=first.host or "" if first and _names_one(first) else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
+        shares=shares,
+        stragglers="" if shares is None else rough_percent(shares.stragglers),
+        between="" if shares is None else rough_percent(shares.between_steps_above),
+        together="" if shares is None else rough_percent(shares.slow_together),
     )
 
 

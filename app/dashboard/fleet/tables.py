@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
+from app.analysis.budget.parts import Part
 from app.dashboard.ui import html, moments
-from app.dashboard.ui.format import count
+from app.dashboard.ui.format import count, rough_percent
 from app.dashboard.ui.tables import Shown
 
 if TYPE_CHECKING:
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 _AGAINST: Final = "Against the job without its causes, else S"
 _LOST: Final = "GPU-hours, by all ranks together"
+_STRAGGLERS: Final = "Share of the time that is lost to stragglers: to what not all workers lose"
+_BETWEEN: Final = "Share of the time that is lost between steps, beyond what usually passes there"
+_TOGETHER: Final = "Share of the time that is lost in steps in which all workers compute slower"
+_TIME_LOST: Final = (
+    "Shares of the time: to stragglers, between steps, as all workers compute slower"
+)
+# Colors of the same.
+_LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
+# A bar of this many pixels is half of the time.
+_BAR: Final = 32
 _INTERVAL: Final = "95\N{NO-BREAK SPACE}% interval"
 _SIZES: Final = "DP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}PP\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}TP"
 _PICK_ALL: Final = Markup(
@@ -43,6 +54,9 @@ def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w3", of_cells="nowrap muted"),
         Shown("Published S", lambda line: line.published, classes="num opt w3", of_cells="muted"),
         Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num opt", _LOST),
+        Shown("Stragglers", lambda line: line.stragglers, classes="num opt w3", hint=_STRAGGLERS),
+        Shown("Between steps", lambda line: line.between, classes="num opt w3", hint=_BETWEEN),
+        Shown("All slow", lambda line: line.together, classes="num opt w3", hint=_TOGETHER),
         Shown("Cause", _cause, classes="opt", of_cells="nowrap"),
         Shown("Where", _where, classes="opt w2", of_cells="muted"),
         Shown("Discrepancy", lambda line: line.discrepancy, "discrepancy", "num opt w2"),
@@ -72,6 +86,7 @@ def job_columns(
         Shown("Job", job, "name", of_cells="grow"),
         Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num", _LOST),
         Shown("Slowdown", _job_slowdown, "slowdown", "num", _AGAINST),
+        Shown("Time lost", _time_lost, "", "opt w2", _TIME_LOST, "nowrap", _time_lost_words),
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w2", of_cells="nowrap muted"),
         Shown("Sessions", lambda line: html.spark(line.spark), classes="opt w3"),
         Shown("Cause", _cause, "cause", "opt"),
@@ -178,6 +193,35 @@ def _owner(line: SessionLine, query: FleetQuery, address: Address) -> Markup:
 
 def _slowdown(line: SessionLine) -> Markup:
     return html.swatch(line.color) + line.slowdown_text
+
+
+def _time_lost(line: SessionLine) -> Markup:
+    """Return a bar of what is lost, and how much that is."""
+    if line.shares is None:
+        return html.NOTHING
+    rects, begin = [], 0.0
+    for part, share in zip(_LOSSES, line.shares.losses, strict=True):
+        width = max(min(2 * _BAR * share, _BAR - begin), 0.0)
+        rects.append(
+            Markup('<rect class="p-{}" x="{:.1f}" width="{:.1f}" height="8"/>').format(
+                part, begin, width
+            )
+        )
+        begin += width
+    bar = Markup(
+        '<svg viewBox="0 0 {0} 8" width="{0}" height="8" aria-hidden="true">'
+        '<rect class="track" width="{0}" height="8"/>{1}</svg> '
+    ).format(_BAR, html.join(rects))
+    return bar + rough_percent(sum(line.shares.losses))
+
+
+def _time_lost_words(line: SessionLine) -> str:
+    if line.shares is None:
+        return ""
+    return (
+        f"{line.stragglers} to stragglers, {line.between} between steps, {line.together} as all "
+        "workers compute slower"
+    )
 
 
 def _job_slowdown(line: SessionLine) -> Markup:

@@ -12,9 +12,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import case, func, select
+from pydantic import TypeAdapter
+from sqlalchemy import case, func, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.alerts.message import cause_name
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.lasting import lasting_changes
 from app.db.models.alerts import AlertGroup, AlertIncident
@@ -31,6 +34,7 @@ MOST_POINTS: Final = 1000
 # Of these the latest are looked at for changes: it takes some 20 ms.
 LOOKED_AT: Final = 200
 SECONDS_AN_HOUR: Final = 3600
+_SHARES: Final[TypeAdapter[Shares | None]] = TypeAdapter(Shares | None)
 
 
 class Measure(StrEnum):
@@ -59,7 +63,7 @@ class TimePoint:
 
     `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
     of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
-    `seq_length`; `cause` is the leading one.
+    `seq_length`; `cause` is the leading one; `shares` say where the time goes.
     """
 
     id: uuid.UUID
@@ -74,6 +78,7 @@ class TimePoint:
     gpu_hours_lost_per_hour: float | None
     tokens_per_s: float | None
     cause: str | None
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ def _points(
     analyzed = Session.state == SessionState.ANALYZED
     verdict = StoredVerdict
     sizes = verdict.document["sizes"]
+    shares = type_coerce(verdict.document["shares"], JSONB)
     query = (
         select(
             Session.id,
@@ -159,6 +165,7 @@ def _points(
             Session.meta["seq_length"].as_string(),
             case((Session.state.in_(SessionState.REPORTED), WASTE)),
             case((WASTE.is_not(None), verdict.cause)),
+            case((Session.state.in_(SessionState.REPORTED), shares)),
             func.concat_ws(" ", *(sizes[name].astext for name in ("dp", "pp", "tp", "cp", "vpp"))),
         )
         .join(Job, Job.id == Session.job_id)
@@ -174,7 +181,7 @@ def _points(
     found, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
-        (step_s, world, batch, length, waste, cause, layout) = row[8:]
+        (step_s, world, batch, length, waste, cause, shares_of, layout) = row[8:]
         tokens = _number(batch) * _number(length)
         found.append(
             TimePoint(
@@ -190,6 +197,7 @@ def _points(
                 gpu_hours_lost_per_hour=None if waste is None else world * waste,
                 tokens_per_s=tokens / step_s if tokens and step_s else None,
                 cause=None if cause == UNKNOWN else cause,
+                shares=_SHARES.validate_python(shares_of),
             )
         )
         layouts.append(f"{layout} {batch} {length}")

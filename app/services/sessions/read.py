@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sqlalchemy import case, func, select
 
+from app.analysis.budget.document import Shares
 from app.analysis.report.verdict import SessionVerdict
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import (
@@ -83,6 +84,13 @@ class SessionRow:
         if self.state not in SessionState.REPORTED or self.verdict is None:
             return None
         return self.verdict.known
+
+    @property
+    def shares(self) -> Shares | None:
+        """Return where the time of the session goes, without a verdict too."""
+        if self.state not in SessionState.REPORTED or self.verdict is None:
+            return None
+        return self.verdict.shares
 
 
 SESSIONS: Final = Listing(

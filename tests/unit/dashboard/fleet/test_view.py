@@ -12,9 +12,11 @@ from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.verdict import BlamedGpu, SessionVerdict, Slowdown, verdict_of
 from app.dashboard.fleet.job import job_heading
-from app.dashboard.fleet.lines import SessionLine, job_line
+from app.dashboard.fleet.lines import SessionLine, job_line, session_row
 from app.dashboard.fleet.query import FleetQuery
+from app.dashboard.fleet.tables import session_columns
 from app.dashboard.fleet.view import FleetPage, fleet_page
+from app.dashboard.ui.format import rough_percent
 from app.dashboard.ui.parts import sparkline
 from app.dashboard.ui.ranges import DAY, range_of
 from app.db.states import SessionState
@@ -51,6 +53,22 @@ def verdict(slowdown: float, kind: HeadlineKind = HeadlineKind.CAUSES) -> Sessio
         published=Slowdown(slowdown, ci95, 18.0, HeadlineKind.PUBLISHED),
         causes=(cause,),
     )
+
+
+def test_a_line_says_what_is_lost_to_stragglers_between_steps_and_together() -> None:
+    found = verdict(1.2)
+    assert found.shares is not None
+    lost = replace(found.shares, waiting=0.2, between_steps_above=0.28, slow_together=0.061)
+    told = session(1, 1.2, verdict=replace(found, shares=lost))
+    line = session_row("job", told)
+
+    assert line.between == f"28{NBSP}%"
+    assert line.together == f"6.1{NBSP}%"
+    assert line.stragglers == rough_percent(lost.stragglers)
+    columns = {column.label: column for column in session_columns(NOW)}
+    assert columns["Between steps"].cell(line) == line.between
+    older = session_row("job", session(1, 1.2, verdict=replace(found, shares=None)))
+    assert (older.stragglers, older.between, older.together) == ("", "", "")
 
 
 def withheld(**changes: Any) -> SessionVerdict:  # noqa: ANN401 - fields differ
