@@ -6,7 +6,7 @@ import codecs
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Final
@@ -148,7 +148,9 @@ def read_recordings(files: Sequence[Path], meta_path: Path | None, kind: str | N
         TraceChunk(path.name, number, part.trace)
         for number, (path, part) in enumerate(zip(files, parts, strict=True))
     ]
-    return Recorded(merge(chunks, joint).trace, unmapped)
+    merged = merge(chunks, joint)
+    copies = merged.trace.copies + sum(one.operations for one in merged.dropped)
+    return Recorded(replace(merged.trace, copies=copies), unmapped)
 
 
 def _shown(files: Sequence[Path]) -> Iterable[Path]:

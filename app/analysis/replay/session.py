@@ -124,6 +124,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         Where no replay can come from the trace; see `lay_out` and `graph_of`.
     """
     trace, unusable = without_unusable(trace)
+    repeated = tuple(DroppedStep(step, reason) for step, reason in trace.repeated_steps)
     steps, between = without_doings(trace)
     rows = adapt_rows(steps, without)
     laid_out = lay_out(rows.trace, rows.routes)
@@ -147,7 +148,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     ahead_ns = draft.clocks.offsets_ns if draft.clocks.aligned else None
     return Replayed(
         groups=tuple(groups),
-        dropped=tuple(sorted((*dropped, *unusable), key=attrgetter("step"))),
+        dropped=tuple(sorted((*dropped, *unusable, *repeated), key=attrgetter("step"))),
         odd=odd,
         clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,

@@ -123,6 +123,9 @@ class Coverage:
     """Launch delays of -10 ms or below, which count as 0."""
     chunks: Chunks | None = field(default=None, metadata=OMITTED)
     """How it came in chunks; no key where it came in one body."""
+    copies: int = field(default=0, metadata=OMITTED)
+    """Operations that stood in the recording twice and were dropped once; no key where there are
+    none. Those that came in two chunks are counted in `chunks`."""
     impossible_durations: tuple[ImpossibleDuration, ...] = field(default=(), metadata=OMITTED)
     """Operations that cannot have taken as long as was recorded: what waits for them on the same
     rank began long before. They count with what they usually take; no key where there are none."""

@@ -172,6 +172,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         ),
         clamped_transfers=replayed.clamped,
         clamped_launch_delays=metrics.clamped_delays,
+        copies=trace.copies,
         impossible_durations=replayed.impossible,
         unmapped=said(trace.meta.extra),
     )

@@ -39,6 +39,9 @@ _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "duration": np.int64,
 }
 _NS: Final = 1e9
+# Neighbors that are the same, as after a flush that was sent twice; of more than that many they may
+# be up to half of the rows.
+_MOST_REPEATED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Assembler:
         self._seconds: NDArray[np.float64] = np.empty(0)
         self._heads: list[NDArray[np.intp]] = []
         self._stretches: list[NDArray[np.intp]] = []
+        self._repeated = 0
         self._in_order = True
         self._microbatches_rise = True
 
@@ -207,8 +211,7 @@ class Assembler:
                 groups.moved_rank(int(row), self._columns, self._places)
                 for row in seen.moved[:MAX_FAULTS]
             )
-        # Repeated neighbors are refused here already, so that one row over and over is not read to
-        # its end.
+        # One row over and over is not read to its end.
         if len(seen.falls):
             self._in_order = False
             self._refuse_repeated(seen.falls)
@@ -217,12 +220,13 @@ class Assembler:
         self._stretches.append(seen.stretches)
 
     def _refuse_repeated(self, rows: NDArray[np.intp]) -> None:
-        """Refuse those of `rows` that are the row before them again."""
+        """Refuse those of `rows` that are the row before them again, where most rows are."""
         repeated = np.ones(len(rows), np.bool_)
         for name in ("order",) if self._ordered else ("start", "duration", "mb", "mc"):
             values = self._columns[name]
             repeated &= values[rows] == values[rows - 1]
-        if repeated.any():
+        self._repeated += int(np.count_nonzero(repeated))
+        if self._repeated > max(_MOST_REPEATED, self._rows // 2):
             first = rows[repeated][:MAX_FAULTS]
             refuse(groups.duplicate(int(row), self._columns, self._places) for row in first)
 
@@ -242,7 +246,63 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
     InvalidTraceError
         See `decode`.
     """
-    columns, heads, sizes = given.columns, given.heads, given.meta.sizes
+    copied, repeated, among = 0, dict[int, str](), given
+    while True:
+        try:
+            trace = _built(among, places, part=part)
+        except groups.RepeatedError as found:
+            kept = ~groups.copies(among.columns)
+            copied += int(np.count_nonzero(~kept))
+            if kept.all():
+                kept = _without_steps(found.rows, among, repeated)
+            if not kept.any():
+                rows = np.sort(found.rows)[:MAX_FAULTS].tolist()
+                refuse(groups.duplicate(row, among.columns, places) for row in rows)
+            chosen = np.flatnonzero(kept)
+            places = replace(places, source=_through(places.source, chosen))
+            among = _chosen(among, chosen)
+            continue
+        if among is given:
+            return trace
+        return replace(trace, copies=copied, repeated_steps=tuple(sorted(repeated.items())))
+
+
+def _without_steps(
+    rows: NDArray[np.intp], among: Collected, repeated: dict[int, str]
+) -> NDArray[np.bool_]:
+    """Name the steps of repeated operations, and return which rows are of others."""
+    columns = among.columns
+    for row in np.sort(rows).tolist():
+        rank, name = columns["rank"][row], among.names[columns["op"][row]]
+        reason = f"rank {rank} has a {name} twice, at different times"
+        repeated.setdefault(int(columns["step"][row]), reason)
+    return ~np.isin(columns["step"], list(repeated))
+
+
+def _chosen(among: Collected, rows: NDArray[np.intp]) -> Collected:
+    """Return some of the rows, as if nothing were known of neighbors."""
+    columns = {name: values[rows] for name, values in among.columns.items()}
+    heads = groups.find_heads(columns)
+    return replace(
+        among,
+        columns=columns,
+        heads=heads,
+        stretches=groups.find_stretches(columns, heads),
+        in_order=False,
+        microbatches_rise=False,
+    )
+
+
+def _built(given: Collected, places: Places, *, part: bool) -> Trace:
+    """Return the trace that columns are; see `build_trace`.
+
+    Raises
+    ------
+    groups.RepeatedError
+        With rows of what was given.
+    """
+    columns = {**given.columns, "op": given.columns["op"].copy()}
+    heads, sizes = given.heads, given.meta.sizes
     stretches = given.stretches
     groups.check_cells(columns, stretches, sizes, places)
     found = stretches_of(stretches, columns["start"])
@@ -250,7 +310,7 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
     runs = groups.find_runs(columns, heads, stretches, sizes)
     ordered = "order" in columns
     if ordered:
-        groups.check_order(columns, runs, places, in_order=given.in_order)
+        groups.check_order(columns, runs, in_order=given.in_order)
     named = name_operations(columns, heads, given.names)
     columns = named.columns
     if named.changed:
@@ -259,10 +319,15 @@ def build_trace(given: Collected, places: Places, *, part: bool) -> Trace:
         stretches = groups.find_stretches(columns, heads)
         found = stretches_of(stretches, columns["start"])
         runs = groups.find_runs(columns, heads, stretches, sizes)
-    if named.changed or not ordered:
-        columns["order"] = groups.order_by_start(columns, runs, places)
-    if sizes.vpp > 1 or named.changed or not (runs.whole and given.microbatches_rise):
-        check_pipeline(columns, runs, named.op_names, sizes, places)
+    try:
+        if named.changed or not ordered:
+            columns["order"] = groups.order_by_start(columns, runs)
+        if sizes.vpp > 1 or named.changed or not (runs.whole and given.microbatches_rise):
+            check_pipeline(columns, runs, named.op_names, sizes, places)
+    except groups.RepeatedError as error:
+        if named.source is None:
+            raise
+        raise groups.RepeatedError(np.unique(named.source[error.rows])) from error
     trace = _trace(given.meta, columns, named.op_names, step_relative=step_relative)
     trace.known_stretches.append(found)
     return trace

@@ -38,7 +38,7 @@ one, for the first ten faults:
 ``trace.rank_out_of_range``         a rank that the sizes do not have; likewise ``dp``, ``pp``,
                                     ``tp``, ``step``, ``microbatch``, ``model_chunk``, ``order``
 ``trace.rank_moved``                a rank appears with two DP ranks or stages
-``trace.duplicate_operation``       an operation is there twice
+``trace.duplicate_operation``       all steps have operations twice, or most rows are the one before
 ``trace.missing_microbatch``        virtual stages, but computation without its microbatch
 ``trace.missing_model_chunk``       virtual stages, but computation without its model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable

@@ -84,7 +84,7 @@ def merge(chunks: Sequence[TraceChunk], meta: SessionMeta) -> Merged:
     ordered = sorted(chunks, key=lambda chunk: (chunk.producer, chunk.number))
     names = _names(ordered)
     columns = _joined(ordered, names)
-    again = _repeated(columns)
+    again = groups.copies(columns)
     rows = _in_order(columns, np.flatnonzero(~again))
     try:
         trace = _checked(meta, columns, rows, names, seconds=ordered[0].trace.step_relative)
@@ -115,18 +115,6 @@ def _joined(chunks: Sequence[TraceChunk], names: Sequence[str]) -> dict[str, NDA
     if columns["order"].min() == ABSENT:
         del columns["order"]
     return columns
-
-
-def _repeated(columns: Columns) -> NDArray[np.bool_]:
-    """Return whether each row is an earlier one again; stable, so the earliest one stays."""
-    rows = np.lexsort([columns[name] for name in sorted(columns)])
-    same = np.ones(len(rows) - 1, np.bool_)
-    for values in columns.values():
-        in_order = values[rows]
-        same &= in_order[1:] == in_order[:-1]
-    again = np.zeros(len(rows), np.bool_)
-    again[rows[1:][same]] = True
-    return again
 
 
 def _in_order(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.intp]:

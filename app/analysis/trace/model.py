@@ -183,6 +183,10 @@ class Trace:
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
     step_relative: bool
+    # What was left out when it was read: copies of operations, and steps of which an operation
+    # stood there twice at different times, with the reason.
+    copies: int = 0
+    repeated_steps: tuple[tuple[int, str], ...] = ()
     # What `stretches` returned, or whoever checked the columns found on the way.
     known_stretches: list[Stretches] = field(
         init=False, default_factory=list, repr=False, compare=False

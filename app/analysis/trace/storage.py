@@ -25,6 +25,7 @@ BATCH_ROWS: Final = 1 << 22
 _VERSION: Final = b"1"
 _VERSION_KEY: Final = b"paceline.storage"
 _NAMES_KEY: Final = b"paceline.op_names"
+_REPEATED_KEY: Final = b"paceline.repeated"
 _RELATIVE_KEY: Final = b"paceline.step_relative"
 
 _COLUMNS: Final = (
@@ -50,6 +51,7 @@ def pack(trace: Trace) -> Iterator[bytes]:
             _VERSION_KEY: _VERSION,
             _NAMES_KEY: json.dumps(trace.op_names).encode(),
             _RELATIVE_KEY: b"1" if trace.step_relative else b"0",
+            _REPEATED_KEY: json.dumps([trace.copies, trace.repeated_steps]).encode(),
         },
     )
     batch = pa.record_batch(list(columns.values()), schema=schema)
@@ -111,11 +113,15 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
     # A column's batches are let go as soon as it is joined: there is one column twice, never all.
     columns = {name: _joined(batches.pop(name), schema.field(name).type) for name in _COLUMNS}
     stored_names: list[str] = json.loads(described[_NAMES_KEY])
+    # Operations that were stored before it was known have none.
+    copies, repeated = json.loads(described.get(_REPEATED_KEY, b"[0, []]"))
     columns["op"], op_names = _current_codes(columns["op"], stored_names)
     return Trace(
         meta=meta,
         op_names=op_names,
         step_relative=described[_RELATIVE_KEY] == b"1",
+        copies=copies,
+        repeated_steps=tuple((step, reason) for step, reason in repeated),
         **columns,
     )
 

@@ -108,6 +108,8 @@ def _odd(report: Report) -> Iterator[str]:
         yield f"Step {step.step} is left out: {step.reason}"
     if len(dropped) > ODD_NAMED:
         yield f"{len(dropped) - ODD_NAMED} more steps are left out"
+    if report.coverage.copies:
+        yield f"Operations that are there twice, dropped once: {report.coverage.copies:,}"
     impossible = report.coverage.impossible_durations
     if impossible:
         first, more = impossible[0], len(impossible) - 1

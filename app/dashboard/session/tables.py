@@ -311,6 +311,8 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     if coverage.unanswered:
         total = count(sum(coverage.unanswered.values()))
         rows.append(Row("Sends without receives, left out", total, ", ".join(coverage.unanswered)))
+    if coverage.copies:
+        rows.append(Row("Operations twice, dropped once", count(coverage.copies)))
     if coverage.impossible_durations:
         rows.append(_impossible(coverage.impossible_durations))
     absent = coverage.absent_op_types

@@ -31,12 +31,15 @@ def attempts_apart(layout: Layout, clocks: RankClocks) -> tuple[list[int], float
     """
     if clocks.drift_ppm is None or len(layout.steps) < 2:  # noqa: PLR2004 - nothing runs apart
         return None
-    step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
-    span_ns = float(np.ptp(layout.begin_ns)) + step_ns
     offsets = clocks.offsets_ns.ravel()
     order = np.argsort(offsets)
     gaps = np.diff(offsets[order])
+    span_ns = float(np.ptp(layout.begin_ns))
     if not len(gaps) or gaps.max() <= span_ns:
+        return None
+    step_ns = float(median((layout.start_ns + layout.duration_ns).max(axis=(0, 2))))
+    span_ns += step_ns
+    if gaps.max() <= span_ns:
         return None
     residual_ns = float(clocks.residual_ns.max())
     ppm = float(np.ptp(clocks.drift_ppm))

@@ -31,6 +31,8 @@ IntArray = NDArray[np.intp]
 FAR_ABOVE: Final = 4.0
 # The rank goes on before this share of the duration has passed.
 GOES_ON: Final = 0.5
+# Shorter ones, as shares of a step, change nothing that is told.
+WORTH_A_LOOK: Final = 0.02
 # Without anything that follows, a duration is impossible from this many times the session on.
 BEYOND_SESSION: Final = 100.0
 # A row whose longest value is below this many times its mean has none that is far above.
@@ -85,7 +87,10 @@ def _mended(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDurati
     if len(unfollowed):
         chosen = long.of(unfollowed)
         impossible[unfollowed] = _ends_alone(layout, graph, chosen)
-        impossible[unfollowed] |= own[unfollowed] > BEYOND_SESSION * _session_ns(layout)
+        # looked at last: it takes as long as all the rest
+        beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * _step_ns(layout)]
+        if len(beyond):
+            impossible[beyond] |= own[beyond] > BEYOND_SESSION * _session_ns(layout)
     if not impossible.any():
         return layout, []
     bad, goes_on = long.of(np.flatnonzero(impossible)), goes_on[impossible]
@@ -116,14 +121,28 @@ def _far_above(layout: Layout) -> _Operations:
     """Return the operations that take far longer than the same one elsewhere and at other times."""
     by_node = layout.duration_ns.reshape(len(layout.nodes), -1)
     mean = by_node.sum(axis=1) / by_node.shape[1]
-    rows = np.flatnonzero(by_node.max(axis=1) > _ABOVE_MEAN * mean)
+    least_ns = WORTH_A_LOOK * _step_ns(layout)
+    rows = np.flatnonzero(by_node.max(axis=1) > np.maximum(_ABOVE_MEAN * mean, least_ns))
     values = layout.duration_ns[rows]
     usual = median(by_node[rows].T) if len(rows) else np.zeros(0)
-    long = values > FAR_ABOVE * usual[:, None, None]
+    long = values > np.maximum(FAR_ABOVE * usual, least_ns)[:, None, None]
     if layout.missing is not None:
         long &= ~layout.missing[rows]
     row, step, dp = np.nonzero(long)
     return _Operations(rows[row], step, dp)
+
+
+def _step_ns(layout: Layout) -> float:
+    """Return about how long a step is: from the first start on a stage to the last one."""
+    lasts = []
+    for stage in range(layout.pp):
+        mine = np.flatnonzero(layout.nodes.pp == stage)
+        if len(mine):
+            launch = layout.launch[mine]
+            ends = (mine[np.nanargmin(launch)], mine[np.nanargmax(launch)])
+            first, last = (median(layout.start_ns[node].reshape(-1)) for node in ends)
+            lasts.append(float(last - first))
+    return max(lasts, default=0.0)
 
 
 def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
@@ -156,12 +175,12 @@ def _followers(layout: Layout, graph: Graph) -> IntArray:
         mine = mine[np.argsort(layout.launch[mine], kind="stable")]
         follower[mine[:-1]] = mine[1:]
     receives = layout.of_types(*_RECEIVES)
+    wanted, computing = set(np.flatnonzero(receives).tolist()), computes.tolist()
     for unit in graph.units:
-        for node, before in zip(unit.members, unit.after, strict=True):
-            if computes[node]:
-                for other in before:
-                    if receives[other]:
-                        follower[other] = node
+        # a computation is a unit of its own
+        if wanted and computing[unit.members[0]]:
+            for other in wanted.intersection(unit.after[0]):
+                follower[other] = unit.members[0]
     return follower
 
 
@@ -204,9 +223,14 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
     """
     alone = np.zeros(len(long.node), dtype=bool)
     ends = layout.start_ns + layout.duration_ns
-    for stage in np.unique(layout.nodes.pp[long.node]).tolist():
+    own_stage = layout.nodes.pp[long.node]
+    for stage in np.unique(own_stage).tolist():
         mine = np.flatnonzero(layout.nodes.pp == stage)
-        here = np.flatnonzero(layout.nodes.pp[long.node] == stage)
+        here = np.flatnonzero(own_stage == stage)
+        # few end last of their rank
+        last = ends[mine].max(axis=0)
+        some = long.of(here)
+        here = here[ends[some.at] >= last[some.step, some.dp]]
         some = long.of(here)
         others = ends[mine[:, None], some.step, some.dp]
         others[mine[:, None] == some.node] = -np.inf

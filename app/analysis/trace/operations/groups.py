@@ -24,6 +24,14 @@ _DENSE: Final = 32
 Columns = Mapping[str, NDArray[Any]]
 
 
+class RepeatedError(Exception):
+    """Operations are there twice: `rows` are those that were there before, all of them."""
+
+    def __init__(self, rows: NDArray[np.intp]) -> None:
+        super().__init__(f"{len(rows)} operations are there twice")
+        self.rows = rows
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Runs of a trace."""
@@ -154,35 +162,46 @@ def moved_rank(row: int, columns: Columns, places: Places) -> Fault:
     return places.fault("rank_moved", message, row, "rank")
 
 
-def check_order(columns: Columns, runs: Runs, places: Places, *, in_order: bool) -> None:
-    """Refuse two operations of one group with the same recorded order.
+def check_order(columns: Columns, runs: Runs, *, in_order: bool) -> None:
+    """Find two operations of one group with the same recorded order.
 
     Parameters
     ----------
     in_order : bool
         Within each run the order is known to rise.
+
+    Raises
+    ------
+    RepeatedError
     """
     if in_order and runs.whole:
         return
     order = columns["order"].astype(np.int64)
-    _refuse_repeated(runs.group_of_rows() * (int(order.max()) + 1) + order, columns, places)
+    _require_distinct(runs.group_of_rows() * (int(order.max()) + 1) + order)
 
 
-def check_microbatches(
-    columns: Columns, rows: NDArray[np.intp], runs: Runs, places: Places
-) -> None:
-    """Refuse two operations of one group with the same microbatch and chunk, among `rows`."""
+def check_microbatches(columns: Columns, rows: NDArray[np.intp], runs: Runs) -> None:
+    """Find two operations of one group with the same microbatch and chunk, among `rows`.
+
+    Raises
+    ------
+    RepeatedError
+    """
     mb = columns["mb"][rows].astype(np.int64)
     mc = columns["mc"][rows].astype(np.int64) + 1
     key = runs.group_of_rows()[rows]
     key = (key * (int(mc.max()) + 1) + mc) * (int(mb.max()) + 1) + mb
-    _refuse_repeated(key, columns, places, rows)
+    _require_distinct(key, rows)
 
 
-def order_by_start(columns: Columns, runs: Runs, places: Places) -> NDArray[np.int32]:
-    """Return the position of each operation in its group by start, and refuse repeated ones.
+def order_by_start(columns: Columns, runs: Runs) -> NDArray[np.int32]:
+    """Return the position of each operation in its group by start.
 
     Operations that start together keep the body's order; equal in everything, one is a duplicate.
+
+    Raises
+    ------
+    RepeatedError
     """
     start = columns["start"]
     count = len(start)
@@ -204,25 +223,31 @@ def order_by_start(columns: Columns, runs: Runs, places: Places) -> NDArray[np.i
         values = columns[name][rows]
         equal &= values[1:] == values[:-1]
     if equal.any():
-        _refuse_rows(rows[1:][equal], columns, places)
+        raise RepeatedError(rows[1:][equal])
     first = np.flatnonzero(new_group)
     order = np.empty(count, np.int32)
     order[rows] = position - np.repeat(first, np.diff(first, append=count))
     return order
 
 
-def _refuse_repeated(
-    key: NDArray[np.int64], columns: Columns, places: Places, rows: NDArray[np.intp] | None = None
-) -> None:
+def _require_distinct(key: NDArray[np.int64], rows: NDArray[np.intp] | None = None) -> None:
     if _distinct(key):
         return
     sorting = np.argsort(key, kind="stable")
     repeated = sorting[1:][key[sorting][1:] == key[sorting][:-1]]
-    _refuse_rows(repeated if rows is None else rows[repeated], columns, places)
+    raise RepeatedError(repeated if rows is None else rows[repeated])
 
 
-def _refuse_rows(rows: NDArray[np.intp], columns: Columns, places: Places) -> None:
-    refuse(duplicate(int(row), columns, places) for row in np.sort(rows)[:MAX_FAULTS])
+def copies(columns: Columns) -> NDArray[np.bool_]:
+    """Return whether each row is an earlier one again; stable, so the earliest one stays."""
+    rows = np.lexsort([columns[name] for name in sorted(columns)])
+    same = np.ones(len(rows) - 1, np.bool_)
+    for values in columns.values():
+        in_order = values[rows]
+        same &= in_order[1:] == in_order[:-1]
+    again = np.zeros(len(rows), np.bool_)
+    again[rows[1:][same]] = True
+    return again
 
 
 def duplicate(row: int, columns: Columns, places: Places) -> Fault:

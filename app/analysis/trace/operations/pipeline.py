@@ -31,7 +31,7 @@ def check_pipeline(
     sizes: Sizes,
     places: Places,
 ) -> None:
-    """Refuse repeated microbatches, and computation that no chunk can be given to.
+    """Find repeated microbatches; refuse computation that no chunk can be given to.
 
     With one chunk a stage, the order of computation tells its microbatch. With virtual stages it
     does not, so microbatch and chunk must be recorded.
@@ -39,7 +39,8 @@ def check_pipeline(
     Raises
     ------
     InvalidTraceError
-        `trace.duplicate_operation`, `trace.missing_microbatch`, `trace.missing_model_chunk`.
+        `trace.missing_microbatch`, `trace.missing_model_chunk`.
+    groups.RepeatedError
     """
     op = columns["op"]
     if sizes.vpp > 1:
@@ -59,4 +60,4 @@ def check_pipeline(
     once = np.array([name in _ONCE_A_MICROBATCH for name in op_names])[op]
     rows = np.flatnonzero(once & (columns["mb"] != ABSENT))
     if len(rows):
-        groups.check_microbatches(columns, rows, runs, places)
+        groups.check_microbatches(columns, rows, runs)

@@ -144,14 +144,23 @@ def test_operations_that_stand_in_two_chunks_are_kept_once() -> None:
     assert result.dropped == (Dropped("a", 1, 20), Dropped("b", 0, 3))
 
 
-def test_operations_that_contradict_each_other_are_named() -> None:
+def test_operations_that_contradict_each_other_cost_their_step() -> None:
     made = bodies.rows()
     other = [{**made[1], "op": "gc"}, {**made[0], "dur_ns": 1}]
-    error = refused(chunk(native(made), "a"), chunk(native(other), "b", 4))
+    result = merged([chunk(native(made), "a"), chunk(native(other), "b", 4)])
+    ((step, reason),) = result.trace.repeated_steps
+    assert step == made[0]["step"]
+    assert reason == "rank 0 has a forward-compute twice, at different times"
+    assert set(result.trace.step.tolist()) == {row["step"] for row in made} - {step}
+
+
+def test_a_session_of_nothing_else_is_refused_with_the_places() -> None:
+    made = [row for row in bodies.rows() if row["step"] == bodies.STEPS[0]]
+    error = refused(chunk(native(made), "a"), chunk(native([{**made[0], "dur_ns": 1}]), "b", 4))
     assert error.stable_code == "trace.duplicate_operation"
     (fault,) = error.faults
-    assert (fault.row, fault.column) == (1, "op")
-    assert fault.message.endswith("twice (chunk b/4, operation 1)")
+    assert (fault.row, fault.column) == (0, "op")
+    assert fault.message.endswith("twice (chunk b/4, operation 0)")
     assert error.message == fault.message
 
 

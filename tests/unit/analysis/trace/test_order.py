@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.analysis.trace import storage
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import InvalidTraceError
+from tests.support.nightly import drawn
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import LIMITS, META
 
@@ -79,30 +84,61 @@ def test_operations_that_start_together_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["apart", "neighbors"])
-def test_a_published_row_twice_is_refused(far: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_published_row_twice_counts_once(far: bool) -> None:  # noqa: FBT001 - a parameter
     table = bodies.published_table()
     rows = [*range(80), 12] if far else [*range(13), *range(12, 80)]
-    error = refused(bodies.parquet(table.take(rows)))
-    assert [fault.row for fault in error.faults] == [80 if far else 13]
-    assert error.faults[0].column == "optype"
+    trace = bodies.decoded(bodies.parquet(table.take(rows)))
+    assert (trace.copies, trace.repeated_steps) == (1, ())
+    bodies.assert_same(replace(trace, copies=0), bodies.decoded(bodies.parquet(table)))
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["apart", "neighbors"])
 @pytest.mark.parametrize("picked", [1, 4, 9], ids=["compute", "send", "gc"])
-def test_a_row_twice_is_refused_by_its_line(picked: int, far: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_row_twice_counts_once(picked: int, far: bool) -> None:  # noqa: FBT001 - a parameter
     made = bodies.rows()
+    whole = bodies.decoded(bodies.ndjson(made))
     made.insert(len(made) if far else picked + 1, dict(made[picked]))
-    error = refused(bodies.ndjson(made))
-    assert [fault.line for fault in error.faults] == [82 if far else picked + 3]
+    trace = bodies.decoded(bodies.ndjson(made))
+    assert (trace.copies, trace.repeated_steps) == (1, ())
+    bodies.assert_same(replace(trace, copies=0), whole)
 
 
-def test_one_microbatch_computed_twice_is_refused() -> None:
+def test_one_microbatch_computed_twice_costs_its_step() -> None:
     made = bodies.rows()
     made[2]["mb"] = 0
-    assert refused(bodies.parquet(bodies.native_table(made))).faults[0].row == 2
     columns = bodies.published_columns()
     columns["mb_id"][2] = 0
-    assert refused(bodies.parquet(bodies.published_table(**columns))).faults[0].row == 2
+    for body in (
+        bodies.parquet(bodies.native_table(made)),
+        bodies.parquet(bodies.published_table(**columns)),
+    ):
+        trace = bodies.decoded(body)
+        assert trace.copies == 0
+        ((step, reason),) = trace.repeated_steps
+        assert (step, "forward-compute twice" in reason) == (bodies.STEPS[0], True)
+        assert set(trace.step.tolist()) == {bodies.STEPS[1]}
+
+
+@given(st.sets(st.integers(0, 79), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
+@drawn(30)
+def test_any_copies_anywhere_change_nothing(picked: set[int], seed: int) -> None:
+    made = bodies.rows()
+    doubled = shuffled([*made, *(dict(made[row]) for row in picked)], seed)
+    trace = bodies.decoded(bodies.ndjson(doubled))
+    assert (trace.copies, trace.repeated_steps) == (len(picked), ())
+    assert len(trace) == len(made)
+
+
+def test_copies_and_repeated_steps_are_stored() -> None:
+    made = bodies.rows()
+    made.append({**made[0], "start_ns": made[0]["start_ns"] + 5})
+    made.append(dict(made[-2]))
+    trace = bodies.decoded(bodies.ndjson(made))
+    assert trace.copies == 1
+    assert len(trace.repeated_steps) == 1
+    bodies.assert_same(storage.unpack(storage.pack(trace), trace.meta), trace)
+    stored = storage.unpack(storage.pack(trace), trace.meta)
+    assert (stored.copies, stored.repeated_steps) == (trace.copies, trace.repeated_steps)
 
 
 def test_chunks_tell_equal_microbatches_apart() -> None:
