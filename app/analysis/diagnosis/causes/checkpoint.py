@@ -42,6 +42,8 @@ class Thresholds:
     # much each time.
     alike: float = 0.5
     others: float = 0.25  # other steps begin late by this share of a standstill at most
+    # …and beyond what steps usually do, where the standstills are at even intervals for sure.
+    others_beyond: float = 0.5
     fewest_others: int = 2  # steps that are not struck; with fewer there is no period
     # Standstills of one stage that are not in doubt: any two steps are some number apart.
     sure_from: int = 3
@@ -97,24 +99,27 @@ def _at_intervals(observation: Observation, late_ns: FloatArray, stages: int) ->
 
     Where all steps wait for their data as well, some stand still beyond that; few do by chance.
     """
-    found = _beyond(observation, late_ns, np.float64(0.0))
+    found = _beyond(observation, late_ns, THRESHOLDS.others)
     if found is None:
         # at most every other step is struck
-        found = _beyond(observation, late_ns, np.quantile(late_ns, 0.25))
+        beyond_ns = late_ns - np.quantile(late_ns, 0.25)
+        found = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond)
         if found is not None and found[0].sum() < THRESHOLDS.sure_from:
             return None
     return None if found is None else _Standstill(late_ns, *found, stages)
 
 
 def _beyond(
-    observation: Observation, late_ns: FloatArray, usual_ns: np.float64
+    observation: Observation, late_ns: FloatArray, others: float
 ) -> tuple[NDArray[np.bool_], int] | None:
-    """Return which steps begin later than usual as with checkpoints, and what they are apart."""
-    beyond = late_ns - usual_ns
-    struck = beyond >= THRESHOLDS.alike * beyond.max()
+    """Return which steps begin late as with checkpoints, and what they are apart; else None.
+
+    Other steps begin late by a share `others` of that at most.
+    """
+    struck = late_ns >= THRESHOLDS.alike * late_ns.max()
     if (~struck).sum() < THRESHOLDS.fewest_others:
         return None
-    if beyond[~struck].max() > THRESHOLDS.others * beyond[struck].min():
+    if late_ns[~struck].max() > others * late_ns[struck].min():
         return None
     if struck.sum() == 1:
         return struck, 0
