@@ -316,7 +316,33 @@ def _at_best_speed(drawn: Drawn, _item: Advised) -> World:
     return world
 
 
+def _without_traffic(drawn: Drawn, _item: Advised) -> World:
+    usual = drawn.usual
+    return replace(
+        drawn.struck.world,
+        activation_s=usual.activation_s,
+        gradient_s=usual.gradient_s,
+        gather_s=usual.gather_s,
+        scatter_s=usual.scatter_s,
+    )
+
+
+def _experts_balanced(drawn: Drawn, _item: Advised) -> World:
+    world = drawn.struck.world
+    return replace(world, tokens=np.ones_like(world.tokens))
+
+
+def _contexts_even(drawn: Drawn, _item: Advised) -> World:
+    """Give all context-parallel ranks of a group as much."""
+    world = drawn.struck.world
+    even = np.broadcast_to(world.context_s.mean(axis=0), world.context_s.shape)
+    return replace(world, context_s=even)
+
+
 MAKES: Final[Mapping[str, Make]] = {
+    "separate_traffic": _without_traffic,
+    "balance_experts": _experts_balanced,
+    "divide_sequences": _contexts_even,
     "replace_worker": _replaced,
     "cool_device": _replaced,
     "replace_rank": _rank_replaced,

@@ -53,6 +53,8 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "replace_worker": frozenset({"slow_worker", "thermal_throttling"}),
     "cool_device": frozenset({"slow_worker", "thermal_throttling"}),
     "replace_rank": frozenset({"tensor_parallel_straggler", "context_parallel_straggler"}),
+    "separate_traffic": frozenset({"network_congestion"}),
+    "balance_experts": frozenset({"expert_parallel_imbalance"}),
     "restore_speed": frozenset({"slow_together"}),
     "even_steps": frozenset({"rotating"}),
     "share_microbatches": frozenset({"uneven_microbatches"}),
