@@ -184,3 +184,21 @@ def test_each_cause_of_a_mixture_has_its_fix() -> None:
     fixes = report.recommendations
     assert {fix.action for fix in fixes} == {"even_stages", "repair_link"}
     assert list(fixes) == sorted(fixes, key=lambda fix: -fix.predicted_gain)
+
+
+def test_a_slow_link_is_not_replaced_with_a_slow_worker() -> None:
+    link = SlowLink((1, 1), 40.0)
+    both = synthesize(JOB, (link, SlowWorker((1, 1), 1.6)), seed=3)
+    left_s = np.mean(synthesize(JOB, (link,), seed=3).truth.step_times_s)
+    fix, _ = replacement(both)
+    gain = 1 - left_s / np.mean(both.truth.step_times_s)
+    assert gain < 0.1
+    assert fix.predicted_gain == pytest.approx(gain, abs=0.01)
+
+
+def test_a_division_may_gain_more_than_an_even_one_would() -> None:
+    job = JobModel(Sizes(dp=2, pp=8), microbatches=4, steps=8, layers=(16,) * 8)
+    report = analyze(synthesize(job, [StageImbalance(1.8, 1.5)], seed=3).trace).report
+    (fix,) = (f for f in report.recommendations if f.division is not None)
+    assert not fix.at_most
+    assert fix.predicted_gain > report.headline.waste + 0.03
