@@ -17,7 +17,7 @@ from app.alerts.readings import (
     NO_DATA_CAUSE,
     REGRESSION_CAUSE,
 )
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind, differs
 from app.analysis.report.verdict import VerdictWorker
@@ -31,8 +31,6 @@ MAX_ALERTS: Final = 10
 MAX_GPUS: Final = 4
 # Of the workers after the worst, those that slow the job down by so much.
 WORTH_NAMING: Final = 1.01
-# What all workers lose is said from this share of their time on.
-WORTH_A_WORD: Final = 0.05
 _OF_ALL: Final = (BETWEEN_STEPS_CAUSE, ALL_SLOW_CAUSE)
 
 
@@ -117,7 +115,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
 def _of_all(shares: Shares) -> list[tuple[str, str]]:
     """Return what all workers lose, where that is worth a word: it is in no slowdown."""
     lost = shares.between_steps_above
-    if lost < WORTH_A_WORD:
+    if lost < WORTH_SAYING:
         return []
     return [("Between steps", f"{percent(lost, 0)} of the time is lost")]
 

@@ -11,6 +11,8 @@ from app.analysis.budget.parts import Part
 from app.analysis.budget.split import Split
 
 _NS: Final = 1e-9
+# What is lost is said from this share of the time on.
+WORTH_SAYING: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
@@ -18,9 +18,7 @@ from app.analysis.wording import percent
 
 # A second cause with this share of the lost time is worth naming in the same sentence.
 _SECOND_CAUSE: Final = 0.25
-# What all workers lose is said from this share of their time on…
-_WORTH_SAYING: Final = 0.05
-# …and makes a job slow from as much on as a straggler does.
+# What all workers lose makes a job slow from as much on as a straggler does.
 _SLOW: Final = 1 - 1 / STRAGGLING
 
 _TOGETHER: Final = "is lost in steps in which all workers compute slower"
@@ -70,7 +68,7 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
             # else one of the causes
             (0.0 if said.level == "slow" else shares.slow_together, _TOGETHER),
         )
-        if share >= _WORTH_SAYING
+        if share >= WORTH_SAYING
     }
     if not lost:
         return said

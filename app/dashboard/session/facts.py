@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.document import Report
+from app.analysis.report.document import SECONDS_AN_HOUR, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import hours, sure
 from app.dashboard.session.slowdown import against, shown_interval, whole
@@ -23,12 +24,21 @@ def verdict_facts(report: Report) -> list[Fact]:
         Fact(
             "GPU-hours lost",
             hours(report.lost_gpu_hours),
-            f"{hours(report.lost_gpu_hours_per_hour)} more each hour",
+            _also_lost(report) or f"{hours(report.lost_gpu_hours_per_hour)} more each hour",
             hint=f"To {lost_to}, in the analyzed steps, by all ranks together",
         ),
         _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
         _runner_up(causes),
     ]
+
+
+def _also_lost(report: Report) -> str:
+    """Return what is lost between steps, which is in no slowdown; empty where that is little."""
+    budget = report.budget
+    if budget is None or budget.shares.between_steps_above < WORTH_SAYING:
+        return ""
+    gpu_hours = report.sizes.world * budget.wall_s / SECONDS_AN_HOUR
+    return f"and {hours(gpu_hours * budget.shares.between_steps_above)} between steps"
 
 
 def known_fact(report: Report) -> Fact | None:

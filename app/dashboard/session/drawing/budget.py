@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.budget.parts import Part
 from app.analysis.report.document import SECONDS_AN_HOUR, Report
 from app.analysis.wording import hours
@@ -13,8 +14,7 @@ from app.dashboard.ui.format import percent, rough_percent
 
 # A smaller share of the time has no line of its own.
 _SHOWN: Final = 0.0005
-# From this share on what is lost leads the title; under the other one nothing is.
-_WORTH_NAMING: Final = 0.05
+# Under this share nothing is lost.
 _NEGLIGIBLE: Final = 0.005
 
 
@@ -72,7 +72,7 @@ def budget_table(report: Report) -> BudgetTable | None:
 def _title(report: Report) -> str:
     assert report.budget is not None  # noqa: S101
     shares = report.budget.shares
-    if shares.lost < _WORTH_NAMING:
+    if shares.lost < WORTH_SAYING:
         lost = "nothing" if shares.lost < _NEGLIGIBLE else rough_percent(shares.lost)
         return f"Computing takes {rough_percent(shares.computing)} of the time; {lost} is lost"
     most = max((part for part in Part if part.lost), key=shares.of)

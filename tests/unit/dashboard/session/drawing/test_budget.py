@@ -7,8 +7,10 @@ import pytest
 from app.analysis.budget.document import Budget
 from app.analysis.budget.parts import Part
 from app.analysis.report.document import Report
+from app.analysis.wording import hours
 from app.dashboard.session.drawing.budget import budget_table
 from app.dashboard.session.exports import EXPORTS
+from app.dashboard.session.facts import verdict_facts
 from tests.support import reports
 
 
@@ -61,3 +63,17 @@ def test_the_file_has_the_session_its_workers_and_its_steps() -> None:
     assert len(lines) == 1 + 1 + sizes.dp * sizes.pp + len(report.steps.analyzed)
     for line in lines[1:]:
         assert sum(map(float, line.split(",")[4:])) == pytest.approx(1, abs=1e-9)
+
+
+def test_what_is_lost_between_steps_is_said_with_the_gpu_hours_lost() -> None:
+    report = reports.scenario("slow-worker")
+    budget = budget_of(report)
+
+    def note(share: float) -> str:
+        shares = replace(budget.shares, between_steps_above=share)
+        facts = verdict_facts(replace(report, budget=replace(budget, shares=shares)))
+        return next(str(fact.note) for fact in facts if fact.label == "GPU-hours lost")
+
+    lost = report.sizes.world * budget.wall_s / 3600 * 0.28
+    assert note(0.28) == f"and {hours(lost)} between steps"
+    assert note(0.04).endswith(" more each hour")
