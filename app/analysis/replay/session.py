@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -135,7 +135,8 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         laid_out = lay_out(rows.trace, rows.routes)
         arranged, graphs, dropped = _with_graphs(laid_out)
     arranged, impossible = without_impossible(arranged, graphs)
-    draft, odd = _without_odd_steps(Draft.of(arranged, graphs, _recording(trace)))
+    draft, torn = _without_torn_steps(Draft.of(arranged, graphs, _recording(trace)))
+    draft, odd = _without_odd_steps(draft)
     draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [durations for durations, _ in draft.own]
@@ -148,7 +149,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     ahead_ns = draft.clocks.offsets_ns if draft.clocks.aligned else None
     return Replayed(
         groups=tuple(groups),
-        dropped=tuple(sorted((*dropped, *unusable, *repeated), key=attrgetter("step"))),
+        dropped=tuple(sorted((*dropped, *unusable, *repeated, *torn), key=attrgetter("step"))),
         odd=odd,
         clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,
@@ -167,7 +168,19 @@ def _without_odd_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
     odd = find_odd_steps(draft)
     if not odd:
         return draft, ()
-    left_out = [item.step for item in odd]
+    return _without_steps(draft, [item.step for item in odd]), odd
+
+
+def _without_torn_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
+    """Return a draft without the steps within which a clock was set, and these."""
+    torn = draft.clocks.torn
+    if not torn or len(torn) == sum(len(layout.steps) for layout in draft.arranged):
+        return draft, ()
+    reason = "a clock was set within it"
+    return _without_steps(draft, torn), tuple(DroppedStep(step, reason) for step in torn)
+
+
+def _without_steps(draft: Draft, left_out: Sequence[int]) -> Draft:
     ordinary = [
         (layout if len(kept) == len(layout.steps) else layout.of_steps(kept), graph)
         for layout, graph in zip(draft.arranged, draft.graphs, strict=True)
@@ -176,7 +189,7 @@ def _without_odd_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
     ]
     ordinary.sort(key=lambda pair: (-len(pair[0].steps), int(pair[0].steps[0])))
     arranged, graphs = zip(*ordinary, strict=True)
-    return Draft.of(arranged, graphs, draft.recording), odd
+    return Draft.of(arranged, graphs, draft.recording)
 
 
 def _recording(trace: Trace) -> Recording:

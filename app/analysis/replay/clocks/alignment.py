@@ -63,6 +63,8 @@ class RankClocks:
     unconnected: tuple[tuple[int, int], ...]
     # Clocks that were set between steps; starts are as if they had not been.
     settings: tuple[ClockSetting, ...] = ()
+    # Steps within which a clock was set: the others are to be looked at without them.
+    torn: tuple[int, ...] = ()
 
 
 def align(
@@ -112,6 +114,7 @@ def align(
         if len(parts) == 1
         else tuple(divmod(int(np.flatnonzero(part == p)[0]), pp) for p in parts),
         settings=put.settings,
+        torn=put.torn,
     )
     if not wrong:
         return list(layouts), clocks

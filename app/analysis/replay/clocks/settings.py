@@ -25,6 +25,8 @@ IntArray = NDArray[np.intp]
 
 # Ends move by less from step to step without any clock being set.
 LEAST_NS: Final = 5e6
+# Clocks that are not set drift by less, as a share of the time that passes.
+DRIFT: Final = 2e-4
 # A jump is at least that many times what ends move by from step to step.
 ABOVE_NOISE: Final = 10.0
 # All that shows a jump agrees on it within this share of it: ends, and begins of steps.
@@ -54,6 +56,9 @@ class PutBack:
 
     layouts: list[Layout]
     settings: tuple[ClockSetting, ...]
+    # Steps within which a clock was set: no times of theirs are right. Nothing else is taken out
+    # as long as there are any.
+    torn: tuple[int, ...] = ()
 
 
 def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool) -> PutBack:
@@ -72,7 +77,13 @@ def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bo
     order = np.argsort(steps)
     jumps: FloatArray | None = None  # (boundaries, ranks)
     if matches is not None and len(steps) >= LEAST_STEPS:
-        jumps = _jumps(layouts, order, matches, absolute=absolute)
+        begin = np.concatenate([layout.begin_ns for layout in layouts])[order]
+        moves = _moves(matches.ahead_ns[order], np.abs(np.diff(begin)))
+        torn = [] if moves is None else _torn(layouts, order, matches, moves)
+        if torn:
+            return PutBack(list(layouts), (), tuple(steps[order][torn].tolist()))
+        if moves is not None:
+            jumps = _jumps(layouts, order, matches, moves, absolute=absolute)
     if absolute and len(steps) >= LEAST_STEPS:
         jumps = _with_set_back(layouts, order, jumps)
     if jumps is None:
@@ -82,32 +93,85 @@ def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bo
     return PutBack(_shifted(layouts, total), _settings(layouts[0], steps[order], jumps))
 
 
-def _jumps(
-    layouts: Sequence[Layout], order: IntArray, matches: Matches, *, absolute: bool
-) -> FloatArray | None:
-    """Return what the clock of each rank is set by between two steps, (steps - 1, ranks)."""
-    ahead = matches.ahead_ns[order]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moves:
+    """Where ends that belong together move against one another from one step to the next."""
+
+    noise_ns: FloatArray  # (matches,): what they usually move by
+    boundaries: IntArray  # between this step and the next they move by far more
+
+
+def _moves(ahead: FloatArray, passed_ns: FloatArray) -> _Moves | None:
+    """Return where ends move by more than clocks drift in the time that passes, (steps - 1,)."""
     moved = np.diff(ahead, axis=0)
     if not moved.size:
         return None
     noise = MAD_TO_SD * median_of_known(np.abs(moved))
     with np.errstate(invalid="ignore"):
-        far = np.abs(moved) > np.maximum(LEAST_NS, ABOVE_NOISE * noise)
+        least = np.maximum(LEAST_NS, DRIFT * passed_ns)[:, None]
+        far = np.abs(moved) > np.maximum(least, ABOVE_NOISE * noise)
     boundaries = np.flatnonzero(far.any(axis=1))
-    if not len(boundaries):
-        return None
+    return _Moves(noise, boundaries) if len(boundaries) else None
+
+
+def _torn(layouts: Sequence[Layout], order: IntArray, matches: Matches, moves: _Moves) -> list[int]:
+    """Return the places of steps within which a clock was set.
+
+    Such a step is longer or shorter than usual by the clock of a few ranks, not by that of the
+    others, and the ends of these ranks stay moved after it.
+    """
+    ahead = matches.ahead_ns[order]
+    lengths = np.concatenate([_lengths(layout) for layout in layouts])[order]
+    longer = lengths - median(lengths)
+    noise = np.maximum(LEAST_NS, ABOVE_NOISE * MAD_TO_SD * median(np.abs(longer)))
+    torn = []
+    for step in np.unique([moves.boundaries, moves.boundaries + 1]).tolist():
+        off = np.abs(longer[step])
+        which = np.flatnonzero(off > noise)
+        if not len(which) or float(median(off)) > AGREED * float(off[which].max()):
+            continue
+        before = median_of_known(ahead[max(step - 2, 0) : step])
+        last = step + 1 == len(ahead)
+        after = ahead[step] if last else median_of_known(ahead[step + 1 : step + 3])
+        stays = np.nan_to_num(np.abs(after - before))
+        mine = np.isin(matches.one, which) | np.isin(matches.other, which)
+        if mine.any() and float(stays[mine].max()) > AGREED * float(off[which].max()):
+            torn.append(step)
+    return torn
+
+
+def _lengths(layout: Layout) -> FloatArray:
+    """Return what passes from each rank's first start of a step to its last, (steps, ranks)."""
+    starts = layout.start_ns
+    if layout.missing is not None:
+        starts = np.where(layout.missing, np.nan, starts)
+    stages = [starts[layout.nodes.pp == stage] for stage in range(layout.pp)]
+    lengths = [np.nanmax(mine, axis=0) - np.nanmin(mine, axis=0) for mine in stages]
+    return np.stack(lengths, axis=-1).reshape(len(layout.steps), -1)
+
+
+def _jumps(
+    layouts: Sequence[Layout],
+    order: IntArray,
+    matches: Matches,
+    moves: _Moves,
+    *,
+    absolute: bool,
+) -> FloatArray | None:
+    """Return what the clock of each rank is set by between two steps, (steps - 1, ranks)."""
+    ahead, noise = matches.ahead_ns[order], moves.noise_ns
     first = layouts[0]
     ranks = first.dp * first.pp
     own = _own_intervals(layouts, order, absolute=absolute)
     jumps: FloatArray | None = None
-    edges = [0, *(boundaries + 1).tolist(), len(ahead)]
-    for k, boundary in enumerate(boundaries.tolist()):
+    edges = [0, *(moves.boundaries + 1).tolist(), len(ahead)]
+    for k, boundary in enumerate(moves.boundaries.tolist()):
         before = median_of_known(ahead[edges[k] : edges[k + 1]])
         after = median_of_known(ahead[edges[k + 1] : edges[k + 2]])
         jump = _jump(matches, after - before, noise, ranks, first.pp)
         by_rank = None if jump is None else _whose(jump, own, boundary)
         if by_rank is not None:
-            jumps = np.zeros((len(moved), ranks)) if jumps is None else jumps
+            jumps = np.zeros((len(ahead) - 1, ranks)) if jumps is None else jumps
             jumps[boundary] = by_rank
     return jumps
 
@@ -170,10 +234,11 @@ class _Intervals:
 def _own_intervals(layouts: Sequence[Layout], order: IntArray, *, absolute: bool) -> _Intervals:
     begins = np.concatenate([_begins(layout, absolute=absolute) for layout in layouts])[order]
     intervals = np.diff(begins, axis=0)
-    # Steps are sampled with pauses of any length, but these are the same of all ranks.
+    # Steps may be sampled with pauses of any length, but these are the same of all ranks.
     together = median(intervals.T)
     apart = intervals - together[:, None]
-    together -= median(together)
+    passed = np.diff(np.concatenate([layout.steps for layout in layouts])[order])
+    together -= median(together / passed) * passed
     longer = apart - median(apart) + together[:, None]
     return _Intervals(longer, MAD_TO_SD * float(median(np.abs(together))))
 

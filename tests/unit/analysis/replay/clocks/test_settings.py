@@ -73,6 +73,59 @@ def test_a_clock_that_is_set_changes_no_verdict(
         assert f"node-{host} was set" in report.clocks.warnings[0]
 
 
+def in_a_row(trace: Trace) -> Trace:
+    """Return the trace as if its steps had followed one another."""
+    steps, number = np.unique(trace.step, return_inverse=True)
+    begin = np.array([trace.start_ns[trace.step == step].min() for step in steps])
+    ends = trace.start_ns + trace.duration_ns
+    length = np.array([ends[trace.step == step].max() for step in steps]) - begin
+    new = np.concatenate([[0], np.cumsum(length[:-1] + 2_000_000)])
+    start = trace.start_ns - begin[number] + new[number] + 1_760_000_000 * 10**9
+    return dataclasses.replace(trace, step=number.astype(np.int64), start_ns=start)
+
+
+@pytest.mark.parametrize("by_s", [0.5, -0.5, 60.0, -60.0])
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 1)])
+def test_a_step_within_which_a_clock_is_set_is_left_out(
+    sizes: tuple[int, int], by_s: float
+) -> None:
+    trace = in_a_row(slow_job(*sizes))
+    rank = int(trace.rank.max())
+    mine = trace.rank == rank
+    middle = np.median(trace.start_ns[mine & (trace.step == 4)])
+    moved = mine & ((trace.step > 4) | ((trace.step == 4) & (trace.start_ns >= middle)))
+    start = trace.start_ns + np.where(moved, int(by_s * 1e9), 0)
+    report = analyze(dataclasses.replace(trace, start_ns=start)).report
+    before = clean(*sizes)
+    assert report.headline.slowdown == pytest.approx(before.headline.slowdown, rel=0.01)
+    assert [cause.where for cause in report.causes] == [cause.where for cause in before.causes]
+    assert [(one.step, one.reason) for one in report.steps.dropped] == [
+        (4, "a clock was set within it")
+    ]
+    (found,) = report.clocks.settings
+    assert (found.step, round(found.by_s, 2)) == (5, by_s)
+    assert [report.workers.rank[dp][pp] for dp, pp in found.workers] == [rank]
+
+
+def test_steps_of_two_windows_and_of_any_numbers_lose_no_time() -> None:
+    trace = in_a_row(slow_job(2, 2))
+    later = trace.step >= 5
+    windows = dataclasses.replace(
+        trace,
+        step=trace.step + np.where(later, 100, 0),
+        start_ns=trace.start_ns + np.where(later, 3600 * 10**9, 0),
+    )
+    sampled = dataclasses.replace(
+        trace, step=trace.step * 7, start_ns=trace.start_ns + trace.step * 10**9
+    )
+    for session_ in (windows, sampled):
+        report = analyze(session_).report
+        assert report.headline.slowdown == pytest.approx(clean(2, 2).headline.slowdown, rel=0.01)
+        assert report.clocks.settings == ()
+        assert report.budget is not None
+        assert report.budget.shares.between_steps_above < 0.01
+
+
 def test_a_clock_may_be_set_several_times_and_another_in_between() -> None:
     trace = slow_job(2, 2)
     first, second = (int(rank) for rank in np.unique(trace.rank)[:2])
