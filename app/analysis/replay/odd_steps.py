@@ -34,8 +34,8 @@ class Thresholds:
     warm_up: int = 5  # At the start of a recorded window that many may be.
     # Nearly all ranks compute `times` as long, or `excess` times with a computation that takes
     # `single` times as long.
-    times: float = 1.35
-    excess: float = 1.1
+    times: float = 1.08
+    excess: float = 1.05
     single: float = 4.0
     alike: float = 0.1  # Nearly all are all but this share.
     # The logarithm of that is this many times what it is in any other step, and this many standard

@@ -34,6 +34,7 @@ ODD = {
     "first step 2x": WarmUp((0,), 2.0),
     "first step 6x": WarmUp((0,), 6.0),
     "first step 1.5x": WarmUp((0,), 1.5),
+    "first steps 1.2x": WarmUp((0, 1), 1.2),
     "three first steps": WarmUp((0, 1, 2), 3.0),
     "several": WarmUp((0, 5, 11, 12), 2.5),
     "first computation": WarmUp((0, 11), 20.0, first_only=True),
