@@ -129,6 +129,20 @@ class Monitor:
             else self._tap.span(op, mb, mc)
         )
 
+    def between(self, op: str) -> Span:
+        """Record the code inside as something that this rank does between steps.
+
+        `op` is ``data-loading``, ``checkpoint`` or ``evaluation``. Nothing in it counts as part of
+        a step. PyTorch's loaders, `torch.save` and `torch.distributed.checkpoint.save` are recorded
+        without it.
+
+        Examples
+        --------
+        >>> with monitor.between("evaluation"):
+        ...     evaluate(model)
+        """
+        return self._tap.between(op)
+
     def watch(self, op: str, work: Any, mb: int | None = None, mc: int | None = None) -> Any:
         """Record asynchronous work, such as that of `isend`, from now until it completes.
 

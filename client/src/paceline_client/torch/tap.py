@@ -16,6 +16,9 @@ PARAMETERS: Final = "params-all-gather"
 GRADIENTS: Final = "grads-reduce-scatter"
 OPTIMIZER: Final = "optimizer"
 GC: Final = "gc"
+# What a rank does between steps; no part of a step wherever it is.
+DATA_LOADING: Final = "data-loading"
+CHECKPOINT: Final = "checkpoint"
 
 # Operation, start and duration in nanoseconds since the epoch, step, microbatch, model chunk.
 Sink = Callable[[str, int, int, int, "int | None", "int | None"], None]
@@ -126,6 +129,10 @@ class Tap:
         """Record the code inside as a computation, in which collectives are nested."""
         return Computing(self, op, mb, mc)
 
+    def between(self, op: str) -> Span:
+        """Record the code inside as something done between steps, and nothing in it."""
+        return Between(self, op, None, None)
+
     def watch(
         self, op: str, work: Any, start: Any, mb: int | None = None, mc: int | None = None
     ) -> Any:
@@ -203,3 +210,33 @@ class Computing(Span):
     ) -> None:
         self._tap.depth -= 1
         super().__exit__(kind, error, trace)
+
+
+class Between(Span):
+    """A span of what a rank does between steps.
+
+    What is computed or sent in it, as by an evaluation, belongs to no step and is not recorded.
+    """
+
+    __slots__ = ("_sink", "_step")
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        tap = self._tap
+        self._sink, self._step = tap.sink, tap.step
+        tap.sink = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tap = self._tap
+        if tap.step == self._step and tap.sink is None:
+            # A step that ended meanwhile may have ended the session.
+            tap.sink = self._sink
+        super().__exit__(kind, error, trace)
+
+    def _record(self, end: Any) -> None:
+        self._tap.add_aside(self._op, self._start, end)

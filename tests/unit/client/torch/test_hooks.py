@@ -30,7 +30,7 @@ PINNED = Path(__file__).parents[4] / "requirements" / "real-jobs.txt"
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.where)
 def test_a_hook_fits_the_version_at_hand(hook: Hook) -> None:
-    package = hook.where.partition(".")[0]
+    package = re.split("[.:]", hook.where)[0]
     if importlib.util.find_spec(package) is None:
         skip_or_fail(f"{package} is not installed")
     with warnings.catch_warnings():

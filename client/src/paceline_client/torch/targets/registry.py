@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from paceline_client.torch.targets.between import BETWEEN
 from paceline_client.torch.targets.collectives import COLLECTIVES
 from paceline_client.torch.targets.ddp import DDP
 from paceline_client.torch.targets.fsdp2 import FSDP2
@@ -27,4 +28,5 @@ TARGETS: Final[tuple[Target, ...]] = (
     COLLECTIVES,
     OPTIMIZERS,
     GARBAGE,
+    BETWEEN,
 )
