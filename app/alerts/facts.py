@@ -147,6 +147,8 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         ),
         fix=verdict.fix,
         withheld=verdict.withheld,
+        headline=verdict.headline,
+        step_time_s=verdict.step_time_s,
     )
     published = verdict.published
     if published is None:
@@ -157,8 +159,6 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         slowdown_ci95=published.ci95,
         waste=published.waste,
         gpu_hours_lost=published.gpu_hours_lost,
-        step_time_s=verdict.step_time_s,
         worst=verdict.worst,
         worst_step=verdict.worst_step,
-        headline=verdict.headline,
     )

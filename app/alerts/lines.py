@@ -19,7 +19,7 @@ from app.alerts.readings import (
 )
 from app.analysis.budget.document import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
-from app.analysis.diagnosis.headline import HeadlineKind, differs
+from app.analysis.diagnosis.headline import differs
 from app.analysis.report.verdict import VerdictWorker
 from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import NBSP, hours, percent, sure
@@ -82,7 +82,7 @@ def _summary(alert: Alert) -> str:
         return f"{alert.subject}: {percent(alert.value, 0)} of the time."
     if shown is None or not slow:
         return alert.subject
-    against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
+    against = "without its causes" if shown.kind.without_causes else "ideal"
     return f"{alert.subject}. The job is {shown.slowdown:.2f}× slower than {against}."
 
 
@@ -125,16 +125,17 @@ def _slowdowns(facts: Facts) -> list[tuple[str, str]]:
     shown, published = facts.headline, facts.slowdown
     if facts.withheld is not None and facts.lost_each_hour is not None:
         return [("Costs", f"{hours(facts.lost_each_hour)} GPU-hours each hour, at least")]
-    if shown is None or published is None:
+    if shown is None:
         return []
-    s = _slowdown(published, facts.slowdown_ci95)
-    if shown.kind is HeadlineKind.CAUSES:
-        against = "against the job without its causes"
-        fields = [("Slowdown", f"{_slowdown(shown.slowdown, shown.ci95)} {against}")]
-        if differs(shown.slowdown, published):
-            fields.append(("Published S", s))
+    measured = _slowdown(shown.slowdown, shown.ci95)
+    if shown.kind.without_causes:
+        fields = [("Slowdown", f"{measured} against the job without its causes")]
+        if published is None:
+            fields.append(("Published S", "withheld"))
+        elif differs(shown.slowdown, published):
+            fields.append(("Published S", _slowdown(published, facts.slowdown_ci95)))
     else:
-        fields = [("Slowdown S", s)]
+        fields = [("Slowdown S", measured)]
     lost = facts.lost_each_hour
     if lost is None:
         return [*fields, ("GPU-hours lost", f"{hours(shown.gpu_hours_lost)} in this session")]

@@ -116,7 +116,7 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
             value = facts.waste
         case "gpu_hours_lost":
             value = facts.gpu_hours_lost
-        case "discrepancy" if facts.withheld is not None:
+        case "discrepancy" if facts.known is not None and facts.slowdown is None:
             # What the recording has and the replay of durations has not is what the causes cost.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
@@ -13,7 +15,7 @@ from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import Sizes, Trace
 from app.db.documents import REPORT
 
 T = TypeVar("T")
@@ -35,8 +37,24 @@ def healthy() -> Report:
 
 @cache
 def distrusted() -> Report:
-    """Return the report of a session whose replay is off."""
-    return scenario("data-loading")
+    """Return the report of a session whose replay is off, and whose causes do not say why."""
+    return changed(
+        scenario("data-loading"),
+        headline__kind="causes",
+        verdict__level="none",
+        verdict__sentence="Verdict on S withheld; steps wait for their data, 17 % of a step",
+    )
+
+
+def unexplained() -> Trace:
+    """Return a session whose steps stand still halfway, for no cause that launches show."""
+    trace = SCENARIOS["healthy"].synthesize(0).trace
+    steps, number = np.unique(trace.step, return_inverse=True)
+    begins = np.full(len(steps), np.iinfo(np.int64).max)
+    np.minimum.at(begins, number, trace.start_ns)
+    since = trace.start_ns - begins[number]
+    stall = np.where(since > np.median(since), 800_000_000, 0).astype(np.int64)
+    return replace(trace, start_ns=trace.start_ns + stall)
 
 
 @cache

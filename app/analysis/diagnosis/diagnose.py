@@ -10,12 +10,14 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.between.passing import passing_of
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
 from app.analysis.diagnosis.counterfactual import NS, Claim, Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
+from app.analysis.diagnosis.named.between_steps import standing_still
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.past.comparison import EarlierSession
 from app.analysis.diagnosis.ranks.chance import by_chance_s
@@ -72,6 +74,9 @@ class Diagnosis:
     delaying: tuple[str, ...] = ()
     # What a mean step loses by chance, where ranks share processors: no cause, and no loss.
     chance_s: float = 0.0
+    # What is lost between steps, where no replay has it.
+    between: tuple[Cause, ...] = ()
+    turn_s: float = 0.0  # what a mean step takes with the gap before it; 0 where that is not known
 
     def causes_within(self, limit: float) -> tuple[Cause, ...]:
         """Return the causes if the replay they come from is within `limit` of the recording.
@@ -113,7 +118,22 @@ def diagnose(
         What is known of the job's sessions before.
     """
     step_ns = float(np.mean(metrics.recorded_s)) / NS
-    signs = Signs(observation, step_ns, earlier)
+    passing = passing_of(replayed, metrics.recorded_s)
+    signs = Signs(observation, step_ns, earlier, passing)
+    diagnosis, between = _within_steps(signs, replayed, metrics), standing_still(signs)
+    named = {cause.cause for cause in between}
+    return replace(
+        diagnosis,
+        ruled_out=tuple(name for name in diagnosis.ruled_out if name not in named),
+        unjudged={name: why for name, why in diagnosis.unjudged.items() if name not in named},
+        between=between,
+        turn_s=0.0 if signs.passing is None else signs.passing.turn_ns * NS,
+    )
+
+
+def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnosis:
+    """Name the causes of the time that steps lose."""
+    observation = signs.observation
     unjudged = _cannot_judge(signs)
     chance_s = by_chance_s(observation, metrics)
     excess = float(np.mean(metrics.recorded_s)) / (metrics.ideal_step_s + chance_s)

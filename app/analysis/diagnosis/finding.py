@@ -84,18 +84,29 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Standstill:
+    """What a cause takes between steps, where nothing is replayed."""
+
+    lost_ns: FloatArray  # (all analyzed steps,): before each, 0 where it is not known
+    evidence: tuple[Evidence, ...]
+    most: float  # the highest confidence that it can have
+    figure: FigureData | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Cause:
     """A cause that costs enough to be named."""
 
     cause: str  # the name of a kind of cause, or ``unknown``
     contribution: float | None  # its fair share of the lost time
-    cost_s: float | None  # that share in seconds of a mean step
+    cost_s: float | None  # that share in seconds of a mean step and what passes before it
     confidence: float | None  # how sure the diagnosis is that this cause holds, 0 to 1
     evidence: tuple[Evidence, ...]
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
     saves: float | None = None  # the share of a mean step that removing it alone saves
     runner_up: str | None = None  # the next best explanation
+    between_s: float = 0.0  # the part of `cost_s` that passes between steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,7 +51,14 @@ class HeadlineKind(StrEnum):
     """What the headline holds a job against."""
 
     CAUSES = "causes"
+    # the same where S is withheld: only a replay with late launches is near the recording
+    LAUNCHES = "launches"
     PUBLISHED = "published"
+
+    @property
+    def without_causes(self) -> bool:
+        """Return whether it is the job without its causes."""
+        return self is not HeadlineKind.PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,8 @@ class Headline:
     reference_step_time_s: float
     """Seconds: the mean step without the causes; of the published kind, the mean ideal step."""
     kind: HeadlineKind
-    """``published`` where the headline is S."""
+    """``published`` where the headline is S, ``launches`` where S is withheld and a replay with the
+    launches that causes make late is the recording."""
     ci95_reason: str | None = field(default=None, metadata=OMITTED)
     """Why there is no interval."""
 
@@ -116,11 +124,14 @@ def headline(
         )
     reference_s = float(np.mean(judged.reference_s))
     ci95 = interval_of(judged)
+    by_launches = (
+        metrics.discrepancy > DISCREPANCY_LIMIT >= diagnosis.discrepancy and diagnosis.delaying
+    )
     return Headline(
         diagnosis.slowdown,
         ci95,
         reference_s,
-        HeadlineKind.CAUSES,
+        HeadlineKind.LAUNCHES if by_launches else HeadlineKind.CAUSES,
         ci95_reason=too_few_steps(len(judged.steps_s)) if ci95 is None else None,
     )
 

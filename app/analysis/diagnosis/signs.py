@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from app.analysis.diagnosis.between.passing import Passing
 from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
 from app.analysis.diagnosis.lengths.recorded import some_lengths
 from app.analysis.diagnosis.lengths.work import slow_together
@@ -30,6 +31,7 @@ class Signs:
     observation: Observation
     step_ns: float  # the mean recorded step
     earlier: Sequence[EarlierSession] = ()  # of the same job
+    passing: Passing | None = None  # what passes between steps, where that is asked for
 
     @cached_property
     def has_tensor_ranks(self) -> bool:

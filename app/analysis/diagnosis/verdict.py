@@ -21,6 +21,8 @@ _SECOND_CAUSE: Final = 0.25
 # What all workers lose makes a job slow from as much on as a straggler does.
 _SLOW: Final = 1 - 1 / STRAGGLING
 
+# Shares of nearly the same time are one.
+_ALIKE: Final = 1.1
 _TOGETHER: Final = "is lost in steps in which all workers compute slower"
 
 # ``none`` where there is no verdict.
@@ -45,6 +47,8 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     limit: float,
     *,
     shares: Shares,
+    between: Sequence[Cause] = (),
+    turn_s: float = 0.0,
     withheld: str | None = None,
 ) -> Verdict:
     """Say in one sentence how slow the job is and why; what costs most first.
@@ -57,6 +61,10 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         A discrepancy above it withholds the verdict.
     shares : Shares
         Where the time goes: what all workers lose is in no slowdown.
+    between : sequence of Cause
+        Why time is lost between steps, as far as that is known.
+    turn_s : float
+        What a mean step takes with the gap before it; 0 where that is not known.
     withheld : str, optional
         Why there is no verdict, whatever the discrepancy.
     """
@@ -64,7 +72,10 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     lost = {
         f"{percent(share, 0)} of the time {what}": share
         for share, what in (
-            (shares.between_steps_above, "is lost between steps"),
+            (
+                _between(shares, between, turn_s),
+                f"is lost between steps{_because(job, between, causes)}",
+            ),
             # else one of the causes
             (0.0 if said.level == "slow" else shares.slow_together, _TOGETHER),
         )
@@ -82,6 +93,25 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     return Verdict(f"{said.sentence}; {everywhere}", said.level)
 
 
+def _between(shares: Shares, between: Sequence[Cause], turn_s: float) -> float:
+    """Return which share of the time is lost between steps.
+
+    What is recorded there before each step is usual, and lost all the same.
+    """
+    above = shares.between_steps_above
+    known = sum(cause.between_s for cause in between) / turn_s if turn_s else 0.0
+    # Both tell the same, but for the first step, of which it is not known what preceded it.
+    return known if known > _ALIKE * above + shares.between_steps / 2 else above
+
+
+def _because(job: JobFacts, between: Sequence[Cause], causes: Sequence[Cause]) -> str:
+    """Return why time is lost between steps, where that is not said of the steps already."""
+    first = max(between, key=lambda cause: cause.between_s, default=None)
+    if first is None or first.cause in {cause.cause for cause in causes}:
+        return ""
+    return f": {KINDS[first.cause].because(first, job)}"
+
+
 def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     job: JobFacts,
     metrics: Metrics,
@@ -93,17 +123,19 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     """Say how slow steps are and why."""
     if withheld is not None:
         return Verdict(f"No verdict: {withheld}", "none")
-    if metrics.discrepancy > limit:
+    if metrics.discrepancy > limit and headline.kind is not HeadlineKind.LAUNCHES:
         return Verdict(_withheld(job, metrics, causes, limit), "none")
     shown = f"{headline.slowdown:.2f}×"
-    against_causes = headline.kind is HeadlineKind.CAUSES
+    against_causes = headline.kind.without_causes
+    # S knows nothing of late launches.
+    unsaid = "; S is withheld" if headline.kind is HeadlineKind.LAUNCHES else ""
     if headline.slowdown < STRAGGLING:
         reference = "the step time without its causes" if against_causes else "the ideal step time"
-        return Verdict(f"{shown} {reference}: no straggler to act on", "ok")
+        return Verdict(f"{shown} {reference}: no straggler to act on{unsaid}", "ok")
     if against_causes:
         named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
         reference = without_causes(named)
-        return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}", "slow")
+        return Verdict(f"{shown} slower than {reference}: {_why(job, causes)}{unsaid}", "slow")
     known = bool(causes) and causes[0].cause != UNKNOWN
     why = f"because {_why(job, causes)}" if known else _for_no_one_place(job)
     return Verdict(f"{shown} slower than ideal {why}", "slow")

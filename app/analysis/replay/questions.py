@@ -89,7 +89,7 @@ class Question:
 class Against:
     """What answers are counted against: the reference of the session's headline."""
 
-    kind: str  # ``causes``: the job without its causes; ``published``: the ideal of S
+    kind: str  # ``causes``, ``launches``: the job without its causes; ``published``: ideal of S
     slowdown: float  # of the session as it is
 
 

@@ -17,6 +17,7 @@ from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
 from app.analysis.diagnosis.lengths.work import slow_together
+from app.analysis.diagnosis.named.between_steps import all_causes
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.past.comparison import EarlierSession
 from app.analysis.diagnosis.past.computing import computing_of
@@ -167,11 +168,19 @@ def _report(
     withheld = None if unseen is None else unseen.verdict
     budget = budget_of(split(replayed, metrics, _together(observation, replayed)))
     said = verdict(
-        job, metrics, causes, shown, DISCREPANCY_LIMIT, shares=budget.shares, withheld=withheld
+        job,
+        metrics,
+        causes,
+        shown,
+        DISCREPANCY_LIMIT,
+        shares=budget.shares,
+        between=diagnosis.between,
+        turn_s=diagnosis.turn_s,
+        withheld=withheld,
     )
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.
-    if said.level != "ok":
+    if said.level != "ok" or not trusted:
         # loaded only here: a healthy job is reported without them
         from app.analysis.mitigation.predictions import predict_fixes  # noqa: PLC0415
 
@@ -186,6 +195,12 @@ def _report(
             trusted=trusted,
             others=() if shed is None else (shed,),
         )
+    every = all_causes(causes, diagnosis.between, diagnosis.lost_s)
+    if diagnosis.between:
+        from app.analysis.mitigation.standstills import without_standstills  # noqa: PLC0415 - as above
+
+        now_s = metrics.simulated_step_s * diagnosis.late
+        fixes = without_standstills(fixes, every, observation.hosts, now_s, diagnosis.turn_s)
     template = None
     if said.level == "slow":
         from app.analysis.mitigation.template import recommend_template  # noqa: PLC0415 - as above
@@ -239,7 +254,7 @@ def _report(
         ),
         m_s=Recovery(*_recovery(metrics, metrics.last_stage, metrics.m_s, intervals.m_s)),
         fb_correlation=_correlation(forward_backward(replayed)),
-        causes=tuple(_cause(cause) for cause in causes),
+        causes=tuple(_cause(cause) for cause in every),
         diagnosis=DiagnosisSummary(
             ruled_out=diagnosis.ruled_out,
             cannot_judge=tuple(
@@ -247,6 +262,7 @@ def _report(
             ),
             lost_s=diagnosis.lost_s,
             slowdown=diagnosis.slowdown,
+            turn_s=diagnosis.turn_s,
         ),
         recommendations=tuple(
             Recommendation(
@@ -332,6 +348,7 @@ def _cause(cause: Cause) -> NamedCause:
         where=cause.where,
         figure=cause.figure,
         runner_up=cause.runner_up,
+        between_s=cause.between_s,
     )
 
 

@@ -186,7 +186,8 @@ class Report:
 
         GPU-hours of all GPUs together in the analyzed steps.
         """
-        steps_s = sum(self.step_times.simulated)
+        late = self.headline.kind is HeadlineKind.LAUNCHES
+        steps_s = sum(self.step_times.recorded if late else self.step_times.simulated)
         return self.sizes.world * steps_s * self.headline.waste / SECONDS_AN_HOUR
 
     @property
@@ -205,14 +206,25 @@ class Report:
             return self.headline.waste
         return sum(map(self.waste_of, self.causes)) or None
 
+    @property
+    def has_verdict(self) -> bool:
+        """Return whether it is known how slow the job is: S, or the job without its causes.
+
+        The latter also where only a replay with late launches is near the recording.
+        """
+        return self.fidelity.verdict or self.headline.kind is HeadlineKind.LAUNCHES
+
     def waste_of(self, cause: NamedCause) -> float:
         """Return the share of a step that a cause takes; 0 of the unknown without a verdict."""
+        between = cause.between_s / self.diagnosis.turn_s if cause.between_s else 0.0
+        within_s = (cause.cost_s or 0.0) - cause.between_s
         if self._headline_holds:
-            return self.headline.waste * max(0.0, cause.contribution or 0.0)
+            share = within_s / self.diagnosis.lost_s if self.diagnosis.lost_s > 0 else 0.0
+            return self.headline.waste * max(0.0, share) + between
         if cause.cause == UNKNOWN:
             return 0.0
         recorded = self.step_times.recorded
-        return (cause.cost_s or 0.0) * len(recorded) / sum(recorded)
+        return within_s * len(recorded) / sum(recorded) + between
 
     @property
     def _headline_holds(self) -> bool:
@@ -220,7 +232,7 @@ class Report:
 
         Late launches with a cause are part of the replay without the causes, and not of S.
         """
-        return self.fidelity.verdict or self.headline.kind is HeadlineKind.CAUSES
+        return self.fidelity.verdict or self.headline.kind.without_causes
 
     def rank_of(self, worker: Worker) -> int:
         """Return the traced rank of a worker."""

@@ -17,10 +17,10 @@ class NamedCause:
     cause: str
     """Its name, such as ``slow_worker``; ``unknown`` for the remainder."""
     contribution: float | None
-    """Its fair share of the lost time; None where the cause before it may be it instead, and has
-    the share of both."""
+    """Its fair share of the lost time, within steps and between them; None where the cause before
+    it may be it instead, and has the share of both."""
     cost_s: float | None
-    """That share, seconds of a mean step."""
+    """That share, seconds of a mean step and what passes before it."""
     confidence: float | None
     """How sure it is that this cause holds, 0 to 1; None of ``unknown``."""
     evidence: tuple[str, ...]
@@ -33,6 +33,8 @@ class NamedCause:
     """The data of its small figure."""
     runner_up: str | None
     """The next best explanation: the name of a cause."""
+    between_s: float = field(default=0.0, metadata=OMITTED)
+    """The part of `cost_s` that passes between steps; no key where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,13 @@ class DiagnosisSummary:
     cannot_judge: tuple[UnjudgedCause, ...]
     """Causes that the session cannot show."""
     lost_s: float
-    """Seconds that a mean step loses, late launches with a cause included."""
+    """Seconds that a mean step loses, late launches with a cause included; none between steps."""
     slowdown: float
     """Step time ÷ step time without what is lost: S where launches are not late, corrected where
     the ideal contains the straggler."""
+    turn_s: float = field(default=0.0, metadata=OMITTED)
+    """Seconds that a mean step takes with what passes before it, over steps that follow a recorded
+    one; no key where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

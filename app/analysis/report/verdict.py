@@ -37,7 +37,7 @@ class Slowdown:
     gpu_hours_lost: float
     """In the analyzed steps, by all ranks together."""
     kind: HeadlineKind
-    """Against the job without its causes, or S."""
+    """Against the job without its causes (where S is withheld by late launches), or S."""
 
     @property
     def waste(self) -> float:
@@ -190,9 +190,9 @@ class SessionVerdict:
     discrepancy: float
     """Of the replay from the recording."""
     headline: Slowdown | None
-    """What people are told, and S; None where the replay supports no verdict."""
+    """What people are told; None where the replay supports no verdict."""
     published: Slowdown | None
-    """What people are told, and S; None where the replay supports no verdict."""
+    """S; None where it is withheld, which it also is where late launches alone tell the rest."""
     step_time_s: float | None
     """The median recorded step, seconds; None without a verdict."""
     measured_s: float | None
@@ -240,7 +240,8 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     metadata : mapping
         Of the session, as it was sent.
     """
-    known, waste = report.fidelity.verdict, report.known_waste
+    known, waste = report.has_verdict, report.known_waste
+    trusted = report.fidelity.verdict
     measured_s = sum(report.step_times.recorded)
     _, dp, pp = report.worst_worker()
     shown = report.headline
@@ -256,7 +257,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         published=Slowdown(
             report.slowdown, report.slowdown_ci95, report.gpu_hours_lost, HeadlineKind.PUBLISHED
         )
-        if known
+        if trusted
         else None,
         step_time_s=statistics.median(report.step_times.recorded) if known else None,
         measured_s=None if waste is None else measured_s,
@@ -267,7 +268,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
             for value, dp, pp in report.ranked_workers()[:WORST_WORKERS]
         ),
         worst_rank=report.workers.rank[dp][pp],
-        worst_step=report.steps.analyzed[slowdowns.index(max(slowdowns))] if known else None,
+        worst_step=report.steps.analyzed[slowdowns.index(max(slowdowns))] if trusted else None,
         top_optype=max(report.by_optype, key=report.by_optype.__getitem__),
         fix=_fix(report),
         measures=measures_of(report, metadata),

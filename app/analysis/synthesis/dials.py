@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,6 +28,12 @@ from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
+)
+from app.analysis.synthesis.injections.turns import (
+    CheckpointWritten,
+    Evaluation,
+    LoaderStall,
+    Standstill,
 )
 from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
 from app.analysis.synthesis.random_jobs import Needs
@@ -135,6 +142,19 @@ def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
 
 
+def _standing_still(
+    kind: type[Standstill], job: JobModel, strength: float, rng: np.random.Generator
+) -> Sick:
+    # As long as a step or several of them, at most in every third one.
+    every = int(rng.integers(3, max(4, job.steps // 2)))
+    step_ns = 3 * job.costs.forward_ns * (job.microbatches + job.sizes.pp - 1)
+    offset = 10 + int(rng.integers(1, min(every + 1, job.steps - 1)))
+    own = float(rng.choice([0.0, 0.1]))
+    usual_ns = job.costs.forward_ns * float(rng.uniform(0, 0.6))
+    job = replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
+    return job, (kind(every, 0.3 * every * strength * step_ns, offset, own=own),)
+
+
 def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
     launch = (1 + strength) * job.costs.forward_ns / job.sizes.vpp
     everywhere = rng.random() < 0.5  # noqa: PLR2004 - half of them
@@ -225,6 +245,8 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     "network_congestion": (Needs(dp=2, pp=2), _traffic),
     "data_loading": (Needs(), _loading),
     "checkpoint": (Needs(), _saving),
+    "evaluation": (Needs(), partial(_standing_still, Evaluation)),
+    "between_steps": (Needs(), partial(_standing_still, Standstill)),
     "host_overhead": (Needs(), _launching),
     "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
     "context_parallel_straggler": (Needs(dp=2, context_ranks=True), _context_rank),
@@ -233,6 +255,8 @@ _CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
 
 
 CAUSES: Final = tuple(_CAUSES)
+# Those that hold the job up between steps, which S and the headline do not contain.
+BETWEEN_STEPS: Final = frozenset({Evaluation.cause, Standstill.cause})
 
 
 # Kinds of causes that fleets have. The last stage carries a loss layer that was not counted.
@@ -251,8 +275,15 @@ COLLECTING: Final = "collecting"
 FRAGMENTED: Final = "fragmented"
 
 
-DIALS: Final = {
+# Data and checkpoints that are waited for between steps, and recorded.
+LOADER_STALLS: Final = "loader_stalls"
+CHECKPOINTS_WRITTEN: Final = "checkpoints_written"
+
+
+DIALS: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
     **_CAUSES,
+    LOADER_STALLS: (Needs(), partial(_standing_still, LoaderStall)),
+    CHECKPOINTS_WRITTEN: (Needs(), partial(_standing_still, CheckpointWritten)),
     LAST_STAGE: (Needs(pp=2), _last_stage),
     LONG_CONTEXT: (Needs(), _long_context),
     COLLECTING: (Needs(workers=6), _collecting),

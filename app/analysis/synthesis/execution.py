@@ -7,7 +7,7 @@ so that the order of events is worked out once and the arithmetic is done on who
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +57,16 @@ class ExpertWork:
     ahead_ns: NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Doing:
+    """What ranks do right before some steps, and write down."""
+
+    op: str  # operation type
+    stage: int
+    takes_ns: NDArray[np.float64]  # (steps, dp): 0 where a rank does nothing
+    opens: bool  # whether it has the number of the step that follows; else of the one before
+
+
 @dataclass(slots=True, eq=False)
 class StepWork:
     """What the operations of a program take, in ns; arrays of shape (operations, steps, dp).
@@ -78,6 +88,7 @@ class StepWork:
     # the program says
     microbatches: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None  # (steps,): of the steps; None where they count from 0
+    doings: list[Doing] = field(default_factory=list)  # what ranks record to do between steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +103,11 @@ class Execution:
         ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
         starts: NDArray[np.int64] = self.start_ns.min(axis=(0, 2))
         return ends - starts
+
+    def turn_times_ns(self) -> NDArray[np.int64]:
+        """Return the same from the end of the step before, at which nothing is launched yet."""
+        ends: NDArray[np.int64] = self.end_ns.max(axis=(0, 2))
+        return ends
 
 
 def execute(work: StepWork, contention: float = 0.0) -> Execution:

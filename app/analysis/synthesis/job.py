@@ -90,6 +90,7 @@ class CostModel:
     # unrecorded work on the CPU, and its mean time
     host_stall_probability: float = 0.002
     host_stall_ns: float = 3e6
+    turn_ns: float = 0.0  # mean time between two steps in which nothing is recorded
     # Share by which a computation takes longer while its worker also transfers.
     contention: float = 0.03
     # Share of a computation that is its collectives over the tensor-parallel ranks.
@@ -125,6 +126,8 @@ class JobModel:
     # size
     microbatches: int
     steps: int
+    # Whether recorded steps follow one another; else they are near each other, with long gaps.
+    consecutive: bool = False
     warm_up_steps: int = 0  # steps before them with half as many microbatches
     evaluation_steps: int = 0  # steps among them that only do forwards
     schedule: Schedule = Schedule.ONE_F_ONE_B

@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from app.analysis.synthesis.dials import DIALS, Sick, needs_of
+from app.analysis.synthesis.dials import (
+    BETWEEN_STEPS,
+    CHECKPOINTS_WRITTEN,
+    DIALS,
+    LOADER_STALLS,
+    Sick,
+    needs_of,
+)
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.random_jobs import USUAL, Range, draw_job
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.synthesize import SyntheticSession, synthesize, true_slowdown
+from app.analysis.synthesis.synthesize import (
+    SyntheticSession,
+    synthesize,
+    true_slowdown,
+    true_turn_slowdown,
+)
 
 if TYPE_CHECKING:
     from app.analysis.synthesis.injections.base import Injection
@@ -52,7 +64,13 @@ def draw_session(
     Where no strength reaches the slowdown, the strongest that was tried is taken.
     """
     job = draw_job(stream(seed, "population"), needs_of(causes), sizes)
-    return afflict(job, causes, Goal(slowdown), seed)
+    return afflict(job, causes, goal_of(causes, slowdown), seed)
+
+
+def goal_of(causes: Sequence[str], slowdown: float) -> Goal:
+    """Return the goal that causes can reach: some lengthen no step, but the time between them."""
+    between = {*BETWEEN_STEPS, LOADER_STALLS, CHECKPOINTS_WRITTEN}
+    return Goal(slowdown, true_turn_slowdown if between & set(causes) else true_slowdown)
 
 
 def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> SyntheticSession:

@@ -29,6 +29,7 @@ from app.analysis.synthesis.injections.transfers import (
     SlowDataLoading,
     SlowLink,
 )
+from app.analysis.synthesis.injections.turns import Evaluation, Standstill
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
     CostModel,
@@ -250,6 +251,32 @@ _SCENARIOS: Final = (
             name="dense-65b",
         ),
         draw=lambda _job, rng: (Checkpoint(3, 3000 * _MS, offset=int(rng.integers(3))),),
+    ),
+    Scenario(
+        name="standstills",
+        summary="Before two of forty steps nothing happens for five seconds, on all workers.",
+        job=JobModel(
+            sizes=Sizes(dp=8, pp=1, tp=4),
+            microbatches=8,
+            steps=40,
+            consecutive=True,
+            costs=CostModel(forward_ns=38 * _MS, backward_ns=79 * _MS, turn_ns=20 * _MS),
+            name="dense-3b",
+        ),
+        draw=lambda _job, rng: (Standstill(17, 5000 * _MS, 12 + int(rng.integers(15))),),
+    ),
+    Scenario(
+        name="evaluations",
+        summary="Every eighth step the job first evaluates, for six seconds.",
+        job=JobModel(
+            sizes=Sizes(dp=4, pp=2, tp=4),
+            microbatches=8,
+            steps=32,
+            consecutive=True,
+            costs=CostModel(forward_ns=47 * _MS, backward_ns=98 * _MS, turn_ns=15 * _MS),
+            name="dense-6b",
+        ),
+        draw=lambda _job, rng: (Evaluation(8, 6000 * _MS, 12 + int(rng.integers(6))),),
     ),
     Scenario(
         name="slow-launching",

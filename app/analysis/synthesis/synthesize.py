@@ -39,6 +39,10 @@ class Truth:
     # The same steps executed without the injections: same draws for all the rest.
     healthy_step_times_s: tuple[float, ...]
     steps: tuple[int, ...]  # numbers of these steps
+    # turns_s, healthy_turns_s: the same from the end of the step before: what ranks do between
+    # steps is part of them
+    turns_s: tuple[float, ...] = ()
+    healthy_turns_s: tuple[float, ...] = ()
     injections: tuple[dict[str, Any], ...] = ()  # each injection's cause and dials
     # warm_up_steps, evaluation_steps: recorded steps that are not training steps of full size
     warm_up_steps: tuple[int, ...] = ()
@@ -54,6 +58,11 @@ class Truth:
     def slowdown(self) -> float:
         """Return how many times as long the steps take because of the injections."""
         return sum(self.step_times_s) / sum(self.healthy_step_times_s)
+
+    @property
+    def turn_slowdown(self) -> float:
+        """Return the same of the time from one step's end to the next's."""
+        return sum(self.turns_s) / sum(self.healthy_turns_s)
 
     @property
     def slow_steps(self) -> tuple[int, ...]:
@@ -72,6 +81,8 @@ class Truth:
             "step_times_s": list(self.step_times_s),
             "healthy_step_times_s": list(self.healthy_step_times_s),
             "steps": list(self.steps),
+            "turns_s": list(self.turns_s),
+            "healthy_turns_s": list(self.healthy_turns_s),
             "slow_steps": list(self.slow_steps),
             "injections": list(self.injections),
             "warm_up_steps": list(self.warm_up_steps),
@@ -126,6 +137,8 @@ def synthesize(
         step_times_s=tuple((phase.execution.step_times_ns()[ordinary] / 1e9).tolist()),
         healthy_step_times_s=tuple((healthy.step_times_ns()[ordinary] / 1e9).tolist()),
         steps=tuple(training.ids[ordinary].tolist()),
+        turns_s=_turns_s(job, phase.execution),
+        healthy_turns_s=_turns_s(job, healthy),
         injections=tuple(injection.document() for injection in injections),
         warm_up_steps=tuple(training.warm_up.tolist()),
         evaluation_steps=tuple(training.evaluation.tolist()),
@@ -135,6 +148,10 @@ def synthesize(
         clock_rate_ppm=recording.clock_rate_ppm,
     )
     return SyntheticSession(job, seed, recording.trace, truth, tuple(injections))
+
+
+def _turns_s(job: JobModel, execution: Execution) -> tuple[float, ...]:
+    return tuple(((execution.turn_times_ns() + job.costs.turn_ns) / 1e9).tolist())
 
 
 def inject(
@@ -167,6 +184,12 @@ def _ordinary(job: JobModel, injections: Sequence[Injection]) -> NDArray[np.bool
     return ~np.isin(np.arange(job.steps), odd)
 
 
+def true_turn_slowdown(job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
+    """Return the same of the time from one step's end to the next's."""
+    healthy, phase = _run(job, injections, step_numbers(job, seed), seed)
+    return sum(_turns_s(job, phase.execution)) / sum(_turns_s(job, healthy))
+
+
 def step_numbers(job: JobModel, seed: int) -> NDArray[np.int64]:
     """Return the numbers that `synthesize` gives the training steps of full size."""
     return _number_steps(job, seed).ids
@@ -182,7 +205,7 @@ class _StepNumbers:
 def _number_steps(job: JobModel, seed: int) -> _StepNumbers:
     """Draw the numbers of the recorded steps: warm-up first, evaluation evenly among training."""
     total = job.steps + job.warm_up_steps + job.evaluation_steps
-    ids = step_ids(total, stream(seed, "steps"))
+    ids = step_ids(total, stream(seed, "steps"), consecutive=job.consecutive)
     warm_up, rest = ids[: job.warm_up_steps], ids[job.warm_up_steps :]
     places = np.linspace(0, len(rest) - 1, job.evaluation_steps + 2)[1:-1].round().astype(int)
     return _StepNumbers(np.delete(rest, places), warm_up, rest[places])

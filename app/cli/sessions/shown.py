@@ -65,9 +65,11 @@ def show(report: Report, console: Console) -> None:
     for line in _odd(report):
         console.print(line, highlight=False, soft_wrap=True)
     if not fidelity.verdict:
+        if report.has_verdict:
+            console.print(_measured(report), highlight=False, soft_wrap=True)
         console.print(fidelity.reason, highlight=False)
         _show_budget(report, console)
-        if report.known_waste is not None:
+        if report.known_waste is not None and not report.has_verdict:
             console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
         _show_fixes(report, console)
         return
@@ -120,6 +122,16 @@ def _odd(report: Report) -> Iterator[str]:
             + "; repaired"
         )
     yield from report.clocks.warnings
+
+
+def _measured(report: Report) -> str:
+    """Return how slow the job is where S is withheld."""
+    shown = report.headline
+    return (
+        f"Slowdown {shown.slowdown:.3f}{_interval(shown.ci95)} against the job without its causes; "
+        f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "
+        f"{hours(report.lost_gpu_hours_per_hour)} each hour"
+    )
 
 
 def _known(report: Report, waste: float) -> str:

@@ -31,7 +31,7 @@ def answer_file(path: Path, meta_path: Path | None, question: Question, *, as_js
     gain = document["gain"]
     change = f"{gain * 100:.1f} % less" if gain >= 0 else f"{-gain * 100:.1f} % more"
     ideal = f"{document['slowdown']:.3f}× the ideal {document['ideal_step_time_s']:.3f} s"
-    if against.kind == HeadlineKind.CAUSES:
+    if HeadlineKind(against.kind).without_causes:
         reference = document["reference"]
         without = f"the {reference['step_time_s']:.3f} s without its causes"
         ideal = f"{reference['slowdown']:.3f}× {without}, {ideal} of S"

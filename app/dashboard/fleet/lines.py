@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
-from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
@@ -166,7 +165,7 @@ def _withheld(session: SessionRow) -> VerdictCause | None:
 
 def _share(cause: VerdictCause | None, measured: Slowdown | None) -> str:
     """Return what share a cause has, and that the slowdown is S where it is."""
-    by_s = measured is not None and measured.kind is not HeadlineKind.CAUSES
+    by_s = measured is not None and not measured.kind.without_causes
     if cause is None:
         return "no cause, by S" if by_s else ""
     share = rough_percent(cause.contribution or 0.0)
@@ -177,7 +176,7 @@ def _against(measured: Slowdown | None) -> str:
     """Return what a slowdown is counted against."""
     if measured is None:
         return ""
-    if measured.kind is HeadlineKind.CAUSES:
+    if measured.kind.without_causes:
         return "against the job without its causes"
     return "published S: no cause explains it"
 

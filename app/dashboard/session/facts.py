@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import title_of
-from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import SECONDS_AN_HOUR, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.wording import hours, sure
@@ -18,7 +17,7 @@ from app.dashboard.ui.parts import Fact
 def verdict_facts(report: Report) -> list[Fact]:
     """Return the facts that come from the report: how slow, what it costs, why."""
     causes = report.causes
-    lost_to = "its causes" if report.headline.kind is HeadlineKind.CAUSES else "stragglers, by S"
+    lost_to = "its causes" if report.headline.kind.without_causes else "stragglers, by S"
     return [
         _slowdown_fact(report),
         Fact(

@@ -41,7 +41,7 @@ def whole(shown: Headline) -> str:
 
 def against(shown: Headline) -> str:
     """Return what the slowdown is held against."""
-    if shown.kind is HeadlineKind.CAUSES:
+    if shown.kind.without_causes:
         return "step time \N{DIVISION SIGN} step time without its causes"
     return "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
 

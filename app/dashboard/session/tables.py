@@ -9,7 +9,6 @@ from typing import Final
 
 from markupsafe import Markup
 
-from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.replay.repairs.impossible import ImpossibleDuration
 from app.analysis.report.coverage import Clocks, MadeAdaptation, Recreated
@@ -185,7 +184,7 @@ def fixes_table(report: Report) -> Fixes:
         now_s = best.predicted_step_time / (1 - best.predicted_gain)
     shown = report.headline
     reference_s = now_s / shown.slowdown
-    against = "without its causes" if shown.kind is HeadlineKind.CAUSES else "ideal"
+    against = "without its causes" if shown.kind.without_causes else "ideal"
     fixes = sorted(report.recommendations, key=lambda fix: -fix.predicted_gain)
     longest = max([now_s, *(fix.predicted_step_time for fix in fixes)])
     rows = [BarRow("As it is", 100 * now_s / longest, seconds(now_s))]

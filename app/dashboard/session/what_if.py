@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
 from app.dashboard.ui.format import seconds, times
 
@@ -43,7 +42,7 @@ def what_if_form(report: Report) -> WhatIfForm:
     now_s, ideal_s = sum(simulated) / len(simulated), sum(ideal) / len(ideal)
     shown = report.headline
     reference_s = now_s / shown.slowdown
-    against_causes = shown.kind is HeadlineKind.CAUSES
+    against_causes = shown.kind.without_causes
     return WhatIfForm(
         op_types=(*groups, *(Choice(name, name) for name in names)),
         now=seconds(now_s),

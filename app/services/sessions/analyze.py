@@ -168,8 +168,8 @@ def _store(
         move_session(
             tx,
             claim.subject_id,
-            state=SessionState.ANALYZED if fidelity.verdict else SessionState.NO_VERDICT,
-            reason_code=None if fidelity.verdict else LOW_FIDELITY,
+            state=SessionState.ANALYZED if report.has_verdict else SessionState.NO_VERDICT,
+            reason_code=None if report.has_verdict else LOW_FIDELITY,
             reason=fidelity.reason,
             reason_detail=None,
             report_removed_at=None,

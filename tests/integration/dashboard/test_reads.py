@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.trace.encode import to_parquet
 from app.run.http import HttpServer, address_of, listen
 from app.services.alerts.channels.reads import list_channels
@@ -30,6 +29,7 @@ from tests.support.plans import ask, do, small_spec
 from tests.support.project import build
 from tests.support.reads import read
 from tests.support.receiver import Receiver
+from tests.support.reports import unexplained
 from tests.support.sessions import Stored, small_trace, store
 from tests.support.tensor import SLOW, TrainingJob
 
@@ -182,7 +182,7 @@ def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, obje
         straggling = TrainingJob(site.client, group=f"0-{number}")
         straggling.report(*SLOW, steps=3)
     site.client.put("/api/v1/jobs/llm/tp/mode", json={"mode": "apply", "by": f"ann {end}"})
-    skewed = analyzed(container, SCENARIOS["data-loading"].synthesize(0).trace)
+    skewed = analyzed(container, unexplained())
     return {
         "analyzed": last.session,
         "no_verdict": skewed.session,

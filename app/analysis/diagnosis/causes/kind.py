@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from typing import Final, TypeVar
 
-from app.analysis.diagnosis.finding import Cause, Finding
+from app.analysis.diagnosis.finding import Cause, Finding, Standstill
 from app.analysis.diagnosis.places import Hosts, JobFacts
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.trace.model import PARAMS_ALL_GATHER
@@ -66,6 +66,8 @@ class CauseKind:
     # Takes the signs of a session and returns the finding, with its evidence and the session
     # without the cause, or None where the sign is not there.
     find: Callable[[Signs], Finding | None]
+    # Takes the signs of a session and returns what the cause takes between steps, if anything.
+    between: Callable[[Signs], Standstill | None] | None = None
     # Takes the signs of a session and returns whether the cause may be in the ideal steps too, so
     # that little seems lost.
     hides: Callable[[Signs], bool] | None = None
@@ -116,14 +118,22 @@ def needs_peers(signs: Signs) -> str | None:
     return None
 
 
-def needs_gathers(signs: Signs) -> str | None:
+def needs_begins(signs: Signs) -> str | None:
     """Return why the begin of steps is not known; None where it is."""
-    if PARAMS_ALL_GATHER in signs.observation.op_types:
+    if PARAMS_ALL_GATHER in signs.observation.op_types or needs_turns(signs) is None:
         return None
     return (
         "nothing is recorded before a step's first forward, so waiting for its batch cannot be "
         "told from the time between steps"
     )
+
+
+def needs_turns(signs: Signs) -> str | None:
+    """Return why it is not known what passes between steps; None where it is."""
+    passing = signs.passing
+    if passing is not None and (passing.tells or len(passing.doings)):
+        return None
+    return "too few recorded steps follow one another by clocks to tell what passes between them"
 
 
 def needs_tensor_ranks(signs: Signs) -> str | None:

@@ -7,8 +7,6 @@ from typing import Final
 
 from app.analysis.diagnosis.causes.all_workers.rotating import ROTATING
 from app.analysis.diagnosis.causes.all_workers.slow_together import SLOW_TOGETHER
-from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
-from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
@@ -24,6 +22,10 @@ from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
+from app.analysis.diagnosis.causes.turns.between_steps import BETWEEN_STEPS
+from app.analysis.diagnosis.causes.turns.checkpoint import CHECKPOINT
+from app.analysis.diagnosis.causes.turns.data_loading import DATA_LOADING
+from app.analysis.diagnosis.causes.turns.evaluation import EVALUATION
 from app.analysis.diagnosis.finding import UNKNOWN
 
 KINDS: Final[Mapping[str, CauseKind]] = {
@@ -43,6 +45,8 @@ KINDS: Final[Mapping[str, CauseKind]] = {
         NETWORK_CONGESTION,
         DATA_LOADING,
         CHECKPOINT,
+        EVALUATION,
+        BETWEEN_STEPS,
         HOST_OVERHEAD,
         TENSOR_STRAGGLER,
         CONTEXT_PARALLEL,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.job import JobModel
     from app.analysis.trace.model import Trace
 
-CLUSTER_HOSTS: Final = 440
+CLUSTER_HOSTS: Final = 448
 GPUS_PER_HOST: Final = 8
 HOURS: Final = 14 * 24.0
 # A verdict stands for as long, so that all GPU-hours of a job count.
@@ -306,6 +306,8 @@ _NOW: Final = (
     _scenario("context-parallel", "long-context", "south", 416, days=1.5),
     _scenario("experts", "moe", "south", 422, days=1.5),
     _scenario("memory-fragmentation", "moe", "south", 426, days=1.4),
+    _scenario("standstills", "multimodal", "south", 441, days=1.3),
+    _scenario("evaluations", "research", "south", 445, days=1.2),
     _scenario("slow-together", "research", "south", 432, days=1.5),
     _scenario("rotating", "research", "south", 436, days=1.5),
     _scenario("uneven-microbatches", "research", "south", 440, days=1.5),

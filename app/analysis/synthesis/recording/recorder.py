@@ -10,6 +10,7 @@ import numpy as np
 from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
 from app.analysis.synthesis.program import CODES
 from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.recording.doings import doing_rows
 from app.analysis.synthesis.recording.experts import expert_rows
 from app.analysis.synthesis.recording.microbatches import cut_anew
 from app.analysis.synthesis.recording.tensor import tensor_rows
@@ -65,6 +66,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     blocks: list[Rows] = []
     for number, (phase, begin_ns) in enumerate(zip(phases, _begins_ns(phases), strict=True)):
         blocks += [_stage_rows(phase, begin_ns, stage) for stage in range(job.sizes.pp)]
+        blocks += doing_rows(phase, begin_ns)
         if tensor:
             rng = stream(seed, "tensor recording", number)
             blocks += tensor_rows(phase, begin_ns, rng)
@@ -75,7 +77,9 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
         name: np.concatenate([rows[name].ravel() for rows in blocks]).astype(dtype)
         for name, dtype in _TYPES.items()
     }
-    if len(phases) > 1 or tensor or experts or phases[0].work.microbatches is not None:
+    cut = phases[0].work.microbatches is not None
+    doings = any(phase.work.doings for phase in phases)
+    if len(phases) > 1 or tensor or experts or cut or doings:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}
@@ -93,8 +97,12 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     )
 
 
-def step_ids(steps: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def step_ids(
+    steps: int, rng: np.random.Generator, *, consecutive: bool = False
+) -> NDArray[np.int64]:
     """Return the sampled steps: near each other for a while, then a long gap."""
+    if consecutive:
+        return np.arange(10, 10 + steps)
     gaps = rng.geometric(0.4, steps)
     gaps[rng.random(steps) < 1 / 8] += 200
     ids: NDArray[np.int64] = 10 + np.cumsum(gaps).astype(np.int64)
@@ -105,7 +113,7 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
     """Return when each recorded step begins; steps between them take the mean training time."""
     ids = np.concatenate([phase.ids for phase in phases])
     # Launch overhead comes before the first launch, so this is a bit more than the step time.
-    ends_ns = [phase.execution.end_ns.max(axis=(0, 2)) for phase in phases]
+    ends_ns = [phase.execution.turn_times_ns() + int(phase.job.costs.turn_ns) for phase in phases]
     in_order = np.argsort(ids)
     lasting = np.concatenate(ends_ns)[in_order]
     between = (np.diff(ids[in_order]) - 1) * int(ends_ns[0].mean())

@@ -118,8 +118,8 @@ def parse_between(text: str) -> str | None:
     --------
     >>> parse_between("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     'data-loading'
-    >>> parse_between("paceline:checkpoint")
-    'checkpoint'
+    >>> parse_between("paceline:data-loading")
+    'data-loading'
     """
     if text.startswith(LOADER_PREFIX):
         return DATA_LOADING

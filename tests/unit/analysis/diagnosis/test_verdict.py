@@ -15,15 +15,19 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
+from app.analysis.synthesis.injections.hosts import Checkpoint
 from app.analysis.synthesis.injections.transfers import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,
 )
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.wording import percent
 from tests.unit.analysis.budget.sessions import following
-from tests.unit.analysis.diagnosis.jobs import INTERLEAVED, JOB, MS, TENSOR, session
+from tests.unit.analysis.diagnosis.jobs import JOB, MS, TENSOR, session
+
+SLOW_GRADIENTS = SCENARIOS["kernel-dependency"].job
 
 
 @pytest.mark.parametrize(
@@ -56,17 +60,31 @@ def test_the_sentence_says_why(injection: Injection, job: JobModel, because: str
 @pytest.mark.parametrize(
     ("injection", "job", "because"),
     [
-        (SlowDataLoading(200 * MS), JOB, "withheld; steps wait for their data, "),
-        (FalseKernelDependency(), INTERLEAVED, "withheld; computations wait for reduce-scatters"),
+        (SlowDataLoading(500 * MS), JOB, "steps wait for their data"),
+        (Checkpoint(3, 1500 * MS), JOB, "all stages stand still at the start of some steps"),
+        (FalseKernelDependency(2), SLOW_GRADIENTS, "computations wait for reduce-scatters"),
     ],
 )
-def test_late_launches_explain_why_there_is_no_verdict(
+def test_late_launches_are_held_against_the_job_without_them_and_s_is_withheld(
     injection: Injection, job: JobModel, because: str
 ) -> None:
-    verdict = analyze(session(injection, job=job).trace).report.verdict
+    synthetic = session(injection, job=job)
+    report = analyze(synthetic.trace).report
 
-    assert verdict.level == "none"
-    assert because in verdict.sentence
+    assert not report.fidelity.verdict
+    assert report.headline.kind == "launches"
+    assert report.headline.slowdown == pytest.approx(synthetic.truth.slowdown, rel=0.03)
+    assert report.verdict.level == "slow"
+    assert f"slower than without its cause: {because}" in report.verdict.sentence
+    assert report.verdict.sentence.endswith("; S is withheld")
+
+
+def test_late_launches_that_cost_little_are_no_straggler() -> None:
+    report = analyze(session(SlowDataLoading(90 * MS), job=JOB).trace).report
+
+    assert report.headline.kind == "launches"
+    assert report.verdict.level == "ok"
+    assert report.verdict.sentence.endswith("no straggler to act on; S is withheld")
 
 
 @pytest.mark.parametrize("dp", [2, 3])
@@ -116,7 +134,10 @@ def test_what_passes_between_steps_is_said_where_no_worker_straggles() -> None:
 
     assert report.budget is not None
     lost = percent(report.budget.shares.between_steps_above, 0)
-    assert report.verdict.sentence == f"No straggler; {lost} of the time is lost between steps"
+    assert report.verdict.sentence == (
+        f"No straggler; {lost} of the time is lost between steps: the job stands still between "
+        "steps, with nothing recorded"
+    )
     assert report.verdict.level == "slow"
     assert report.headline.slowdown < 1.1
 

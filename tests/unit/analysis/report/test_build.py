@@ -89,12 +89,13 @@ def test_a_healthy_job_has_no_cause() -> None:
     assert report.verdict.level == "ok"
 
 
-def test_late_launches_withhold_the_verdict_and_are_named() -> None:
+def test_late_launches_withhold_s_and_are_named() -> None:
     report = analyze(session(SlowDataLoading(delay_ns=300e6)).trace).report
     fidelity = report.fidelity
     assert fidelity.discrepancy > fidelity.limit
     assert fidelity.verdict is False
-    assert report.verdict.level == "none"
+    assert report.verdict.level == "slow"
+    assert report.verdict.sentence.endswith("; S is withheld")
     assert "launches of forward-compute come late" in (fidelity.reason or "")
     assert [cause.cause for cause in report.causes] == ["data_loading"]
     assert [fix.action for fix in report.recommendations] == ["load_ahead"]

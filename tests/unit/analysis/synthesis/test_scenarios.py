@@ -10,6 +10,8 @@ from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIO
 # Together they take seconds.
 pytestmark = pytest.mark.slow
 
+# What holds the job up between its steps lengthens none of them.
+BETWEEN_STEPS = ("standstills", "evaluations")
 CAUSES = {
     "healthy": (),
     "slow-worker": ("slow_worker",),
@@ -24,6 +26,8 @@ CAUSES = {
     "congestion": ("network_congestion",),
     "data-loading": ("data_loading",),
     "checkpoints": ("checkpoint",),
+    "standstills": ("between_steps",),
+    "evaluations": ("evaluation",),
     "slow-launching": ("host_overhead",),
     "tensor-parallel": ("tensor_parallel_straggler",),
     "context-parallel": ("context_parallel_straggler",),
@@ -79,6 +83,9 @@ def test_a_scenario_is_what_it_says(name: str, seed: int) -> None:
     assert len(session.trace) <= 60_000
     if name == "healthy":
         assert session.truth.slowdown == 1.0
+    elif name in BETWEEN_STEPS:
+        assert session.truth.slowdown == pytest.approx(1.0, abs=0.001)
+        assert 1.1 < session.truth.turn_slowdown < 2.5
     else:
         assert 1.1 < session.truth.slowdown < 2.0
     assert len(session.truth.workers) == (2 if name == "slow-launching" else name in OF_A_WORKER)

@@ -100,7 +100,7 @@ class Reader(HTMLParser):
 
 def session_view(report: Report) -> SessionView:
     """Return the session of a report, received at a fixed time under a fixed id."""
-    sizes, verdict = report.sizes, report.fidelity.verdict
+    sizes, verdict = report.sizes, report.has_verdict
     row = SessionRow(
         id=uuid.UUID(int=7),
         job="pretraining",

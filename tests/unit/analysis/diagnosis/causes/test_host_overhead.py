@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
+from app.analysis.diagnosis.causes.turns.data_loading import DATA_LOADING
 from app.analysis.diagnosis.observation import Explained, Observation
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.session import prepare_replay

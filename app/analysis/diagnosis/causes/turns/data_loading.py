@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_gathers
+from app.analysis.diagnosis.between.period import FEWEST, interval, listed
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_begins
 from app.analysis.diagnosis.figures import LateLaunches
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
-from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.standstills.launches import unnamed_first_delays, with_recorded
+from app.analysis.diagnosis.standstills.words import recorded_standstill
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.trace.model import DATA_LOADING as RECORDED
+from app.analysis.wording import named
 
+# A step is one of those that wait when it waits for this share of what the worst does.
+_STRUCK: Final = 0.5
 _ALL_WAIT: Final = "steps wait for their data"
 
 
@@ -31,9 +38,14 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _find(signs: Signs) -> Finding | None:
+    """Return what waits for batches, by its sign and while ranks are recorded to load them."""
+    return with_recorded(signs, RECORDED, _by_sign(signs))
+
+
+def _by_sign(signs: Signs) -> Finding | None:
     """Return the wait for batches; without it first operations are launched when they may be."""
     observation, nodes = signs.observation, signs.observation.layout.nodes
-    delays = _unless_paused(signs, observation.once(first_delays))
+    delays = _unless_paused(signs, unnamed_first_delays(signs))
     by_stage: dict[int, FloatArray] = {}
     for node, delay in delays.items():
         stage = int(nodes.pp[node])
@@ -59,22 +71,39 @@ def _find(signs: Signs) -> Finding | None:
             StepView(step=int(observation.layout.steps[worst])),
         )
     ]
+    struck = by_step >= _STRUCK * by_step[worst]
+    apart = interval(observation.layout.steps, struck)
+    if apart and struck.sum() >= FEWEST:
+        steps = listed(observation.layout.steps[struck].tolist())
+        evidence.append(Evidence(f"Most of it every {apart} steps, in {steps}"))
     by_rank = np.mean(latest, axis=0)
     slowest = int(np.argmax(by_rank))
     where = somewhere
     figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))
-    if observation.layout.dp > 1 and by_rank[slowest] > 2 * np.median(by_rank):
-        where = replace(somewhere, dp=slowest)
+    late = np.flatnonzero(by_rank >= THRESHOLDS.waiting * by_rank[slowest]).tolist()
+    others_ns = float(np.median(np.delete(by_rank, late))) if len(late) < len(by_rank) else np.inf
+    if 2 * len(late) <= len(by_rank) and by_rank[slowest] > 2 * others_ns:
+        where = replace(somewhere, dp=slowest) if len(late) == 1 else somewhere
         figure = replace(figure, by_dp_s=tuple((by_rank / 1e9).tolist()))
         evidence.append(
             Evidence(
-                f"DP rank {slowest} waits longest: {by_rank[slowest] / 1e6:.0f} ms, the median "
-                f"{np.median(by_rank) / 1e6:.0f} ms",
+                f"{_ranks(signs, late)} longest: {by_rank[slowest] / 1e6:.0f} ms, the others "
+                f"{others_ns / 1e6:.0f} ms",
                 FigureView(part="ranks"),
             )
         )
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
     return Finding(Change(on_time=on_time), tuple(evidence), where, figure, Launches(delays))
+
+
+def _ranks(signs: Signs, late: Sequence[int]) -> str:
+    """Say which DP ranks wait, and on which host where they are all of its workers."""
+    text = named("DP rank", [str(rank) for rank in late])
+    if len(late) == 1:
+        return f"{text} waits"
+    workers = [(dp, pp) for dp in late for pp in range(signs.observation.layout.pp)]
+    host = signs.observation.hosts.whole_host(workers)
+    return f"{text} wait" if host is None else f"{text}, all on {host}, wait"
 
 
 def _unless_paused(signs: Signs, delays: dict[int, FloatArray]) -> dict[int, FloatArray]:
@@ -98,11 +127,15 @@ def _because(cause: Cause, job: JobFacts) -> str:
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
     del hosts
     dp = cause.where.dp
+    how = (
+        "The time from one step to the next without loading"
+        if cause.between_s
+        else "Replayed with the first operations of each step launched when they may be"
+    )
     return Remedy(
         "load_ahead",
         "Load batches ahead" if dp is None else f"Load the batches of DP rank {dp} ahead",
-        "Replayed with the first operations of each step launched when they may be: its batch is "
-        "there before it begins.",
+        f"{how}: a step's batch is there before it begins.",
     )
 
 
@@ -111,10 +144,12 @@ DATA_LOADING: Final = CauseKind(
     title="Data loading",
     word="loading",
     sign="The first operations of a step are launched late: what gathers parameters, the first "
-    "forward of stage 0, and the first receive of a forward elsewhere.",
+    "forward of stage 0, and the first receive of a forward elsewhere; or ranks are recorded to "
+    "load batches.",
     blames_machine=False,
-    cannot_judge=needs_gathers,
+    cannot_judge=needs_begins,
     because=_because,
     find=_find,
+    between=lambda signs: recorded_standstill(signs, RECORDED, "Batches are loaded"),
     remedy=_remedy,
 )

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
-from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
+from app.analysis.diagnosis.causes.turns.checkpoint import CHECKPOINT
+from app.analysis.diagnosis.causes.turns.data_loading import DATA_LOADING
 from app.analysis.diagnosis.observation import Explained
 from app.analysis.synthesis.injections.hosts import Checkpoint
 from app.analysis.synthesis.injections.transfers import SlowDataLoading

@@ -7,30 +7,31 @@ is late again and again: a single standstill is a checkpoint too, if less surely
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always, needs_gathers
+from app.analysis.diagnosis.between.period import interval, listed
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_begins
 from app.analysis.diagnosis.figures import LateLaunches
 from app.analysis.diagnosis.finding import (
     Alternative,
+    Cause,
     Change,
     Doubt,
     Evidence,
     Finding,
     Launches,
 )
-from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import StepView, Where
+from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.diagnosis.standstills.launches import unnamed_first_delays, with_recorded
+from app.analysis.diagnosis.standstills.words import recorded_standstill
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median
-
-_NAMED: Final = 6
+from app.analysis.trace.model import CHECKPOINT as RECORDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Thresholds:
     others: float = 0.25  # other steps begin late by this share of a standstill at most
     # …and beyond what steps usually do, where the standstills are at even intervals for sure.
     others_beyond: float = 0.5
+    # All ranks write: of each stage this share of its DP ranks begins a struck step late.
+    ranks: float = 0.75
     fewest_others: int = 2  # steps that are not struck; with fewer there is no period
     # Standstills of one stage that are not in doubt: any two steps are some number apart.
     sure_from: int = 3
@@ -84,7 +87,9 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     together = np.min([median(delay.T) for delay in by_stage.values()], axis=0)
     found = _at_intervals(observation, together, len(by_stage))
     if found is not None:
-        return found
+        least = THRESHOLDS.alike * found.late_ns[found.struck].mean()
+        ranks = [float((late[found.struck] >= least).mean()) for late in by_stage.values()]
+        return found if min(ranks) >= THRESHOLDS.ranks else None
     of_rank = np.min(list(by_stage.values()), axis=0)
     slowest = int(np.argmax(of_rank.sum(axis=0)))
     alone = _at_intervals(observation, of_rank[:, slowest], len(by_stage))
@@ -123,21 +128,19 @@ def _beyond(
         return None
     if struck.sum() == 1:
         return struck, 0
-    apart = gcd(*np.diff(observation.layout.steps[struck]).tolist())
-    if apart < 2 or not _is_period(observation.layout.steps, struck, apart):  # noqa: PLR2004 - not every step
-        return None
-    return struck, apart
-
-
-def _is_period(steps: IntArray, struck: NDArray[np.bool_], apart: int) -> bool:
-    """Return whether every recorded step at that interval is struck as well."""
-    return bool((struck == (steps % apart == steps[struck][0] % apart)).all())
+    apart = interval(observation.layout.steps, struck)
+    return (struck, apart) if apart else None
 
 
 def _find(signs: Signs) -> Finding | None:
+    """Return what stands still at the start of steps, and what waits for a recorded checkpoint."""
+    return with_recorded(signs, RECORDED, _by_sign(signs))
+
+
+def _by_sign(signs: Signs) -> Finding | None:
     """Return the standstills; without them those steps begin as late as the others."""
     observation = signs.observation
-    first = observation.once(first_delays)
+    first = unnamed_first_delays(signs)
     found = _standstill(observation, first)
     if found is None or found.late_ns.max() < THRESHOLDS.standstill * signs.step_ns:
         return None
@@ -174,16 +177,15 @@ def _doubt(found: _Standstill) -> Doubt | None:
 
 
 def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
-    steps = observation.layout.steps[found.struck].tolist()
-    listed = ", ".join(map(str, steps[:_NAMED])) + ("…" if len(steps) > _NAMED else "")
+    steps = listed(observation.layout.steps[found.struck].tolist())
     worst = int(np.argmax(found.late_ns))
     who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
     if found.dp is not None:
         who = f"All {found.stages} stages of DP rank {found.dp} launch"
     when = (
-        f"steps {listed}: {found.apart} steps apart, or several times that"
+        f"{steps}: {found.apart} steps apart, or several times that"
         if found.apart
-        else f"step {listed}, and of no other"
+        else f"{steps}, and of no other"
     )
     return [
         Evidence(
@@ -198,24 +200,39 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     ]
 
 
+def _because(cause: Cause, job: JobFacts) -> str:
+    del job
+    if cause.between_s:
+        return "steps wait for checkpoints"
+    return "all stages stand still at the start of some steps, as with checkpoints"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del hosts
+    how = (
+        "The time from one step to the next without them"
+        if cause.between_s
+        else "Replayed with the first operations of those steps launched as soon as in the others"
+    )
+    return Remedy(
+        "save_in_background",
+        "Save checkpoints in the background",
+        f"{how}: weights are copied to the host's memory and written out while the job goes on. "
+        "Saved half as often, half of it comes back.",
+    )
+
+
 CHECKPOINT: Final = CauseKind(
     name="checkpoint",
     title="Checkpoint",
     word="saving",
     sign="At a fixed interval of steps, or once, and in no other step, the first operations of all "
-    "stages are launched late, about equally.",
+    "stages are launched late, about equally; or ranks are recorded to write checkpoints.",
     blames_machine=False,
-    cannot_judge=needs_gathers,
-    because=always("all stages stand still at the start of some steps, as with checkpoints"),
+    cannot_judge=needs_begins,
+    because=_because,
     find=_find,
-    remedy=always(
-        Remedy(
-            "save_in_background",
-            "Save checkpoints in the background",
-            "Replayed with the first operations of those steps launched as soon as in the others: "
-            "weights are copied to the host's memory and written out while the job goes on. Saved "
-            "half as often, half of it comes back.",
-        )
-    ),
+    between=lambda signs: recorded_standstill(signs, RECORDED, "Checkpoints are written"),
+    remedy=_remedy,
     turn=Turn.SPECIAL,
 )
