@@ -37,6 +37,7 @@ class Thresholds:
     alike: float = 1.5  # A slow worker's forward and backward excess differ by this factor at most.
     in_doubt: float = 0.85  # the highest confidence of what cannot be told from the other cause
     as_before: float = 0.95  # …and of a stage that took as long before
+    one_session: float = 0.9  # …and of a slow worker whose past is a single session
     # Stages of an evenly divided model differ by up to this share, of which the interval is
     # made; replayed they are all the same.
     uneven: float = 0.004
@@ -173,7 +174,8 @@ def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray
         )
         for dp, stage in found.where.workers
     )
-    return replace(found, evidence=evidence)
+    doubt = Doubt(THRESHOLDS.one_session) if past.sessions == 1 else None
+    return replace(found, evidence=evidence, doubt=doubt)
 
 
 def _as_before(found: StageOrWorker, past: Past) -> StageOrWorker:
