@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +32,14 @@ class DynamicBatches:
         table = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
         table["op"] = tuple(KNOWN_OP_TYPES.index(str(name)) for name in table["op"])
         types = {"step": np.int64, "op": np.int16, "start_ns": np.int64, "duration_ns": np.int64}
+        columns: dict[str, Any] = {
+            name: np.array(table[name], dtype=types.get(name, np.int32)) for name in _COLUMNS
+        }
         return Trace(
             meta=SessionMeta(Sizes(dp=self.counts.shape[1], pp=1)),
             op_names=KNOWN_OP_TYPES,
             step_relative=False,
-            **{name: np.array(table[name], dtype=types.get(name, np.int32)) for name in _COLUMNS},
+            **columns,
         )
 
     def mean_step_s(self, seed: int = 0) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +44,14 @@ class Rings:
         table["op"] = tuple(KNOWN_OP_TYPES.index(str(name)) for name in table["op"])
         types = {"step": np.int64, "op": np.int16, "start_ns": np.int64, "duration_ns": np.int64}
         hosts = {rank: f"node-{rank:02d}" for rank in range(self.dp * self.cp)}
+        columns: dict[str, Any] = {
+            name: np.array(table[name], dtype=types.get(name, np.int32)) for name in _COLUMNS
+        }
         return Trace(
             meta=SessionMeta(Sizes(dp=self.dp, pp=1, cp=self.cp), hosts=hosts),
             op_names=KNOWN_OP_TYPES,
             step_relative=False,
-            **{name: np.array(table[name], dtype=types.get(name, np.int32)) for name in _COLUMNS},
+            **columns,
         )
 
     def mean_step_s(self, seed: int = 0) -> float:

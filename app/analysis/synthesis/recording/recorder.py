@@ -73,7 +73,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
         if experts:
             rng = stream(seed, "expert recording", number)
             blocks += expert_rows(phase, begin_ns, rng)
-    columns: dict[str, NDArray[Any]] = {
+    columns: dict[str, Any] = {
         name: np.concatenate([rows[name].ravel() for rows in blocks]).astype(dtype)
         for name, dtype in _TYPES.items()
     }
