@@ -93,8 +93,10 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     of_rank = np.min(list(by_stage.values()), axis=0)
     slowest = int(np.argmax(of_rank.sum(axis=0)))
     alone = _at_intervals(observation, of_rank[:, slowest], len(by_stage))
-    # One rank that waits once, or on one stage, may as well wait for its data.
-    if alone is None or not alone.apart or alone.stages == 1:
+    # One rank that waits once, or a few times on one stage, may as well wait for its data.
+    if alone is None or not alone.apart:
+        return None
+    if alone.stages == 1 and alone.struck.sum() < THRESHOLDS.sure_from:
         return None
     return replace(alone, dp=slowest)
 
@@ -181,7 +183,7 @@ def _evidence(observation: Observation, found: _Standstill) -> list[Evidence]:
     worst = int(np.argmax(found.late_ns))
     who = f"All {found.stages} stages launch" if found.stages > 1 else "DP ranks launch"
     if found.dp is not None:
-        who = f"All {found.stages} stages of DP rank {found.dp} launch"
+        who = f"DP rank {found.dp} launches"
     when = (
         f"{steps}: {found.apart} steps apart, or several times that"
         if found.apart
