@@ -27,8 +27,9 @@ from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.report.findings import NamedCause
-from app.analysis.synthesis.dials import CAUSES
+from app.analysis.synthesis.dials import BETWEEN_STEPS, CAUSES
 from app.analysis.synthesis.hosts.draw import HOST_CAUSES, WAYS, draw_host_session
 from app.analysis.synthesis.hosts.session import HostSession
 from app.analysis.synthesis.population import draw_session
@@ -136,12 +137,13 @@ def _score_host_job(seed: int) -> Scored:
 def _score(session: SyntheticSession | HostSession, seed: int, way: str | None = None) -> Scored:
     """Analyze a session and compare."""
     report = analyze(session.trace).report
+    slowdown, headline, without = _slowdowns(session, report)
     found = report.causes
     named = tuple(cause.cause for cause in found)
     return Scored(
         seed=seed,
         causes=session.truth.causes,
-        slowdown=session.truth.slowdown,
+        slowdown=slowdown,
         measured=report.slowdown,
         named=named,
         confidence=tuple(cause.confidence or 0.0 for cause in found),
@@ -150,9 +152,33 @@ def _score(session: SyntheticSession | HostSession, seed: int, way: str | None =
         stage_right=_stage_right(session.truth.causes, session.truth.stage, found),
         level=report.verdict.level,
         way=way,
-        headline=report.headline.slowdown,
-        without_causes=slowdown_of(session),
+        headline=headline,
+        without_causes=without,
     )
+
+
+def true_slowdown_of(session: SyntheticSession | HostSession) -> float:
+    """Return how slow a job is: its steps, or where they are not, the time from one to the next."""
+    between = isinstance(session, SyntheticSession) and BETWEEN_STEPS & set(session.truth.causes)
+    return session.truth.turn_slowdown if between else session.truth.slowdown
+
+
+def _slowdowns(
+    session: SyntheticSession | HostSession, report: Report
+) -> tuple[float, float, float]:
+    """Return how slow a job is, what its report says, and what that is held against.
+
+    What holds a job up between steps is in no headline, but its causes say what it costs of the
+    time. What precedes the first step is not recorded.
+    """
+    truth = session.truth
+    if isinstance(session, HostSession) or not BETWEEN_STEPS & set(truth.causes):
+        return truth.slowdown, report.headline.slowdown, slowdown_of(session)
+    lost_s = sum(cause.cost_s or 0.0 for cause in report.causes)
+    said = 1 / (1 - lost_s / report.diagnosis.turn_s) if report.diagnosis.turn_s else 1.0
+    turns = zip(truth.turns_s[1:], truth.healthy_turns_s[1:], strict=True)
+    taken_s, healthy_s = (sum(times) for times in zip(*turns, strict=True))
+    return truth.turn_slowdown, said, taken_s / healthy_s
 
 
 def _compatible(order: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.mitigation.fix import Balancing, ByChunk
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.dials import CAUSES, LAST_STAGE, needs_of
+from app.analysis.synthesis.dials import BETWEEN_STEPS, CAUSES, LAST_STAGE, needs_of
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -21,7 +21,7 @@ from app.analysis.synthesis.injections.computations import (
     TensorParallelStraggler,
 )
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import Goal, afflict
+from app.analysis.synthesis.population import afflict, goal_of
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.random_jobs import draw_job
 from app.analysis.synthesis.randomness import stream
@@ -64,6 +64,8 @@ REMOVES: Final[Mapping[str, frozenset[str]]] = {
     "repair_link": frozenset({"network"}),
     "load_ahead": frozenset({"data_loading"}),
     "save_in_background": frozenset({"checkpoint"}),
+    "evaluate_elsewhere": frozenset({"evaluation"}),
+    "name_standstill": frozenset({"between_steps"}),
     "launch_faster": frozenset({"host_overhead"}),
     "plan_garbage_collection": frozenset({"garbage_collection"}),
     "even_stages": frozenset(),
@@ -98,9 +100,10 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     job = draw_job(stream(seed, "population"), needs_of(causes))
     if job.sizes.pp > 1 and rng.random() >= 0.3:
         job = replace(job, layers=(int(rng.integers(3, 17)) * job.sizes.vpp,) * job.sizes.pp)
-    session = afflict(job, causes, Goal(slowdown), seed)
+    session = afflict(job, causes, goal_of(causes, slowdown), seed)
     report = analyze(session.trace).report
-    now_s = sum(session.truth.step_times_s)
+    between = bool(BETWEEN_STEPS & set(causes))
+    now_s = sum(session.truth.turns_s[1:] if between else session.truth.step_times_s)
 
     def promise(
         action: str, gain: float, after_s: float, *, at_most: bool, itself: bool = True
@@ -174,7 +177,12 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
 
 def executed_s(work: StepWork, session: SyntheticSession) -> float:
     """Return what the steps of a session take with other work."""
-    return float(execute(work, session.job.costs.contention).step_times_ns().sum()) / 1e9
+    execution = execute(work, session.job.costs.contention)
+    if BETWEEN_STEPS & set(session.truth.causes):
+        # What precedes the first step is not recorded.
+        turns_ns = execution.turn_times_ns()[1:] + session.job.costs.turn_ns
+        return float(turns_ns.sum()) / 1e9
+    return float(execution.step_times_ns().sum()) / 1e9
 
 
 def _healthy(session: SyntheticSession) -> StepWork:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from app.analysis.synthesis.dials import CAUSES as OWN_CAUSES
-from benchmarks.score import draw_kind, lead
+from benchmarks.score import draw_kind, lead, true_slowdown_of
 from tests.oracles.physics.draw import FAULTS, draw_job
 from tests.referee.judging import NONE, STRAGGLING, judge_job
 from tests.referee.table import CAUSES as INDEPENDENT_CAUSES
@@ -125,7 +125,7 @@ def _share(hits: Sequence[float]) -> float:
 def judge_own(seed: int, cause: str) -> Judged:
     """Judge a job of the product's own synthesizer."""
     job = draw_kind(seed, None if cause == NONE else cause)
-    if cause != NONE and job.session.truth.slowdown < STRAGGLING:
+    if cause != NONE and true_slowdown_of(job.session) < STRAGGLING:
         return _too_mild(seed, cause)
     scored = job.score()
     return Judged(
