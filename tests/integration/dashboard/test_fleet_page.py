@@ -237,7 +237,7 @@ def test_a_fleet_is_searched_where_it_is_kept(container: Container, client: http
         option.text for option in fleet_of(client).one("select", aria_label="Owner").all("option")
     ]
     assert owners == ["Any owner", "ann", "bob"]
-    assert "owner" in fleet_of(client, "?owner=bob").columns("jobs")[9].lower()
+    assert "owner" in fleet_of(client, "?owner=bob").columns("jobs")[10].lower()
 
 
 def test_the_archive_is_a_list_of_its_own(container: Container, client: httpx.Client) -> None:
