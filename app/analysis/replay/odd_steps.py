@@ -76,7 +76,8 @@ class _Session:
 
         Where most steps are recorded alone, that is how they are recorded: only the first does.
         """
-        opens = np.diff(self.numbers, prepend=self.numbers[0] - 2) != 1
+        opens = np.ones(len(self.numbers), dtype=bool)
+        np.not_equal(self.numbers[1:] - self.numbers[:-1], 1, out=opens[1:])
         many = opens.sum() > max(THRESHOLDS.most * len(opens), 1)
         return np.asarray(np.arange(len(opens)) == 0 if many else opens)
 
@@ -95,6 +96,8 @@ def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
             session = _session_of(layouts)
             common = _common(session.computing_ns)
         reasons |= _computing_longer(layouts, session, common)
+    if not reasons:
+        return ()
     kept = _exceptions(session, sorted(reasons))
     if count - len(kept) < THRESHOLDS.fewest - 1:
         return ()
@@ -256,7 +259,8 @@ def _beginning(layout: Layout, session: _Session) -> dict[int, str]:
         return {}
     apart_ns = np.ptp(session.begins_ns - median(session.begins_ns[~first]), axis=1)
     # what the busiest worker computes in a step
-    computations = max(sum(map(len, _computations(layout, stage))) for stage in range(layout.pp))
+    computes = layout.of_types(*(name for name in COMPUTE if name in layout.op_names))
+    computations = int(np.bincount(layout.nodes.pp[computes]).max())
     step_ns = float(median(session.computing_ns).max()) * computations
     usual_ns = float(apart_ns[~first].max())
     least_ns = max(THRESHOLDS.begin * step_ns, THRESHOLDS.begin_apart * usual_ns)
