@@ -96,7 +96,8 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     # One rank that waits once, or a few times on one stage, may as well wait for its data.
     if alone is None or not alone.apart:
         return None
-    if alone.stages == 1 and alone.struck.sum() < THRESHOLDS.sure_from:
+    # Of one stage the first rank writes; another one waits for its data.
+    if alone.stages == 1 and (slowest or alone.struck.sum() < THRESHOLDS.sure_from):
         return None
     return replace(alone, dp=slowest)
 
