@@ -42,7 +42,7 @@ class Shares:
     between_steps_above: float
     """The same beyond the median."""
     missing: float
-    """Steps that are left out, incomplete or odd ones, between others that are analyzed."""
+    """Steps that are left out: incomplete ones between others that are analyzed, and odd ones."""
 
     def of(self, part: Part) -> float:
         """Return the share of a part."""

@@ -17,6 +17,7 @@ class Windows:
 
     To a step belongs what passes until the next one begins, where that one follows in the
     recording. Other gaps are unknown: the job went on without a recorder, and nothing is lost.
+    Odd steps before the first one belong to that one, and those after the last to the last.
     Where steps overlap, a worker's time is cut where it is done with the step before.
     """
 
@@ -26,8 +27,8 @@ class Windows:
     begins_ns: FloatArray
     ends_ns: FloatArray
     wall_ns: FloatArray
-    # Shape (steps,): from the last end of all workers to the begin of the next step, and the same
-    # where steps that are left out lie between.
+    # Shape (steps,): from the last end of all workers to the begin of the next step; and the same
+    # where steps that are left out lie between, with odd ones at the ends of the session.
     between_ns: FloatArray
     missing_ns: FloatArray
     usual_ns: float  # the median of what passes between two steps
@@ -50,15 +51,35 @@ def windows_of(replayed: Replayed) -> Windows:
     empty_ns = np.append(np.where(joined, np.maximum(turn_ns - last_ns[:-1], 0.0), 0.0), 0.0)
     known = np.append(whole, False)
     between_ns = np.where(known, empty_ns, 0.0)
+    odd_ns = _odd_ns(replayed, starts_ns, last_ns)
     return Windows(
         starts_ns,
         begins_ns,
         ends_ns,
-        until_ns - begins_ns,
+        until_ns - begins_ns + odd_ns[:, None],
         between_ns,
-        empty_ns - between_ns,
+        empty_ns - between_ns + odd_ns,
         float(np.median(between_ns[known])) if known.any() else 0.0,
     )
+
+
+def _odd_ns(replayed: Replayed, starts_ns: FloatArray, last_ns: FloatArray) -> FloatArray:
+    """Return how long odd steps take that open or close the session, shape (steps,), ns.
+
+    With what passes between them and the steps that are analyzed.
+    """
+    steps, spans_ns, odd_ns = replayed.steps, replayed.odd_spans_ns, np.zeros(len(starts_ns))
+    if replayed.absolute and spans_ns:
+        first, last = int(steps[0]), int(steps[-1])
+        while first - 1 in spans_ns:
+            first -= 1
+        while last + 1 in spans_ns:
+            last += 1
+        if first < steps[0]:
+            odd_ns[0] += max(starts_ns[0] - spans_ns[first][0], 0.0)
+        if last > steps[-1]:
+            odd_ns[-1] += max(spans_ns[last][1] - starts_ns[-1] - last_ns[-1], 0.0)
+    return odd_ns
 
 
 def _joined(replayed: Replayed, turn_ns: FloatArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

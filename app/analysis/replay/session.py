@@ -56,6 +56,8 @@ class Replayed:
     groups: tuple[ShapeGroup, ...]  # at least one; the one with most steps first
     dropped: tuple[DroppedStep, ...]  # steps that are left out
     odd: tuple[DroppedStep, ...]  # complete steps that are unlike the others on all ranks
+    # Of these: from the first start of any worker to the last end, ns of the epoch.
+    odd_spans_ns: Mapping[int, tuple[float, float]]
     clamped: int  # transfer durations at fault that count as 0
     recreated: RecreatedOperations  # operations that the recorder lost and that were made anew
     clocks: RankClocks
@@ -136,7 +138,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         arranged, graphs, dropped = _with_graphs(laid_out)
     arranged, impossible = without_impossible(arranged, graphs)
     draft, torn = _without_torn_steps(Draft.of(arranged, graphs, _recording(trace)))
-    draft, odd = _without_odd_steps(draft)
+    draft, odd, odd_spans_ns = _without_odd_steps(draft)
     draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [durations for durations, _ in draft.own]
@@ -151,6 +153,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         groups=tuple(groups),
         dropped=tuple(sorted((*dropped, *unusable, *repeated, *torn), key=attrgetter("step"))),
         odd=odd,
+        odd_spans_ns=odd_spans_ns,
         clamped=sum(clamped for _, clamped in draft.own),
         recreated=draft.recreated,
         clocks=draft.clocks,
@@ -163,12 +166,25 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     )
 
 
-def _without_odd_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
-    """Return a draft of the ordinary steps, and the others."""
+def _without_odd_steps(
+    draft: Draft,
+) -> tuple[Draft, tuple[DroppedStep, ...], dict[int, tuple[float, float]]]:
+    """Return a draft of the ordinary steps, the others, and their first starts and last ends."""
     odd = find_odd_steps(draft)
     if not odd:
-        return draft, ()
-    return _without_steps(draft, [item.step for item in odd]), odd
+        return draft, (), {}
+    steps = [item.step for item in odd]
+    spans_ns: dict[int, tuple[float, float]] = {}
+    for layout in draft.layouts:
+        kept = np.flatnonzero(np.isin(layout.steps, steps))
+        if len(kept):
+            ends_ns = stage_ends(layout.of_steps(kept)).max(axis=(0, 2))
+            begins_ns = layout.begin_ns[kept]
+            numbers, last_ns = layout.steps[kept].tolist(), (begins_ns + ends_ns).tolist()
+            spans_ns |= dict(
+                zip(numbers, zip(begins_ns.tolist(), last_ns, strict=True), strict=True)
+            )
+    return _without_steps(draft, steps), odd, spans_ns
 
 
 def _without_torn_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:

@@ -220,6 +220,17 @@ def test_an_odd_step_counts_with_those_that_are_left_out() -> None:
     assert share(found, Part.SLOW_TOGETHER) == 0
 
 
+@pytest.mark.parametrize(("odd", "holder"), [(0, 0), (FLAT.steps - 1, -1)])
+def test_an_odd_step_at_an_end_of_the_session_counts_there(odd: int, holder: int) -> None:
+    trace = synthesize(FLAT, (), seed=5).trace
+    found = split_of(following(trace, stretched={odd: 10.0}))
+    assert found.wall_ns.shape[1] == FLAT.steps - 1
+    missing = found.of(Part.MISSING)[0, :, 0]
+    assert np.flatnonzero(missing).tolist() == [np.arange(FLAT.steps - 1)[holder]]
+    assert missing[holder] == pytest.approx(10 * found.wall_ns[0, 10, 0], rel=0.05)
+    assert found.parts_ns.sum(axis=0) == pytest.approx(found.wall_ns, rel=1e-9)
+
+
 def test_starts_that_count_from_each_step_say_nothing_of_what_is_between() -> None:
     trace = session(FLAT)
     first = np.zeros(FLAT.steps, np.int64)
