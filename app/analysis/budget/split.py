@@ -169,15 +169,15 @@ def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
 
     Batches that are loaded, checkpoints that are written, evaluation.
     """
-    doings, inside = replayed.doings, np.zeros(windows.ends_ns.shape)
-    step = np.searchsorted(windows.starts_ns, doings.start_ns, side="right") - 1
+    host_operations, inside = replayed.host_operations, np.zeros(windows.ends_ns.shape)
+    step = np.searchsorted(windows.starts_ns, host_operations.start_ns, side="right") - 1
     # one that begins before a step may end within it
     for first in (step, step + 1):
         there = np.flatnonzero((first >= 0) & (first < len(windows.starts_ns)))
-        at = doings.pp[there], first[there], doings.dp[there]
+        at = host_operations.pp[there], first[there], host_operations.dp[there]
         begins_ns = windows.starts_ns[first[there]]
-        ends_ns = np.minimum(doings.end_ns[there], begins_ns + windows.ends_ns[at])
-        time_ns = ends_ns - np.maximum(doings.start_ns[there], begins_ns)
+        ends_ns = np.minimum(host_operations.end_ns[there], begins_ns + windows.ends_ns[at])
+        time_ns = ends_ns - np.maximum(host_operations.start_ns[there], begins_ns)
         np.add.at(inside, at, np.maximum(time_ns, 0.0))
     return inside
 

@@ -22,8 +22,13 @@ from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
-from app.analysis.replay.layout.doings import NONE, Doings, doings_of, without_doings
 from app.analysis.replay.layout.graph import Graph
+from app.analysis.replay.layout.host_operations import (
+    NONE,
+    HostOperations,
+    host_operations_of,
+    without_host_operations,
+)
 from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.odd_steps import find_odd_steps
 from app.analysis.replay.repair import RecreatedOperations
@@ -69,7 +74,7 @@ class Replayed:
     one_clock: bool = False
     # Whether starts are readings of clocks, so that steps can be compared with one another.
     absolute: bool = True
-    doings: Doings = NONE  # what ranks are recorded to do between steps
+    host_operations: HostOperations = NONE  # what ranks are recorded to do between steps
     # Operations whose recorded durations cannot be, and that count with others.
     impossible: tuple[ImpossibleDuration, ...] = ()
 
@@ -127,7 +132,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
     """
     trace, unusable = without_unusable(trace)
     repeated = tuple(DroppedStep(step, reason) for step, reason in trace.repeated_steps)
-    steps, between = without_doings(trace)
+    steps, between = without_host_operations(trace)
     rows = adapt_rows(steps, without)
     laid_out = lay_out(rows.trace, rows.routes)
     try:
@@ -161,7 +166,7 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         adaptations=(*rows.made, *made),
         one_clock=draft.recording.one_clock,
         absolute=draft.absolute,
-        doings=doings_of(trace, between, ahead_ns),
+        host_operations=host_operations_of(trace, between, ahead_ns),
         impossible=impossible,
     )
 

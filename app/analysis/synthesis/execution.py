@@ -58,7 +58,7 @@ class ExpertWork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doing:
+class HostOperation:
     """What ranks do right before some steps, and write down."""
 
     op: str  # operation type
@@ -88,7 +88,8 @@ class StepWork:
     # the program says
     microbatches: NDArray[np.int64] | None = None
     numbers: NDArray[np.int64] | None = None  # (steps,): of the steps; None where they count from 0
-    doings: list[Doing] = field(default_factory=list)  # what ranks record to do between steps
+    # what ranks record to do between steps
+    host_operations: list[HostOperation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

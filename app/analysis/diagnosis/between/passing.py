@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.layout.doings import Doings
+from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.replay.turns import FEWEST_TURNS, Turns, turns_of
 from app.analysis.trace.model import BETWEEN_STEPS, GC, OPTIMIZER
@@ -45,7 +45,7 @@ class Passing:
     """What passes before each step; arrays are of shape (steps,), ns, 0 where nothing is known."""
 
     turns: Turns
-    doings: Doings
+    host_operations: HostOperations
     # By operation type: how much of the gap any rank is recorded to do that.
     named_ns: Mapping[str, FloatArray]
     stalled_ns: FloatArray  # what nothing recorded explains, above the usual, where it stands out
@@ -86,14 +86,14 @@ def passing_of(replayed: Replayed, recorded_s: FloatArray) -> Passing:
     turns = turns_of(replayed)
     known = turns.known
     gap_ns = np.where(known, np.maximum(turns.gap_ns, 0.0), 0.0)
-    covered = {name: _covered(turns, replayed.doings.of(name)) for name in BETWEEN_STEPS}
+    covered = {name: _covered(turns, replayed.host_operations.of(name)) for name in BETWEEN_STEPS}
     total = np.sum(list(covered.values()), axis=0)
     # Two kinds may be done side by side.
     share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
     named = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
     rest_ns = gap_ns - np.minimum(total, gap_ns)
     turn = recorded_s / NS + gap_ns
-    parts = (turns, replayed.doings, named)
+    parts = (turns, replayed.host_operations, named)
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
     if known.sum() < FEWEST_TURNS:
         nothing = np.zeros_like(gap_ns)
@@ -118,18 +118,18 @@ def _mean(values: FloatArray, known: NDArray[np.bool_]) -> float:
     return float(np.mean(values[known])) if known.any() else 0.0
 
 
-def _covered(turns: Turns, doings: Doings) -> FloatArray:
+def _covered(turns: Turns, host_operations: HostOperations) -> FloatArray:
     """Return how much of the gap before each step some operations cover together, ns."""
     covered = np.zeros(len(turns.steps))
     known = np.flatnonzero(turns.known & (turns.gap_ns > 0))
-    if not len(doings) or not len(known):
+    if not len(host_operations) or not len(known):
         return covered
     until = turns.begins_ns[known].min(axis=(1, 2))
     since = until - turns.gap_ns[known]
     # The first gap that ends after it began; a longer one counts there only.
-    gap = np.searchsorted(until, doings.start_ns, side="right")
+    gap = np.searchsorted(until, host_operations.start_ns, side="right")
     inside = gap < len(known)
-    gap, start, end = gap[inside], doings.start_ns[inside], doings.end_ns[inside]
+    gap, start, end = gap[inside], host_operations.start_ns[inside], host_operations.end_ns[inside]
     start, end = np.maximum(start, since[gap]), np.minimum(end, until[gap])
     inside = end > start
     gap, start, end = gap[inside], start[inside], end[inside]

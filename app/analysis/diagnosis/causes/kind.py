@@ -131,7 +131,7 @@ def needs_begins(signs: Signs) -> str | None:
 def needs_turns(signs: Signs) -> str | None:
     """Return why it is not known what passes between steps; None where it is."""
     passing = signs.passing
-    if passing is not None and (passing.tells or len(passing.doings)):
+    if passing is not None and (passing.tells or len(passing.host_operations)):
         return None
     return "too few recorded steps follow one another by clocks to tell what passes between them"
 

@@ -15,7 +15,7 @@ from app.analysis.diagnosis.observation import Observation, summed
 from app.analysis.diagnosis.places import StepView, Where
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.layout.doings import Doings
+from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.wording import named
 
@@ -27,8 +27,8 @@ def recorded_delays(signs: Signs, name: str) -> ByNode:
     """Return how late launches are while their rank is recorded to do something between steps."""
     if signs.passing is None:
         return {}
-    doings = signs.passing.doings.of(name)
-    return _delays(signs.observation, doings) if len(doings) else {}
+    operations = signs.passing.host_operations.of(name)
+    return _delays(signs.observation, operations) if len(operations) else {}
 
 
 def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
@@ -74,20 +74,20 @@ def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
     }
 
 
-def _delays(observation: Observation, doings: Doings) -> dict[int, FloatArray]:
-    """Return how late launches are because of doings: what is launched next, and what is first."""
+def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
+    """Return how late what is launched next is, and what is first, because of host operations."""
     layout = observation.layout
     first = observation.once(first_delays)
     late: dict[int, FloatArray] = {}
     for stage in range(layout.pp):
         nodes = np.flatnonzero(layout.nodes.pp == stage)
         begins = [node for node in first if layout.nodes.pp[node] == stage]
-        left = np.flatnonzero(doings.pp == stage)
+        left = np.flatnonzero(operations.pp == stage)
         # What ends a step holds up the next one.
         for following in (0, 1):
             if not len(left):
                 break
-            there, at = _in_steps(layout, doings, left, following)
+            there, at = _in_steps(layout, operations, left, following)
             of_next = _next_launches(layout, nodes, there)
             for node in sorted({*of_next[of_next >= 0].tolist(), *begins}):
                 own = late.setdefault(node, np.zeros(layout.start_ns.shape[1:]))
@@ -99,7 +99,7 @@ def _delays(observation: Observation, doings: Doings) -> dict[int, FloatArray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InSteps:
-    """Doings in steps of the most frequent shape, times since the begins of these, ns."""
+    """Host operations in steps of the most frequent shape, times since the begins of these, ns."""
 
     step: IntArray  # index
     dp: IntArray
@@ -112,43 +112,47 @@ class _InSteps:
 
 
 def _in_steps(
-    layout: Layout, doings: Doings, some: IntArray, following: int
+    layout: Layout, operations: HostOperations, some: IntArray, following: int
 ) -> tuple[_InSteps, IntArray]:
-    """Return some doings in their steps, or the ones after these, and which of them have any."""
-    number = doings.step[some] + following
+    """Return host operations in their steps, or the ones after these, and which have any."""
+    number = operations.step[some] + following
     step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
     begin_ns = layout.begin_ns[step]
     found = _InSteps(
         step,
-        doings.dp[some],
-        doings.start_ns[some] - begin_ns,
-        doings.end_ns[some] - begin_ns,
+        operations.dp[some],
+        operations.start_ns[some] - begin_ns,
+        operations.end_ns[some] - begin_ns,
     )
     there = layout.steps[step] == number
     return found.chosen(there), np.flatnonzero(there)
 
 
-def _next_launches(layout: Layout, nodes: IntArray, doings: _InSteps) -> IntArray:
-    """Return which of some nodes is launched next after each doing; -1 where none is."""
-    if not len(doings.step):
+def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
+    """Return which of some nodes is launched next after each; -1 where none is."""
+    if not len(operations.step):
         return np.empty(0, dtype=np.int64)
-    starts = layout.start_ns[nodes[:, None], doings.step, doings.dp]
-    after = np.where(_follows(starts, doings), starts, np.inf)
+    starts = layout.start_ns[nodes[:, None], operations.step, operations.dp]
+    after = np.where(_follows(starts, operations), starts, np.inf)
     first = after.argmin(axis=0)
     return np.where(np.isfinite(after.min(axis=0)), nodes[first], -1)
 
 
-def _follows(starts: FloatArray, doings: _InSteps) -> NDArray[np.bool_]:
+def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
     # What begins in its second half or later follows it: clocks are read one after the other.
-    return np.asarray(starts >= (doings.start_ns + doings.end_ns) / 2)
+    return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
 
 
-def _add_delays(observation: Observation, node: int, doings: _InSteps, late_ns: FloatArray) -> None:
+def _add_delays(
+    observation: Observation, node: int, operations: _InSteps, late_ns: FloatArray
+) -> None:
     """Add how late a node is launched while its rank does something."""
     delay = observation.delay_ns(node)
-    at = (doings.step, doings.dp)
+    at = (operations.step, operations.dp)
     launched = observation.layout.start_ns[node][at]
-    since = np.maximum(doings.start_ns, launched - delay[at])
-    meanwhile = np.minimum(doings.end_ns, launched) - since
-    np.add.at(late_ns, at, np.where(_follows(launched, doings), np.maximum(meanwhile, 0.0), 0.0))
+    since = np.maximum(operations.start_ns, launched - delay[at])
+    meanwhile = np.minimum(operations.end_ns, launched) - since
+    np.add.at(
+        late_ns, at, np.where(_follows(launched, operations), np.maximum(meanwhile, 0.0), 0.0)
+    )
     np.minimum(late_ns, delay, out=late_ns)

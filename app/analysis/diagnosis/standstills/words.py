@@ -50,13 +50,13 @@ def recorded_standstill(signs: Signs, name: str, doing: str) -> Standstill | Non
     lost_ns = passing.named_ns[name]
     if not passing.is_worth_naming(lost_ns):
         return None
-    doings = passing.doings.of(name)
-    workers = len(set(zip(doings.dp.tolist(), doings.pp.tolist(), strict=True)))
+    host_operations = passing.host_operations.of(name)
+    workers = len(set(zip(host_operations.dp.tolist(), host_operations.pp.tolist(), strict=True)))
     layout = signs.observation.layout
     some = f"{workers} of {layout.dp * layout.pp} workers do"
     who = "all workers do" if workers == layout.dp * layout.pp else some
     if workers == 1:
-        worker = (int(doings.dp[0]), int(doings.pp[0]))
+        worker = (int(host_operations.dp[0]), int(host_operations.pp[0]))
         who = f"only {signs.observation.hosts.named(worker)} does"
     said = f"{doing} between steps for {_how(passing, lost_ns)}; {who}"
     return Standstill(lost_ns, (_line(passing, lost_ns, said),), _RECORDED, _figure(lost_ns))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from app.analysis.synthesis.execution import Doing
+from app.analysis.synthesis.execution import HostOperation
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.trace.model import CHECKPOINT, DATA_LOADING, EVALUATION
 
@@ -46,7 +46,9 @@ class Standstill(Injection):
         work.delay_ns[first] += takes_ns
         if self.op is not None:
             opens = bool(rng.random() < 0.5)  # noqa: PLR2004 - either
-            work.doings += [Doing(self.op, pp, takes_ns, opens) for pp in range(job.sizes.pp)]
+            work.host_operations += [
+                HostOperation(self.op, pp, takes_ns, opens) for pp in range(job.sizes.pp)
+            ]
 
 
 @dataclass(frozen=True, slots=True)

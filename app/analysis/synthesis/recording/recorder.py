@@ -10,8 +10,8 @@ import numpy as np
 from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
 from app.analysis.synthesis.program import CODES
 from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording.doings import doing_rows
 from app.analysis.synthesis.recording.experts import expert_rows
+from app.analysis.synthesis.recording.host_operations import host_operation_rows
 from app.analysis.synthesis.recording.microbatches import cut_anew
 from app.analysis.synthesis.recording.tensor import tensor_rows
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
@@ -66,7 +66,7 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
     blocks: list[Rows] = []
     for number, (phase, begin_ns) in enumerate(zip(phases, _begins_ns(phases), strict=True)):
         blocks += [_stage_rows(phase, begin_ns, stage) for stage in range(job.sizes.pp)]
-        blocks += doing_rows(phase, begin_ns)
+        blocks += host_operation_rows(phase, begin_ns)
         if tensor:
             rng = stream(seed, "tensor recording", number)
             blocks += tensor_rows(phase, begin_ns, rng)
@@ -78,8 +78,8 @@ def record(phases: Sequence[Phase], seed: int) -> ProfilerRecording:
         for name, dtype in _TYPES.items()
     }
     cut = phases[0].work.microbatches is not None
-    doings = any(phase.work.doings for phase in phases)
-    if len(phases) > 1 or tensor or experts or cut or doings:
+    host_operations = any(phase.work.host_operations for phase in phases)
+    if len(phases) > 1 or tensor or experts or cut or host_operations:
         keys = [columns[name] for name in ("order", "op", "step", "rank")]
         in_order = np.lexsort(keys)
         columns = {name: values[in_order] for name, values in columns.items()}

@@ -38,7 +38,9 @@ def moved(
     return replace(trace, start_ns=trace.start_ns + np.int64(by_ns) * late)
 
 
-def doing(trace: Trace, name: str, *, step: int, dp: int, start_ns: int, duration_ns: int) -> Trace:
+def host_operation(
+    trace: Trace, name: str, *, step: int, dp: int, start_ns: int, duration_ns: int
+) -> Trace:
     """Return a trace in which a DP rank's first stage also does something between steps."""
     row = np.flatnonzero((trace.dp == dp) & (trace.pp == 0) & (trace.step == step))[:1]
     one = replace(

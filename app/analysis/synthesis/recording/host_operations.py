@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from app.analysis.synthesis.recording.tensor import Rows
 
 
-def doing_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
+def host_operation_rows(phase: Phase, begin_ns: NDArray[np.int64]) -> Iterator[Rows]:
     """Yield what the ranks of a phase record between its steps, each as long as it takes."""
     job, ids = phase.job, phase.ids
     before = np.concatenate((ids[:1] - 1, ids[:-1]))
-    for doing in phase.work.doings:
-        first = (phase.work.program.stage == doing.stage) & np.array(
+    for operation in phase.work.host_operations:
+        first = (phase.work.program.stage == operation.stage) & np.array(
             [not before for before in phase.work.program.after]
         )
         launched = phase.execution.start_ns[first].min(axis=0)
-        step, dp = np.nonzero(doing.takes_ns)
-        takes = np.rint(doing.takes_ns[step, dp]).astype(np.int64)
-        ranks = np.array([job.traced_rank(lane, doing.stage) for lane in range(job.sizes.dp)])
+        step, dp = np.nonzero(operation.takes_ns)
+        takes = np.rint(operation.takes_ns[step, dp]).astype(np.int64)
+        ranks = np.array([job.traced_rank(lane, operation.stage) for lane in range(job.sizes.dp)])
         yield {
             "rank": ranks[dp],
             "dp": dp,
-            "pp": np.full(len(dp), doing.stage),
-            "step": ids[step] if doing.opens else before[step],
-            "op": np.full(len(dp), CODES[doing.op]),
+            "pp": np.full(len(dp), operation.stage),
+            "step": ids[step] if operation.opens else before[step],
+            "op": np.full(len(dp), CODES[operation.op]),
             "mb": np.full(len(dp), ABSENT),
             "mc": np.full(len(dp), ABSENT),
             "order": np.zeros(len(dp), np.int64),

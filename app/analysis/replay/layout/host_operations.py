@@ -20,7 +20,7 @@ _END: Final = _FIRST + len(BETWEEN_STEPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doings:
+class HostOperations:
     """Operations between steps as columns of equal length; times by the aligned clocks of ranks."""
 
     kind: IntArray  # index into `BETWEEN_STEPS`
@@ -33,10 +33,10 @@ class Doings:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def of(self, name: str) -> Doings:
+    def of(self, name: str) -> HostOperations:
         """Return those of a type."""
         chosen = self.kind == BETWEEN_STEPS.index(name)
-        return Doings(
+        return HostOperations(
             self.kind[chosen],
             self.step[chosen],
             self.dp[chosen],
@@ -48,10 +48,12 @@ class Doings:
 
 _NO_INTEGERS: Final = np.empty(0, dtype=np.int64)
 _NO_TIMES: Final = np.empty(0)
-NONE: Final = Doings(_NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_TIMES, _NO_TIMES)
+NONE: Final = HostOperations(
+    _NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_INTEGERS, _NO_TIMES, _NO_TIMES
+)
 
 
-def without_doings(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
+def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
     """Return a trace without what ranks do between steps, and the rows of that."""
     if not len(trace) or int(trace.op.max()) < _FIRST:
         return trace, np.empty(0, dtype=np.intp)
@@ -62,7 +64,9 @@ def without_doings(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
     return trace.of_rows(np.flatnonzero(~between)), rows
 
 
-def doings_of(trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None) -> Doings:
+def host_operations_of(
+    trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None
+) -> HostOperations:
     """Return what ranks do between steps, given its rows.
 
     Parameters
@@ -76,7 +80,7 @@ def doings_of(trace: Trace, rows: NDArray[np.intp], ahead_ns: FloatArray | None)
     start_ns = trace.start_ns[rows].astype(np.float64)
     if ahead_ns is not None:
         start_ns -= ahead_ns[dp, pp]
-    return Doings(
+    return HostOperations(
         kind=trace.op[rows].astype(np.int64) - _FIRST,
         step=trace.step[rows],
         dp=dp,

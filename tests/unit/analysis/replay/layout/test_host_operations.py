@@ -9,7 +9,7 @@ from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.trace.model import BETWEEN_STEPS, CHECKPOINT, DATA_LOADING
 from tests.factories import session
-from tests.unit.analysis.replay.recordings import consecutive, doing
+from tests.unit.analysis.replay.recordings import consecutive, host_operation
 
 MS = 1_000_000
 TRACE = consecutive(session(dp=4, pp=1, steps=8).trace, gap_ns=200 * MS)
@@ -19,21 +19,23 @@ TRACE = consecutive(session(dp=4, pp=1, steps=8).trace, gap_ns=200 * MS)
 def test_what_is_done_between_steps_is_no_part_of_the_step_that_it_opens(name: str) -> None:
     step = int(TRACE.step.max())
     begin = int(TRACE.start_ns[TRACE.step == step].min())
-    opened = doing(TRACE, name, step=step, dp=1, start_ns=begin - 150 * MS, duration_ns=150 * MS)
+    opened = host_operation(
+        TRACE, name, step=step, dp=1, start_ns=begin - 150 * MS, duration_ns=150 * MS
+    )
 
     plain, with_it = prepare_replay(TRACE), prepare_replay(opened)
 
     assert np.array_equal(plain.layout.start_ns, with_it.layout.start_ns)
     assert np.array_equal(plain.layout.begin_ns, with_it.layout.begin_ns)
-    assert len(plain.doings) == 0
-    assert len(with_it.doings) == len(with_it.doings.of(name)) == 1
-    assert with_it.doings.dp.tolist() == [1]
+    assert len(plain.host_operations) == 0
+    assert len(with_it.host_operations) == len(with_it.host_operations.of(name)) == 1
+    assert with_it.host_operations.dp.tolist() == [1]
 
 
 def test_a_report_counts_them_among_the_known_operations() -> None:
     step = int(TRACE.step.max())
     end = int((TRACE.start_ns + TRACE.duration_ns)[TRACE.step == step].max())
-    closed = doing(TRACE, CHECKPOINT, step=step, dp=0, start_ns=end, duration_ns=900 * MS)
+    closed = host_operation(TRACE, CHECKPOINT, step=step, dp=0, start_ns=end, duration_ns=900 * MS)
 
     report = analyze(closed).report
 
@@ -45,10 +47,10 @@ def test_a_report_counts_them_among_the_known_operations() -> None:
 def test_times_that_count_from_their_step_place_nothing_between_steps() -> None:
     step = int(TRACE.step.max())
     begin = int(TRACE.start_ns[TRACE.step == step].min())
-    opened = doing(
+    opened = host_operation(
         TRACE, DATA_LOADING, step=step, dp=1, start_ns=begin - 150 * MS, duration_ns=150 * MS
     )
     first = np.array([opened.start_ns[opened.step == number].min() for number in opened.step])
     relative = replace(opened, start_ns=opened.start_ns - first, step_relative=True)
 
-    assert len(prepare_replay(relative).doings) == 0
+    assert len(prepare_replay(relative).host_operations) == 0
