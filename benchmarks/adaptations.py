@@ -15,6 +15,7 @@ from typing import Final
 
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
+from app.analysis.diagnosis.causes.ranks.uneven_microbatches import UNEVEN_MICROBATCHES
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.dials import CAUSES, needs_of
@@ -36,6 +37,7 @@ CALLED_FOR: Final[Mapping[str, frozenset[Name]]] = {
         }
     ),
     KERNEL_DEPENDENCY.name: frozenset({Name.REGULAR_DELAYS}),
+    UNEVEN_MICROBATCHES.name: frozenset({Name.MERGED_MICROBATCHES}),
 }
 # Small, so that a thousand take minutes; adaptations look at lanes, not at how many there are.
 _SIZES: Final = Range(

@@ -91,9 +91,10 @@ def budget_of(split: Split) -> Budget:
     workers = wall_ns.shape[0] * wall_ns.shape[2]
     whole_ns, step_ns = wall_ns.sum(), wall_ns.sum(axis=(0, 2))
     of_workers_ns = parts_ns.sum(axis=2)
-    shares = of_workers_ns.sum(axis=(1, 2)) / whole_ns
-    by_worker = (of_workers_ns / wall_ns.sum(axis=1)).swapaxes(1, 2)
-    by_step = parts_ns.sum(axis=(1, 3)) / step_ns
+    shares = of_workers_ns.sum(axis=(1, 2)) / max(whole_ns, 1.0)
+    # a step, or all that is known of a worker, may take no time at all
+    by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
+    by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
     return Budget(
         wall_s=float(whole_ns) / workers * _NS,
         # what is nothing may come out below by rounding

@@ -29,6 +29,7 @@ from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.mismatch import recorded_otherwise
 from app.analysis.replay.session import (
     Replayed,
     with_graph,
@@ -124,6 +125,7 @@ def diagnose(
     named = {cause.cause for cause in between}
     return replace(
         diagnosis,
+        delaying=() if _only_seem_late(replayed, metrics) else diagnosis.delaying,
         ruled_out=tuple(name for name in diagnosis.ruled_out if name not in named),
         unjudged={name: why for name, why in diagnosis.unjudged.items() if name not in named},
         between=between,
@@ -211,6 +213,14 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         late=with_late_s / float(np.mean(metrics.simulated_s[main])),
         delaying=tuple(cause.cause for cause in diagnosis.causes if cause.cause in delaying),
     )
+
+
+def _only_seem_late(replayed: Replayed, metrics: Metrics) -> bool:
+    """Return whether launches seem late that are not, the replay being far off."""
+    gap = float(np.mean(metrics.recorded_s)) / metrics.simulated_step_s - 1
+    if metrics.discrepancy <= DISCREPANCY_LIMIT:
+        return False
+    return recorded_otherwise(replayed, gap) is not None
 
 
 def _hidden(signs: Signs) -> bool:

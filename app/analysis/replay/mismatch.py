@@ -102,7 +102,7 @@ def likeliest_mismatch(
     str or None
         None where the recording shows none of these.
     """
-    elsewhere = _recorded_otherwise(replayed, gap) or explained
+    elsewhere = recorded_otherwise(replayed, gap) or explained
     if elsewhere is not None:
         return elsewhere
     group = replayed.main
@@ -114,8 +114,11 @@ def likeliest_mismatch(
     return COLLECTIVES_INSIDE if nested else None
 
 
-def _recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
-    """Say what is wrong with recorded times, so that launches seem late that are not."""
+def recorded_otherwise(replayed: Replayed, gap: float) -> str | None:
+    """Say what is wrong with recorded times, so that launches seem late that are not.
+
+    None where nothing is. `gap` is recorded over simulated step time, less 1.
+    """
     group = replayed.main
     if _ends_at_wait(group):
         return ENDS_AT_WAIT

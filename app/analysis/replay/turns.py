@@ -84,16 +84,20 @@ def _begins(group: ShapeGroup) -> FloatArray:
     """Return when each stage begins a step, shape (pp, steps, dp), ns of the epoch."""
     layout = group.layout
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
-    # What follows nothing is launched first.
-    roots = [
-        node
-        for unit in group.graph.units
-        for node, after in zip(unit.members, unit.after, strict=True)
-        if not after
-    ]
+    # What follows nothing comes first; and what is launched first, where the dependency model has
+    # another order than the job.
+    roots = np.array(
+        [
+            node
+            for unit in group.graph.units
+            for node, after in zip(unit.members, unit.after, strict=True)
+            if not after
+        ]
+    )
     for stage, own in enumerate(begins):
-        first = [node for node in roots if layout.nodes.pp[node] == stage]
-        nodes = first or np.flatnonzero(layout.nodes.pp == stage).tolist()
+        mine = np.flatnonzero(layout.nodes.pp == stage)
+        first = mine[layout.launch[mine].argmin()]
+        nodes = np.append(roots[layout.nodes.pp[roots] == stage], first)
         own[:] = layout.start_ns[nodes].min(axis=0)
     return begins + layout.begin_ns[:, None]
 

@@ -27,6 +27,7 @@ class Unseen:
 
     verdict: str  # in a sentence, after "No verdict: "
     reason: str  # with what would help
+    timed: bool = True  # whether its times tell all the same what passes between steps
 
 
 NO_COLLECTIVES: Final = Unseen(
@@ -58,6 +59,7 @@ def _two_attempts(ranks: list[int], by_s: float) -> Unseen:
             "another length: these are recordings of two attempts. Analyze the files of one "
             "attempt."
         ),
+        timed=False,
     )
 
 
@@ -88,6 +90,7 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
         verdict=f"without stragglers the job would take longer, {slowdown:.2f}×, which cannot be",
         reason=f"Replayed without stragglers the job takes longer ({slowdown:.2f}×), which cannot "
         f"be. {why}",
+        timed=False,
     )
 
 

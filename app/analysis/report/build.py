@@ -166,6 +166,7 @@ def _report(
         by_optype=by_optype,
     )
     withheld = None if unseen is None else unseen.verdict
+    between = diagnosis.between if unseen is None or unseen.timed else ()
     budget = budget_of(split(replayed, metrics, _together(observation, replayed)))
     said = verdict(
         job,
@@ -174,7 +175,7 @@ def _report(
         shown,
         DISCREPANCY_LIMIT,
         shares=budget.shares,
-        between=diagnosis.between,
+        between=between,
         turn_s=diagnosis.turn_s,
         withheld=withheld,
     )
@@ -195,8 +196,8 @@ def _report(
             trusted=trusted,
             others=() if shed is None else (shed,),
         )
-    every = all_causes(causes, diagnosis.between, diagnosis.lost_s)
-    if diagnosis.between:
+    every = all_causes(causes, between, diagnosis.lost_s)
+    if between:
         from app.analysis.mitigation.standstills import without_standstills  # noqa: PLC0415 - as above
 
         now_s = metrics.simulated_step_s * diagnosis.late

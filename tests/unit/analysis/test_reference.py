@@ -61,7 +61,11 @@ def test_inherited_fields_are_described_where_they_are_declared(
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys"), [(PlannedStage, ["replicas"]), (Coverage, ["chunks", "unmapped"])]
+    ("kind", "keys"),
+    [
+        (PlannedStage, ["replicas"]),
+        (Coverage, ["chunks", "copies", "impossible_durations", "unmapped"]),
+    ],
 )
 def test_keys_that_may_be_missing_are_marked(kind: type, keys: list[str]) -> None:
     assert [member.key for member in members(kind) if member.optional] == keys

@@ -27,9 +27,9 @@ def test_nothing_is_certain(confidence: float, text: str) -> None:
 
 def test_the_sentences_of_a_report_that_is_not_believed_write_shares_that_way() -> None:
     report = analyze(SCENARIOS["data-loading"].synthesize(0).trace).report
+    assert re.search(r"\d\N{NO-BREAK SPACE}%", report.fidelity.reason or "")
     for sentence in (report.verdict.sentence, report.fidelity.reason or ""):
-        assert re.search(r"\d\N{NO-BREAK SPACE}%", sentence)
-        assert not re.search(r"\d%", sentence)
+        assert not re.search(r"\d ?%", sentence)
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def test_what_fails_twice_has_failed(tmp_path: Path) -> None:
     assert done.stdout.count("1 failed") == 2
 
 
-def test_four_failures_are_no_accident(tmp_path: Path) -> None:
-    wrong = "\n".join(f"def test_{n}():\n    assert False\n" for n in range(4))
+def test_nine_failures_are_no_accident(tmp_path: Path) -> None:
+    wrong = "\n".join(f"def test_{n}():\n    assert False\n" for n in range(9))
 
     done = run_tests(tmp_path, wrong)
 
     assert done.returncode == 1
-    assert done.stdout.count("4 failed") == 1
+    assert done.stdout.count("9 failed") == 1
     assert "Repeated" not in done.stdout
 
 

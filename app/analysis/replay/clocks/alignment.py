@@ -79,6 +79,17 @@ def align(
     absolute : bool
         Whether starts are readings of clocks; else they count from their step's begin.
     """
+    aligned, clocks = _align_once(layouts, graphs, absolute=absolute)
+    if not clocks.aligned or np.abs(clocks.offsets_ns).max() <= COARSE_NS:
+        return aligned, clocks
+    finer, rest = _align_once(aligned, graphs, absolute=absolute)
+    return finer, _together(clocks, rest)
+
+
+def _align_once(
+    layouts: Sequence[Layout], graphs: Sequence[Graph], *, absolute: bool
+) -> tuple[list[Layout], RankClocks]:
+    """Put all starts on one clock as nearly as one fit can."""
     dp, pp = layouts[0].dp, layouts[0].pp
     ranks = dp * pp
     matches = _joined([matches_of(*pair) for pair in zip(layouts, graphs, strict=True)])
@@ -118,11 +129,7 @@ def align(
     )
     if not wrong:
         return list(layouts), clocks
-    corrected = _corrected(layouts, fit, ranks)
-    if np.abs(furthest).max() <= COARSE_NS:
-        return corrected, clocks
-    finer, rest = align(corrected, graphs, absolute=absolute)
-    return finer, _together(clocks, rest)
+    return _corrected(layouts, fit, ranks), clocks
 
 
 def _together(coarse: RankClocks, fine: RankClocks) -> RankClocks:

@@ -21,7 +21,7 @@ def text_of(installation: Installation, path: str) -> str:
 def test_an_open_session_shows_how_far_it_has_come(installation: Installation) -> None:
     for rank in ("0", "1"):
         sent = put(installation, rank, final=rank == "1")
-    bad = bodies.changed("dur_ns", 7, -1)
+    bad = bodies.changed("step", 7, -1)
     put(installation, "2", body=bad)
     session = sent.json()["session"]
 

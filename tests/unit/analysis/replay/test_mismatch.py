@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.fidelity import distrust, late_launches
@@ -212,8 +213,13 @@ def test_kernels_that_wait_for_others_that_they_do_not_need() -> None:
     [("kernel-dependency", "false kernel dependency"), ("data-loading", "data loading")],
 )
 def test_what_the_diagnosis_knows_is_no_fault_of_the_recording(scenario: str, title: str) -> None:
-    reason = reason_of(SCENARIOS[scenario].synthesize(0).trace)
+    report = analyze(SCENARIOS[scenario].synthesize(0).trace).report
+    reason = report.fidelity.reason or ""
 
+    # a headline without S
+    assert report.headline.kind is HeadlineKind.LAUNCHES
+    assert report.fidelity.verdict is False
+    assert report.verdict.level == "slow"
     assert f"Likeliest: {title}." in reason
     assert "the recording lacks nothing" in reason
     assert "noise" not in reason

@@ -55,7 +55,8 @@ def _find(signs: Signs) -> Finding | None:
     usual, lasting = _usual(counts)
     # what a rank always has more than typical is its own; the rest is shared out
     own = np.where(lasting, usual - np.median(usual), 0.0)
-    share = 1 - (counts - own).mean(axis=1, keepdims=True) / counts
+    # a rank may have none in a step
+    share = 1 - (counts - own).mean(axis=1, keepdims=True) / np.maximum(counts, 1.0)
     nodes = [n for name in COMPUTATIONS for n in observation.computations(name, 0)]
     more = np.flatnonzero(lasting)
     more = more[np.argsort(-usual[more], kind="stable")]
