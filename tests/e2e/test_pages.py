@@ -79,7 +79,7 @@ def test_the_pages_of_the_fleet_and_of_a_job(
     expect(page).to_have_url(f"{site}/jobs/dense-34b")
     wait_for_plots(page)
     expect(page.locator("table.fleet tbody tr")).to_have_count(4)
-    expect(page.locator("figure h2")).to_contain_text("Slow since session 4")
+    expect(page.locator("figure h2").first).to_contain_text("Slow since session 4")
     keep(page, f"job-{look.name}")
     expect_well_made(page, site, look)
 
