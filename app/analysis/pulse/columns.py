@@ -1,0 +1,149 @@
+"""The columns of a pulse, as arrays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+# What says whose row it is, and when it was made.
+KEYS: Final = ("attempt", "step", "rank", "dp_rank", "pp_rank", "time_ns")
+# What was measured in the step.
+MEASURES: Final = (
+    *("step_ns", "compute_ns", "wait_ns", "data_ns", "optimizer_ns", "gc_ns"),
+    "tokens",
+)
+BEAT_COLUMNS: Final = ("phase", "since_ns")
+# The phase of a row that is no beat.
+NO_BEAT: Final = -1
+
+# What is counted of rows that cannot be used.
+NULL: Final = "pulse.null"
+NAN: Final = "pulse.nan"
+UNKNOWN_COLUMN: Final = "pulse.unknown_column"
+
+# Of the names of phases.
+MOST_PHASES: Final = 1_000
+LONGEST_PHASE: Final = 200
+
+# Phases in which a step may take as long as it wants.
+CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
+COMPILE: Final = "compile"
+FINISHED: Final = "finished"
+EXCUSED: Final = frozenset({CHECKPOINT, EVALUATION, COMPILE})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulses:
+    """Rows of the ranks of one job, in the order in which they came; each array has a value a row.
+
+    A row is a step that a rank has ended or, where `phase` is not `NO_BEAT`, a beat: measures are 0
+    then, and `dp_rank` and `pp_rank` may be -1. Times are nanoseconds since the epoch, durations
+    nanoseconds.
+
+    Parameters
+    ----------
+    time_ns : int64[rows]
+        The end of the step, or the time of the beat.
+    compute_ns : int64[rows]
+        What the rank did itself, without what it waited for.
+    data_ns : int64[rows]
+        From the end of the step before to the first operation, less what is known to be no loading.
+    tokens : int64[rows]
+        0 where they are not known.
+    phase : int64[rows]
+        Index into `phases`, or `NO_BEAT`.
+    since_ns : int64[rows]
+        Of a beat, when its phase began; 0 elsewhere.
+    phases : tuple of str
+        Names of operations, or ``checkpoint``, ``evaluation``, ``compile``, ``finished``.
+    """
+
+    attempt: Int64
+    step: Int64
+    rank: Int64
+    dp_rank: Int64
+    pp_rank: Int64
+    time_ns: Int64
+    step_ns: Int64
+    compute_ns: Int64
+    wait_ns: Int64
+    data_ns: Int64
+    optimizer_ns: Int64
+    gc_ns: Int64
+    tokens: Int64
+    phase: Int64
+    since_ns: Int64
+    phases: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rank)
+
+    def take(self, rows: slice | Bool | Int64) -> Pulses:
+        """Return some of the rows, in the order that is asked for."""
+        arrays = {name: getattr(self, name)[rows] for name in ARRAYS}
+        return Pulses(**arrays, phases=self.phases)
+
+
+ARRAYS: Final = tuple(field.name for field in fields(Pulses) if field.name != "phases")
+
+
+def joined(parts: list[Pulses]) -> Pulses:
+    """Return rows of several parts as one, in their order."""
+    phases = tuple(dict.fromkeys(name for part in parts for name in part.phases))
+    index = {name: number for number, name in enumerate(phases)}
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    arrays["phase"] = np.concatenate(
+        [np.array([*(index[name] for name in part.phases), NO_BEAT])[part.phase] for part in parts]
+    ).astype(np.int64)
+    return Pulses(**arrays, phases=phases)
+
+
+def usable(
+    columns: Mapping[str, tuple[Int64, Bool]],
+    phase: Int64,
+    phases: tuple[str, ...],
+    counts: Counter[str],
+    damaged: Bool | None = None,
+) -> Pulses:
+    """Return the rows that say all that they have to, and count the others by code.
+
+    Parameters
+    ----------
+    columns : mapping of str to pair of int64[rows] and bool[rows]
+        Values of every key and measure and of `since_ns`, and which of them are there.
+    phase : int64[rows]
+        Index into `phases`; a row with one and without measures is a beat.
+    counts : Counter
+        Gets what is left out.
+    damaged : bool[rows], optional
+        Rows with a value that is no number.
+    """
+    known = {name: there for name, (_, there) in columns.items()}
+    if damaged is None:
+        damaged = np.zeros(len(phase), np.bool_)
+    is_beat = (phase != NO_BEAT) & ~known["step_ns"] & ~known["compute_ns"]
+    keyed = np.logical_and.reduce([known[name] for name in ("attempt", "step", "rank", "time_ns")])
+    whole = np.logical_and.reduce([known[name] for name in (*KEYS, *MEASURES[:-1])])
+    good = ~damaged & keyed & (is_beat | whole)
+    for code, rows in ((NAN, damaged), (NULL, ~damaged & ~good)):
+        number = int(np.count_nonzero(rows))
+        if number:
+            counts[code] += number
+    values = {name: value for name, (value, _) in columns.items()}
+    for name in ("dp_rank", "pp_rank"):
+        values[name] = np.where(known[name], values[name], -1)
+    for name in MEASURES:
+        values[name] = np.where(known[name] & ~is_beat, values[name], 0)
+    kept = Pulses(**values, phase=np.where(is_beat, phase, NO_BEAT), phases=phases)
+    return kept.take(good) if not good.all() else kept

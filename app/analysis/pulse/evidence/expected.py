@@ -1,0 +1,347 @@
+"""How long a rank is expected to compute, and a step to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from app.analysis.pulse.columns import Bool, Float64, Int64
+from app.analysis.pulse.evidence.medians import median_of_columns, median_of_others, median_of_rows
+from app.analysis.pulse.evidence.subjects import COMPUTING, REST, Subjects
+from app.analysis.pulse.steps import Steps
+
+# By how much what is usual follows what is measured at the end of each stretch of steps.
+_FOLLOWS: Final = 1 / 16
+# How far it follows: what is farther from its beginning is a drift.
+_RANK_FOLLOWS: Final = 0.03
+_JOB_FOLLOWS: Final = 0.06
+# A rank that differs from its peers from its first step on by less than this is usual: three times
+# what is common in the job, within these bounds.
+_USUAL_OFFSET: Final = (0.02, 0.06)
+_USUAL_SPREADS: Final = 3.0
+# Where this share of ranks differs by more, the job's devices are of several kinds.
+_SEVERAL_KINDS: Final = 1 / 3
+# Where tokens moved by more than that, computing of all ranks is not judged.
+_SAME_TOKENS: Final = 0.05
+# Of more hosts in a stage one does not move the median.
+_FEW_HOSTS: Final = 4
+# Of the least squares of tokens: what is taken for granted, as a sum of squares, and what remains
+# of what was learned after each stretch.
+_PRIOR: Final = 0.05
+_REMEMBERS: Final = 0.97
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """Logarithms of measured to expected.
+
+    Parameters
+    ----------
+    values : float64[steps, subjects]
+        Ranks against their peers, stages against other stages, the job against its own past.
+    logs : float64[steps, stages]
+        Logarithm of the computing of each stage, by its usual number of tokens.
+    own_past : float64[steps, stages]
+        Computing of each stage against its own past, whatever others do.
+    lengths : float64[steps, ranks]
+        Logarithm of tokens to the usual number; 0 where unknown.
+    """
+
+    values: Float64
+    logs: Float64
+    own_past: Float64
+    lengths: Float64
+
+
+def _one() -> Float64:
+    return np.empty(0)
+
+
+@dataclass(slots=True)
+class Expected:
+    """What is usual in a process group; learned from its steps."""
+
+    offset: Float64 = field(default_factory=_one)
+    first_offset: Float64 = field(default_factory=_one)
+    shift: Float64 = field(default_factory=_one)
+    level: Float64 = field(default_factory=_one)
+    first_level: Float64 = field(default_factory=_one)
+    origin: Float64 = field(default_factory=_one)
+    rest_ns: float = np.nan
+    rest_share: float = np.nan
+    rest_offset: float = 0.0
+    usual_step_ns: float = np.nan
+    tokens: float = np.nan
+    usual_tokens: float = np.nan
+    slope: Float64 = field(default_factory=lambda: np.array([1.0, 0.0]))
+    information: Float64 = field(default_factory=lambda: np.eye(2) * _PRIOR)
+
+    def grow(self, before: Subjects, after: Subjects) -> None:
+        """Make room for ranks and stages that are new."""
+        new = len(after.ranks) - len(before.ranks)
+        self.offset = np.append(self.offset, np.zeros(new))
+        self.first_offset = np.append(self.first_offset, np.full(new, np.nan))
+        at = np.searchsorted(after.stages, before.stages)
+        for name in ("shift", "level", "first_level", "origin"):
+            values = np.full(len(after.stages), 0.0 if name == "shift" else np.nan)
+            values[at] = getattr(self, name)
+            setattr(self, name, values)
+
+    # ---- residuals -------------------------------------------------------------------------
+
+    def residuals(self, steps: Steps, subjects: Subjects) -> Residuals:
+        """Return how far steps are from what is expected."""
+        measures = steps.measures
+        # Whether a pause of the collector is part of computing is unknown: it never counts.
+        own = own_computing(measures)
+        lengths = self._lengths(measures["tokens"])
+        logs = np.log(np.where(own > 0, own, np.nan))
+        logs -= self.slope[0] * lengths + self.slope[1] * lengths**2
+        logs -= self.offset
+        values = np.full((len(logs), subjects.number), np.nan)
+        middle = np.empty((len(logs), len(subjects.stages)))
+        for stage in range(len(subjects.stages)):
+            members = subjects.members(stage)
+            part = logs[:, members]
+            # Of a few ranks that are left of a stage it does not follow what the others do.
+            most = 2 * np.count_nonzero(~np.isnan(part), axis=1) > len(members)
+            middle[:, stage] = np.where(most, median_of_rows(part), np.nan)
+            values[:, subjects.first_rank + members] = part - _of_peers(part, subjects, members)
+        own_past = middle - self.level
+        if len(subjects.stages) > 1:
+            moved = middle - self.origin - self.shift
+            values[:, subjects.of_stages] = moved - median_of_others(moved)
+        elif len(subjects.ranks) == 1:
+            values[:, subjects.of_stages] = own_past
+        values[:, REST] = self._rest(measures["step_ns"], longest_computing(measures))
+        values[:, COMPUTING] = self._computing(own_past, measures["tokens"])
+        return Residuals(values, middle, own_past, lengths)
+
+    def _lengths(self, tokens: Float64) -> Float64:
+        known: Bool = (tokens > 0) | np.isnan(tokens)
+        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
+        if not whole.any():
+            return np.zeros_like(tokens)
+        if np.isnan(self.tokens):
+            self.tokens = float(np.nanmedian(tokens[whole][0]))
+        lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
+        return np.where(np.asarray(whole)[:, None], lengths, 0.0)
+
+    def _rest(self, step_ns: Float64, longest: Float64) -> Float64:
+        step = median_of_rows(step_ns)
+        # Pipelines wait in proportion to what they compute, other jobs do not: what allows more.
+        rest = np.fmax(self.rest_ns, longest * self.rest_share)
+        expected = longest + rest
+        good = (step > 0) & (expected > 0)
+        return np.log(np.where(good, step, np.nan) / np.where(good, expected, 1)) - self.rest_offset
+
+    def _computing(self, own_past: Float64, tokens: Float64) -> Float64:
+        known = median_of_rows(np.where(tokens > 0, tokens, np.nan))
+        same = np.abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS
+        return np.where(same, median_of_rows(own_past), np.nan)
+
+    # ---- learning --------------------------------------------------------------------------
+
+    def fit_lengths(self, values: Float64, lengths: Float64, subjects: Subjects) -> None:
+        """Learn how computing grows with tokens, and correct the residuals that it came from.
+
+        Recursive least squares on what differs between ranks in the same step and between steps of
+        the same rank, so that neither a slow rank nor a slow step counts.
+
+        Parameters
+        ----------
+        values : float64[steps, subjects]
+            Residuals; those of ranks are corrected in place.
+        lengths : float64[steps, ranks]
+        """
+        ranks = values[:, subjects.of_ranks]
+        terms = np.stack([lengths, lengths**2])
+        for stage in range(len(subjects.stages)):
+            members = subjects.members(stage)
+            if len(members) > 1:
+                terms[:, :, members] -= terms[:, :, members].mean(axis=2, keepdims=True)
+            else:
+                terms[:, :, members] = 0
+        terms -= terms.mean(axis=1, keepdims=True)
+        if np.abs(terms[0]).max(initial=0) < 1e-3:  # noqa: PLR2004
+            return
+        centered = ranks - median_of_columns(ranks)
+        seen = ~np.isnan(centered)
+        if not seen.any():
+            return
+        bound = 4 * np.median(np.abs(centered[seen])) + 1e-6
+        clipped = np.where(seen, np.clip(centered, -bound, bound), 0)
+        design = terms[:, seen]
+        self.information = _REMEMBERS * self.information + design @ design.T
+        change = np.linalg.solve(self.information, design @ clipped[seen])
+        self.slope = self.slope + change
+        ranks -= np.tensordot(change, terms, axes=1)
+
+    def learn(
+        self, stretch: Residuals, steps: Stretch, subjects: Subjects, *, quiet: Bool
+    ) -> Float64:
+        """Learn from a stretch of steps what is usual, and return by how much ranks were moved.
+
+        Parameters
+        ----------
+        quiet : bool[subjects]
+            Who is not noticed or suspected: what others do does not become usual.
+        """
+        moved = self._learn_offsets(stretch.values[:, subjects.of_ranks], quiet[subjects.of_ranks])
+        known = np.median(steps.tokens[steps.tokens > 0]) if (steps.tokens > 0).any() else np.nan
+        same = bool(abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS)
+        self._learn_levels(stretch, subjects, quiet, same_tokens=same)
+        if not same:
+            self.usual_tokens = float(known)
+        self._learn_rest(stretch, steps, quiet=bool(quiet[REST]))
+        return moved
+
+    def _learn_offsets(self, values: Float64, quiet: Bool) -> Float64:
+        enough = np.count_nonzero(~np.isnan(values), axis=0) >= len(values) // 2
+        middle = median_of_columns(values)
+        new = np.isnan(self.first_offset) & enough & ~np.isnan(middle)
+        moved = np.zeros_like(self.offset)
+        if new.any():
+            known = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
+            spread = 1.4826 * np.median(np.abs(known))
+            limit = float(np.clip(_USUAL_SPREADS * spread, *_USUAL_OFFSET))
+            several = np.mean(np.abs(known) > limit) > _SEVERAL_KINDS
+            limit = np.inf if several else limit
+            self.first_offset[new] = np.clip(middle[new], -limit, limit)
+            moved[new] = self.first_offset[new] - self.offset[new]
+            self.offset[new] = self.first_offset[new]
+        old = ~new & quiet & enough & ~np.isnan(middle)
+        step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
+        low, high = self.first_offset[old] - _RANK_FOLLOWS, self.first_offset[old] + _RANK_FOLLOWS
+        # A rank may get faster for good.
+        self.offset[old] = np.minimum(self.offset[old] + step, high)
+        slower = self.offset[old] < low
+        self.first_offset[old] = np.where(
+            slower, self.offset[old] + _RANK_FOLLOWS, self.first_offset[old]
+        )
+        return moved
+
+    def followed(self, subject: int, subjects: Subjects) -> float:
+        """Return how much of a subject's growth has become usual, as a logarithm."""
+        if subject == REST:
+            return self.rest_offset
+        if subject == COMPUTING:
+            return float(np.nanmedian(self.level - self.first_level))
+        if subject < subjects.first_rank:
+            return float(self.shift[subject - subjects.of_stages.start])
+        rank = subject - subjects.first_rank
+        return float(self.offset[rank] - self.first_offset[rank])
+
+    def rebase(self, rank: int, by: float) -> None:
+        """Take a rank's difference to its peers as usual from here on."""
+        self.offset[rank] += by
+        self.first_offset[rank] += by
+
+    def _learn_levels(
+        self, stretch: Residuals, subjects: Subjects, quiet: Bool, *, same_tokens: bool
+    ) -> None:
+        past = median_of_columns(stretch.own_past)
+        against = median_of_columns(stretch.values[:, subjects.of_stages])
+        for stage in range(len(subjects.stages)):
+            if np.isnan(self.level[stage]):
+                continue
+            if quiet[COMPUTING] and quiet[subjects.of_stages][stage] and not np.isnan(past[stage]):
+                self.level[stage] += _FOLLOWS * past[stage]
+                limit = self.first_level[stage] + _JOB_FOLLOWS
+                if same_tokens:
+                    self.level[stage] = min(self.level[stage], limit)
+                else:
+                    self.level[stage] += (1 - _FOLLOWS) * past[stage]
+                    self.first_level[stage] = self.level[stage]
+                self.first_level[stage] = min(self.first_level[stage], self.level[stage] + 0.03)
+            if quiet[subjects.of_stages][stage] and not np.isnan(against[stage]):
+                step = _FOLLOWS * np.clip(against[stage], -_RANK_FOLLOWS, _RANK_FOLLOWS)
+                self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
+
+    def begin_levels(self, logs: Float64) -> None:
+        """Take the medians of stages as usual where nothing is known yet.
+
+        Parameters
+        ----------
+        logs : float64[stages]
+            Logarithms of computing; NaN where too little is known.
+        """
+        new = np.isnan(self.level) & ~np.isnan(logs)
+        for values in (self.level, self.first_level, self.origin):
+            values[new] = logs[new]
+
+    def _learn_rest(self, stretch: Residuals, steps: Stretch, *, quiet: bool) -> None:
+        step, longest = steps.step_ns, steps.longest_ns
+        good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
+        if not good.any():
+            return
+        if np.isnan(self.usual_step_ns) or quiet:
+            self.usual_step_ns = float(np.median(step[good]))
+        if np.isnan(self.rest_ns):
+            self.rest_ns = float(np.median((step - longest)[good]))
+            self.rest_share = float(np.median((step / longest - 1)[good]))
+        elif quiet:
+            far = median_of_columns(stretch.values[:, REST:COMPUTING])[0]
+            step_by = _FOLLOWS * np.clip(far, -_JOB_FOLLOWS, _JOB_FOLLOWS)
+            self.rest_offset = float(min(self.rest_offset + step_by, _JOB_FOLLOWS))
+
+
+def own_computing(measures: Mapping[str, Float64]) -> Float64:
+    """Return computing without the collector; NaN where it took more than half."""
+    computing = measures["compute_ns"]
+    own = computing - measures["gc_ns"]
+    return np.where(own > computing / 2, own, np.nan)
+
+
+def longest_computing(measures: Mapping[str, Float64]) -> Float64:
+    """Return for each step the longest computing, with what its rank collects more than others."""
+    collecting = measures["gc_ns"]
+    more = np.maximum(collecting - median_of_rows(collecting)[:, None], 0)
+    return np.asarray(np.fmax.reduce(own_computing(measures) + more, axis=1))
+
+
+def _of_peers(logs: Float64, subjects: Subjects, members: Int64) -> Float64:
+    """Return for each rank of a stage the median of its peers.
+
+    Where few hosts share a stage, these are the ranks of other hosts: the ranks of one are slow
+    together, and are half of all or more.
+    """
+    hosts = subjects.host_of[members]
+    names = np.unique(hosts)
+    if not 1 < len(names) <= _FEW_HOSTS or names[0] < 0:
+        return median_of_others(logs)
+    others = np.empty_like(logs)
+    for host in names:
+        others[:, hosts == host] = median_of_rows(logs[:, hosts != host])[:, None]
+    # Where all others are missing, the ranks of its own host are left.
+    alone = np.isnan(others).any(axis=1)
+    if alone.any():
+        others[alone] = np.where(
+            np.isnan(others[alone]), median_of_others(logs[alone]), others[alone]
+        )
+    return others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Measures of the job in some steps.
+
+    Parameters
+    ----------
+    step_ns : float64[steps]
+        Median over the ranks.
+    longest_ns : float64[steps]
+        The longest computing of any rank.
+    tokens : float64[steps]
+        Median over the ranks; 0 where unknown.
+    parts_ns : float64[steps, parts]
+        Waiting, data, optimizer and garbage collection, the median of the ranks.
+    """
+
+    step_ns: Float64
+    longest_ns: Float64
+    tokens: Float64
+    parts_ns: Float64

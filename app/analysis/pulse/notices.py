@@ -1,0 +1,136 @@
+"""What is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NoticeKind(StrEnum):
+    """Kinds of notices."""
+
+    SLOW_RANK = "slow_rank"
+    """Ranks compute slower than their peers and than they did."""
+    SLOW_JOB = "slow_job"
+    """Steps take longer, and no rank is to blame."""
+    SPELLS = "spells"
+    """As `SLOW_RANK`, but it comes and goes; without ranks where another one is slow each time."""
+    DRIFT = "drift"
+    """Computing or steps take steadily longer."""
+    HANG = "hang"
+    """No step ends, and all processes are there."""
+    SILENT = "silent"
+    """Ranks whose process sends nothing any more, and no step ends."""
+
+
+class Part(StrEnum):
+    """Parts of a step that may grow."""
+
+    WAITING = "waiting"
+    DATA = "data"
+    OPTIMIZER = "optimizer"
+    GC = "gc"
+    COMPUTING = "computing"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a notice rests on; what does not belong to its kind is None.
+
+    Parameters
+    ----------
+    sentence : str
+        All of it in one sentence.
+    grew : Part or None
+        The part of the step that grew most.
+    share, period_steps : float or None
+        Of spells: share of the last 100 steps, and steps from one spell to the next.
+    rotating : bool
+        Whether another rank is slow each time.
+    slope_per_day : float or None
+        Of a drift, as a share of the time at its start.
+    phase : str or None
+        Of a hang, where those that are waited for are.
+    since_ns : int or None
+        Of a hang or silence, since when; nanoseconds since the epoch.
+    waiting : int or None
+        How many ranks wait.
+    seconds : float or None
+        How long a hang that is over was.
+    """
+
+    sentence: str
+    grew: Part | None = None
+    share: float | None = None
+    period_steps: float | None = None
+    rotating: bool = False
+    slope_per_day: float | None = None
+    phase: str | None = None
+    since_ns: int | None = None
+    waiting: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that was noticed; the same number is the same notice, whose later words count.
+
+    Parameters
+    ----------
+    number : int
+        Counts the notices of a detector from 0.
+    ranks : tuple of int
+        Global ranks to blame, rising; empty where none is.
+    hosts : tuple of str
+        Theirs, as far as they are known.
+    factor : float or None
+        How many times as long it takes; None for a hang or silence.
+    from_step, noticed_step, cleared_step : int
+        The first step that was slow, the one after which it was noticed, and the first one that is
+        as before; `cleared_step` is None while it goes on.
+    noticed_time_ns : int
+        The end of `noticed_step`, or the time of the beat; nanoseconds since the epoch.
+    """
+
+    number: int
+    kind: NoticeKind
+    attempt: int
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    factor: float | None
+    from_step: int
+    noticed_step: int
+    noticed_time_ns: int
+    cleared_step: int | None
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Single steps that took long for one reason; they are counted, and never a notice.
+
+    Parameters
+    ----------
+    cause : Part
+        The part of these steps that grew most.
+    lined_up : bool
+        Whether it grew on most ranks in the same steps.
+    ranks : tuple of int
+        The few ranks on which it grew, where it did not line up; at most eight.
+    lost_ns : int
+        By how much these steps were longer than usual, together.
+    period_steps : float or None
+        Steps from one to the next, where these are regular.
+    """
+
+    cause: Part
+    lined_up: bool
+    ranks: tuple[int, ...]
+    steps: int
+    share: float
+    lost_ns: int
+    worst_factor: float
+    first_step: int
+    last_step: int
+    period_steps: float | None

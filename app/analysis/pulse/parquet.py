@@ -1,0 +1,308 @@
+"""Pulses in a Parquet file: read in the order of time, in memory that does not grow with it.
+
+Single rows that cannot be used are counted by a stable code; what makes the whole file useless is
+an `InvalidPulseError`:
+
+=======================  ======================================================================
+``pulse.not_parquet``    the file is no Parquet file, or is damaged
+``pulse.missing_column`` a column is missing
+``pulse.wrong_type``     a column holds something else than numbers (of `phase`: texts)
+=======================  ======================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.analysis.pulse.columns import (
+    BEAT_COLUMNS,
+    KEYS,
+    LONGEST_PHASE,
+    MEASURES,
+    MOST_PHASES,
+    NO_BEAT,
+    UNKNOWN_COLUMN,
+    Bool,
+    Int64,
+    Pulses,
+    joined,
+    usable,
+)
+from app.analysis.pulse.steps import MOST_RANKS
+from app.errors import InvalidPulseError
+
+OUT_OF_ORDER: Final = "pulse.out_of_order"
+
+BATCH_ROWS: Final = 1 << 16
+# Rows that are sorted at a time where a file is not in the order of time.
+_SORTED_ROWS: Final = 1_000_000
+# Rows may be that late without being sorted.
+_LATE_NS: Final = 5_000_000_000
+# Clocks that differ by more from those of the others are corrected for the order.
+_WRONG_CLOCK_NS: Final = 2_000_000_000
+# Steps of each rank that clocks are compared by.
+_COMPARED: Final = 64
+_UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
+
+
+@dataclass(slots=True)
+class PulseFile:
+    """A file of pulses; `counts` says which rows were left out while it was read."""
+
+    path: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    has_beats: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the columns.
+
+        Raises
+        ------
+        InvalidPulseError
+            The file is no Parquet file, or lacks a column.
+        """
+        with _readable(self.path):
+            schema = pq.read_schema(self.path)
+        missing = [name for name in (*KEYS, *MEASURES) if name not in schema.names]
+        if missing:
+            message = f"{self.path} has no column {missing[0]}"
+            raise InvalidPulseError(message, code="pulse.missing_column")
+        for name in (*KEYS, *MEASURES, "since_ns"):
+            if name in schema.names and not _is_number(schema.field(name).type):
+                message = f"{name} of {self.path} holds {schema.field(name).type}, not integers"
+                raise InvalidPulseError(message, code="pulse.wrong_type")
+        if "phase" in schema.names and not _is_text(schema.field("phase").type):
+            message = f"phase of {self.path} holds {schema.field('phase').type}, not texts"
+            raise InvalidPulseError(message, code="pulse.wrong_type")
+        self.has_beats = "phase" in schema.names
+        known = {*KEYS, *MEASURES, *BEAT_COLUMNS}
+        for name in schema.names:
+            if name not in known:
+                self.counts[UNKNOWN_COLUMN] += 1
+
+    def batches(self) -> Iterator[Pulses]:
+        """Yield the rows in the order of time.
+
+        A file that is nearly in order is read once; of another one as many rows as fit are sorted
+        at a time, and it is read again for each part.
+        """
+        order = self._survey()
+        if order.late_ns <= _LATE_NS:
+            yield from self._read(self.counts)
+            return
+        if order.rows:
+            self.counts[OUT_OF_ORDER] += order.late_rows
+        edges = order.edges()
+        for number, (low, high) in enumerate(pairwise(edges)):
+            parts, times = [], []
+            for batch in self._read(self.counts if number == 0 else Counter()):
+                at = order.corrected(batch.rank, batch.time_ns)
+                kept = (at >= low) & (at < high)
+                if kept.any():
+                    parts.append(batch.take(kept))
+                    times.append(at[kept])
+            if parts:
+                rows = joined(parts)
+                parts.clear()
+                order_of = np.argsort(np.concatenate(times), kind="stable")
+                for start in range(0, len(rows), BATCH_ROWS):
+                    yield rows.take(order_of[start : start + BATCH_ROWS])
+
+    def _read(self, counts: Counter[str]) -> Iterator[Pulses]:
+        texts = ["phase"] if self.has_beats else []
+        with _readable(self.path), pq.ParquetFile(self.path, read_dictionary=texts) as file:
+            wanted = [*KEYS, *MEASURES, *BEAT_COLUMNS]
+            names = [name for name in wanted if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
+                rows = _pulses(batch, counts)
+                if len(rows):
+                    yield rows
+
+    def _survey(self) -> _Order:
+        order = _Order()
+        with _readable(self.path), pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(
+                BATCH_ROWS, columns=["rank", "step", "time_ns", "step_ns"], use_threads=False
+            ):
+                seen = {name: _integers(batch.column(name)) for name in ("rank", "step", "time_ns")}
+                good = seen["rank"][1] & seen["step"][1] & seen["time_ns"][1]
+                rank, step, time = (seen[name][0][good] for name in ("rank", "step", "time_ns"))
+                is_step = _integers(batch.column("step_ns"))[1][good]
+                order.add(rank, step, time, is_step)
+        order.compare()
+        with _readable(self.path), pq.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(
+                BATCH_ROWS, columns=["rank", "time_ns"], use_threads=False
+            ):
+                rank, good = _integers(batch.column("rank"))
+                time, also = _integers(batch.column("time_ns"))
+                order.follow(order.corrected(rank[good & also], time[good & also]))
+        return order
+
+
+@dataclass(slots=True)
+class _Order:
+    """How far a file is from the order of time, and by how much clocks are wrong."""
+
+    rows: int = 0
+    late_ns: int = 0
+    late_rows: int = 0
+    newest_ns: int = np.iinfo(np.int64).min
+    stride: int = 1
+    sample: list[Int64] = field(default_factory=list)
+    first: dict[int, dict[int, int]] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, rank: Int64, step: Int64, time: Int64, is_step: Bool) -> None:
+        """Remember when the first steps of each rank ended."""
+        for one in np.unique(rank).tolist():
+            if one not in self.first and len(self.first) >= MOST_RANKS:
+                continue
+            known = self.first.setdefault(one, {})
+            if len(known) < _COMPARED:
+                rows = np.flatnonzero((rank == one) & is_step)[: _COMPARED - len(known)]
+                for row in rows.tolist():
+                    known.setdefault(int(step[row]), int(time[row]))
+
+    def compare(self) -> None:
+        """Find the clocks that are wrong."""
+        by_step: dict[int, list[int]] = {}
+        for known in self.first.values():
+            for step, time in known.items():
+                by_step.setdefault(step, []).append(time)
+        usual = {step: int(np.median(times)) for step, times in by_step.items() if len(times) > 2}  # noqa: PLR2004
+        for rank, known in self.first.items():
+            ahead = [time - usual[step] for step, time in known.items() if step in usual]
+            by = int(np.median(ahead)) if ahead else 0
+            if abs(by) > _WRONG_CLOCK_NS:
+                self.offsets[rank] = by
+
+    def corrected(self, rank: Int64, time: Int64) -> Int64:
+        """Return times without what clocks are wrong by."""
+        if not self.offsets:
+            return time
+        return time - np.array([self.offsets.get(one, 0) for one in rank.tolist()], np.int64)
+
+    def follow(self, times: Int64) -> None:
+        """Look at the order of some rows."""
+        if not len(times):
+            return
+        newest = np.maximum(np.maximum.accumulate(times), self.newest_ns)
+        late = newest - times
+        self.late_ns = max(self.late_ns, int(late.max()))
+        self.late_rows += int(np.count_nonzero(late > 0))
+        self.newest_ns = int(newest[-1])
+        self.rows += len(times)
+        self.sample.append(times[:: self.stride].copy())
+        if sum(map(len, self.sample)) > _SORTED_ROWS:
+            self.sample = [np.concatenate(self.sample)[::2].copy()]
+            self.stride *= 2
+
+    def edges(self) -> list[int]:
+        """Return times between which about as many rows lie as are sorted at once."""
+        count = max(1, -(-self.rows // _SORTED_ROWS))
+        sample = np.concatenate(self.sample)
+        inner = [int(np.quantile(sample, part / count, method="lower")) for part in range(1, count)]
+        limits = np.iinfo(np.int64)
+        return [int(limits.min), *sorted(set(inner)), int(limits.max)]
+
+
+def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
+    """Return the rows of a batch that can be used, and count the others."""
+    columns = {name: _integers(batch.column(name)) for name in (*KEYS, *MEASURES)}
+    damaged = np.logical_or.reduce([_is_nan(batch.column(name)) for name in columns])
+    if "since_ns" in batch.schema.names:
+        columns["since_ns"] = _integers(batch.column("since_ns"))
+    else:
+        columns["since_ns"] = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.bool_)
+    phase, phases = _phases(batch)
+    return usable(columns, phase, phases, counts, damaged)
+
+
+def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
+    """Return the values of a column, and which of them are there."""
+    known = np.asarray(column.is_valid())
+    if pa.types.is_floating(column.type):
+        plain = np.asarray(column.fill_null(0.0), np.float64)
+        sound = np.isfinite(plain) & (np.abs(plain) < 2.0**63)
+        return np.where(sound, plain, 0).astype(np.int64), known & sound
+    if pa.types.is_uint64(column.type):
+        plain = np.asarray(column.fill_null(0))
+        sound = plain < np.uint64(1 << 63)
+        return np.where(sound, plain, 0).astype(np.int64), known & sound
+    if column.null_count:
+        column = column.fill_null(0)
+    return np.asarray(column).astype(np.int64), known
+
+
+def _is_nan(column: pa.Array[Any]) -> Bool:
+    if not pa.types.is_floating(column.type):
+        return np.zeros(len(column), np.bool_)
+    return ~np.isfinite(np.asarray(column.fill_null(0.0), np.float64))
+
+
+def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:
+    if "phase" not in batch.schema.names:
+        return np.full(len(batch), NO_BEAT), ()
+    column: Any = batch.column("phase")
+    if column.null_count == len(column):
+        return np.full(len(batch), NO_BEAT), ()
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    texts = [str(text or "") for text in column.dictionary.to_pylist()]
+    index: dict[str, int] = {}
+    numbers = []
+    for text in texts:
+        short = text[:LONGEST_PHASE] if len(index) < MOST_PHASES else "other"
+        numbers.append(index.setdefault(short, len(index)) if text else NO_BEAT)
+    codes = np.asarray(column.indices.fill_null(len(numbers))).astype(np.int64)
+    return np.array([*numbers, NO_BEAT], np.int64)[codes], tuple(index)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    )
+
+
+class _readable:  # noqa: N801 - used as a function
+    """Refuse what cannot be read as Parquet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _UNREADABLE) and not isinstance(error, InvalidPulseError):
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            message = f"{self.path} cannot be read as Parquet: {reason}"
+            raise InvalidPulseError(message, code="pulse.not_parquet") from error
+
+
+def columns_of(rows: Pulses) -> Mapping[str, Any]:
+    """Return rows as the columns of a file: measures of beats are null."""
+    beat = rows.phase != NO_BEAT
+    table: dict[str, Any] = {name: pa.array(getattr(rows, name)) for name in KEYS}
+    for name in MEASURES:
+        table[name] = pa.array(getattr(rows, name), mask=beat)
+    names = np.array([*rows.phases, None], object)
+    table["phase"] = pa.array(names[rows.phase], pa.string())
+    table["since_ns"] = pa.array(rows.since_ns, mask=~beat)
+    return table

@@ -1,0 +1,157 @@
+"""Single steps that take long: counted by what grew in them, and never a notice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from app.analysis.pulse.columns import Bool, Float64
+from app.analysis.pulse.notices import Part, Stall
+from app.analysis.pulse.steps import Steps
+
+# A step that takes longer than this, times the usual one, stalls.
+_LONG: Final = 1.3
+# A part explains a stall where it grew by this share of it.
+_EXPLAINS: Final = 0.5
+_LINED_UP: Final = 0.5
+_KEPT: Final = 33
+_MOST_IN_A_ROW: Final = 4
+_ORDER: Final = (Part.WAITING, Part.DATA, Part.OPTIMIZER, Part.GC, Part.COMPUTING)
+_MOST_RANKS: Final = 8
+_PARTS: Final = (
+    (Part.DATA, "data_ns"),
+    (Part.GC, "gc_ns"),
+    (Part.OPTIMIZER, "optimizer_ns"),
+    (Part.COMPUTING, "compute_ns"),
+    (Part.WAITING, "wait_ns"),
+)
+
+
+@dataclass(slots=True)
+class StallCount:
+    """Stalls of one cause."""
+
+    cause: Part
+    lined_up: bool
+    steps: int = 0
+    lost_ns: int = 0
+    worst: float = 1.0
+    first: int = -1
+    last: int = -1
+    recent: list[int] = field(default_factory=list)
+    ranks: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Stalls:
+    """What was counted so far."""
+
+    counts: list[StallCount] = field(default_factory=list)
+    seen: int = 0
+    # How many of the last steps were long, without a usual one between them.
+    run: int = 0
+
+    def look(
+        self,
+        steps: Steps,
+        usual_ns: float,
+        computing_ns: float,
+        parts_ns: Float64,
+        first: Bool,
+    ) -> None:
+        """Count the long ones among some steps.
+
+        Parameters
+        ----------
+        usual_ns, computing_ns : float
+            The usual step, and the usual longest computing in it; NaN while unknown.
+        parts_ns : float64[4]
+            What is usual for waiting, data, optimizer and garbage collection.
+        first : bool[steps]
+            The first steps of a group, which do not count.
+        """
+        self.seen += int((~first).sum())
+        if np.isnan(usual_ns):
+            return
+        with np.errstate(invalid="ignore"):
+            longest = np.fmax.reduce(steps.measures["step_ns"], axis=1)
+            long = ~first & (longest > _LONG * usual_ns)
+        usual = dict(zip(_ORDER, (*parts_ns, computing_ns), strict=True))
+        at = np.flatnonzero(long)
+        before = -1
+        for row in at:
+            # What lasts is no stall.
+            self.run = self.run + 1 if row == before + 1 else 1
+            before = int(row)
+            if self.run <= _MOST_IN_A_ROW:
+                self._count(steps, int(row), float(longest[row]), usual_ns, usual)
+        if before != len(long) - 1:
+            self.run = 0
+
+    def _count(
+        self,
+        steps: Steps,
+        row: int,
+        longest_ns: float,
+        usual_ns: float,
+        usual: Mapping[Part, float],
+    ) -> None:
+        excess = longest_ns - usual_ns
+        cause, lined_up, ranks = Part.OTHER, len(steps.ranks) > 1, list[int]()
+        for part, name in _PARTS:
+            values = steps.measures[name][row]
+            with np.errstate(invalid="ignore"):
+                grown = values - usual[part] > _EXPLAINS * excess
+            if grown.any():
+                cause = part
+                share = grown.sum() / max(1, np.count_nonzero(~np.isnan(values)))
+                lined_up = bool(share >= _LINED_UP) and len(values) > 1
+                ranks = [] if lined_up else [int(rank) for rank in steps.ranks[grown]]
+                break
+        for count in self.counts:
+            if count.cause is cause and count.lined_up == lined_up:
+                break
+        else:
+            count = StallCount(cause, lined_up, first=int(steps.steps[row]))
+            self.counts.append(count)
+        count.steps += 1
+        count.lost_ns += int(excess)
+        count.worst = max(count.worst, longest_ns / usual_ns)
+        count.last = int(steps.steps[row])
+        count.recent = [*count.recent, count.last][-_KEPT:]
+        for rank in ranks[:_MOST_RANKS]:
+            if rank in count.ranks or len(count.ranks) < 8 * _MOST_RANKS:
+                count.ranks[rank] = count.ranks.get(rank, 0) + 1
+
+    def listed(self) -> tuple[Stall, ...]:
+        """Return them, the most expensive first."""
+        return tuple(
+            Stall(
+                cause=count.cause,
+                lined_up=count.lined_up,
+                ranks=tuple(
+                    sorted(sorted(count.ranks, key=lambda rank: -count.ranks[rank])[:_MOST_RANKS])
+                ),
+                steps=count.steps,
+                share=count.steps / max(1, self.seen),
+                lost_ns=count.lost_ns,
+                worst_factor=count.worst,
+                first_step=count.first,
+                last_step=count.last,
+                period_steps=_period(count.recent),
+            )
+            for count in sorted(self.counts, key=lambda count: -count.lost_ns)
+        )
+
+
+def _period(steps: list[int]) -> float | None:
+    """Return the steps from one stall to the next where most distances are alike."""
+    distances = np.diff(steps)
+    if len(distances) < 3:  # noqa: PLR2004
+        return None
+    middle = float(np.median(distances))
+    alike = np.abs(distances - middle) <= 0.1 * middle
+    return middle if middle > 1 and alike.mean() > 0.6 else None  # noqa: PLR2004

@@ -1,0 +1,1 @@
+"""Whom the evidence is about: notices are opened, changed and cleared."""

@@ -1,0 +1,102 @@
+"""What ranks send all the time, and what is noticed in it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
+
+from app.api.frame.docs import described_body
+from app.api.frame.routers import api_router
+from app.api.sessions.chunks import Attempt, Job
+from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
+from app.auth.here import Here
+from app.db.states import InboxKind
+from app.inputs.pulse.body import MOST_BYTES, PulseBody
+from app.services.history.notes import known_job
+from app.services.pulse.read import NoticeRow, left_out, notices_of_job
+from app.services.pulse.receive import receive_pulse
+from app.services.sessions.chunks.inbox import Pressure
+from app.services.sessions.receive import Body, check_job_name
+
+# Seconds from one body of a host to the next.
+PULSE_S: Final = 5
+
+
+class Recording(BaseModel):
+    """What a job is to record."""
+
+    steps: int
+    reason: str
+
+
+class PulseAnswer(BaseModel):
+    """What the sender is to do."""
+
+    record: Recording | None = Field(description="A session to record; null: none.")
+    pulse_s: int = Field(description="Seconds until the next body.")
+
+
+class NoticesBody(BaseModel):
+    """What was noticed in a job, the latest first."""
+
+    notices: list[NoticeRow]
+    counts: dict[str, int] = Field(description="Rows, columns and bodies left out, by code.")
+
+
+def router(ingest: Ingest) -> APIRouter:
+    """Return the routes."""
+    routes = api_router("pulse")
+    pressure = Pressure(ingest.container.settings, InboxKind.PULSE)
+
+    @routes.post(
+        "/api/v1/jobs/{job}/attempts/{attempt}/pulse",
+        status_code=202,
+        summary="Send the pulse of a host's ranks",
+        response_model=PulseAnswer,
+        responses=REFUSALS,
+        openapi_extra=described_body(PulseBody),
+    )
+    async def post_pulse(container: Here, request: Request, job: Job, attempt: Attempt) -> Response:
+        """Store a few numbers a rank and step; a worker reads them within seconds.
+
+        The body is JSON, plain or compressed with gzip or zstd: at most 1 MiB as it comes, 4 MiB
+        decompressed. What cannot be used of it is counted, and named by
+        `GET /api/v1/jobs/{job}/pulse/notices`.
+        """
+
+        def store(body: Body) -> None:
+            receive_pulse(container, job, attempt, body, pressure)
+
+        try:
+            await ingest.receive(
+                request,
+                QueryMetadata.model_validate({}),
+                check=partial(check_job_name, job),
+                store=store,
+                most_bytes=MOST_BYTES,
+            )
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(
+            PulseAnswer(record=None, pulse_s=PULSE_S).model_dump(mode="json"), status_code=202
+        )
+
+    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")
+    def get_notices(
+        container: Here,
+        job: Annotated[str, Path(description="Name of the job.")],
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> NoticesBody:
+        """Return the latest first, and what was left out of all attempts."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return NoticesBody(
+                notices=notices_of_job(tx, job, limit), counts=dict(left_out(tx, job))
+            )
+
+    return routes

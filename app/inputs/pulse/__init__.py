@@ -1,0 +1,1 @@
+"""Pulses as they are sent."""

@@ -1,0 +1,167 @@
+"""A body of a pulse: columns of whole numbers as JSON, each as differences to the value before.
+
+Blocks that the server keeps are written the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.analysis.pulse.columns import (
+    BEAT_COLUMNS,
+    KEYS,
+    LONGEST_PHASE,
+    MEASURES,
+    MOST_PHASES,
+    NO_BEAT,
+    UNKNOWN_COLUMN,
+    Bool,
+    Int64,
+    Pulses,
+    usable,
+)
+from app.analysis.trace.limits import MIB, Limits
+from app.analysis.trace.ndjson.streams import read_text
+from app.errors import InvalidPulseError
+
+MOST_BYTES: Final = MIB
+MOST_EXPANDED_BYTES: Final = 4 * MIB
+MOST_ROWS: Final = 1 << 16
+_LONGEST_HOST: Final = 255
+# Sums of differences stay within 64 bits.
+_LARGEST: Final = float(1 << 62)
+
+Column = Annotated[list[int | None], Field(max_length=MOST_ROWS)]
+
+
+class PulseColumns(BaseModel):
+    """Columns of one length: the first value, then differences to the last one that is there.
+
+    Null where there is none: measures of beats, `phase` and `since_ns` of steps. Others than these
+    are counted, and left out.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: Column
+    rank: Column
+    dp_rank: Column
+    pp_rank: Column
+    time_ns: Column
+    step_ns: Column
+    compute_ns: Column
+    wait_ns: Column
+    data_ns: Column
+    optimizer_ns: Column
+    gc_ns: Column
+    tokens: Column
+    phase: Column | None = None
+    since_ns: Column | None = None
+
+
+class PulseBody(BaseModel):
+    """What one host sends of its ranks, of one attempt of a job."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    pulse: Literal[1] = Field(description="The version of this document.")
+    host: str = Field("", max_length=_LONGEST_HOST, description="Of all ranks in it.")
+    phases: list[str] = Field(
+        default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
+    )
+    columns: PulseColumns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentPulse:
+    """The rows of a body that can be used; `counts` are those that cannot, by code."""
+
+    rows: Pulses
+    host: str
+    counts: Counter[str]
+
+
+def read_pulse(body: bytes, attempt: int) -> SentPulse:
+    """Read a body, plain or compressed with gzip or zstd.
+
+    Raises
+    ------
+    InvalidPulseError
+        It is no such document: `pulse.invalid`, `pulse.uneven` (columns of several lengths),
+        `pulse.too_large` (a value over 62 bits).
+    InvalidTraceError, BodyTooLargeError
+        It cannot be decompressed, or only to more than it may.
+    """
+    limits = Limits(max_decompressed_bytes=MOST_EXPANDED_BYTES)
+    text = b"".join(read_text(body, limits))
+    try:
+        sent = PulseBody.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise InvalidPulseError(f"{where}: {first['msg']}") from error
+    given = sent.columns
+    lists = {name: getattr(given, name) for name in (*KEYS[1:], *MEASURES, *BEAT_COLUMNS)}
+    rows = len(given.step)
+    for name, values in lists.items():
+        if values is not None and len(values) != rows:
+            message = f"{name} has {len(values)} values, step has {rows}"
+            raise InvalidPulseError(message, code="pulse.uneven")
+    none = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    columns = {
+        name: none if values is None else _summed(name, values) for name, values in lists.items()
+    }
+    columns["attempt"] = np.full(rows, attempt), np.ones(rows, np.bool_)
+    phase, is_there = columns.pop("phase")
+    named = is_there & (phase >= 0) & (phase < len(sent.phases))
+    counts: Counter[str] = Counter()
+    if given.model_extra:
+        counts[UNKNOWN_COLUMN] += len(given.model_extra)
+    phases = tuple(name[:LONGEST_PHASE] for name in sent.phases)
+    return SentPulse(
+        usable(columns, np.where(named, phase, NO_BEAT), phases, counts), sent.host, counts
+    )
+
+
+def write_pulse(rows: Pulses, host: str = "") -> bytes:
+    """Return rows of one attempt as a body, not compressed."""
+    beat = rows.phase != NO_BEAT
+    everywhere = np.ones(len(rows), np.bool_)
+    there = dict.fromkeys(KEYS[1:], everywhere)
+    there |= dict.fromkeys(MEASURES, ~beat) | dict.fromkeys(BEAT_COLUMNS, beat)
+    columns = PulseColumns.model_validate(
+        {name: _differences(getattr(rows, name), known) for name, known in there.items()}
+    )
+    body = PulseBody(pulse=1, host=host, phases=list(rows.phases), columns=columns)
+    return body.model_dump_json().encode()
+
+
+def _summed(name: str, differences: Sequence[int | None]) -> tuple[Int64, Bool]:
+    """Return the values of a column, and which of them are there."""
+    known = np.array([one is not None for one in differences], np.bool_)
+    try:
+        plain = np.array([one or 0 for one in differences], np.int64)
+    except OverflowError as error:
+        raise _too_large(name) from error
+    if len(plain) and np.abs(np.cumsum(plain.astype(np.float64))).max() > _LARGEST:
+        raise _too_large(name)
+    return np.where(known, np.cumsum(plain), 0), known
+
+
+def _too_large(name: str) -> InvalidPulseError:
+    return InvalidPulseError(f"{name} has a value over 62 bits", code="pulse.too_large")
+
+
+def _differences(values: Int64, known: Bool) -> list[int | None]:
+    given: list[int | None] = [None] * len(values)
+    at = np.flatnonzero(known)
+    steps = np.diff(values[at], prepend=0)
+    for row, step in zip(at.tolist(), steps.tolist(), strict=True):
+        given[row] = step
+    return given

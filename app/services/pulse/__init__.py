@@ -1,0 +1,1 @@
+"""Pulses of jobs: received, watched, read."""

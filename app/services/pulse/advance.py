@@ -1,0 +1,358 @@
+"""Use case: take what came of an attempt's pulse, and say what it shows.
+
+A worker claims an attempt by a lease, reads its bodies and advances the kept state outside of any
+transaction. State, notices and what is left of the inbox are written in one: killed at any moment,
+it leaves all as it was, and the next one comes to the same notices. Bodies that no worker survives
+are taken one by one, and left out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.analysis.pulse.columns import joined
+from app.analysis.pulse.detector import Changes, Detector
+from app.analysis.pulse.steps import MOST_RANKS
+from app.analysis.pulse.stored import from_bytes, to_bytes
+from app.db.models.chunks import InboxItem
+from app.db.models.noticed import PulseNotice, PulseState
+from app.db.states import InboxKind
+from app.errors import PacelineError, UnknownDocumentError
+from app.inputs.pulse.body import read_pulse
+from app.services.access.projects import is_there
+from app.settings import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from sqlalchemy import ColumnElement, Row
+
+    from app.analysis.pulse.columns import Pulses
+    from app.db.unit_of_work import Reads, UnitOfWork
+    from app.services.container import Container
+
+# Between two batches of an attempt: its state is read and written with each.
+EVERY: Final = timedelta(seconds=2)
+LEASE: Final = timedelta(seconds=30)
+# Bodies of a batch, their bytes, and rows after which no further one is read.
+BATCH: Final = 1_024
+BATCH_BYTES: Final = 8 * MIB
+BATCH_ROWS: Final = 200_000
+# Rows are that far from when they came at most: clocks differ, bodies wait.
+WRONG_NS: Final = 86_400_000_000_000
+# Workers that a body may kill.
+MAX_TRIES: Final = 3
+_PULSES: Final = InboxItem.kind == InboxKind.PULSE
+
+WORKER_KILLED: Final = "pulse.worker_killed"
+STATE_LOST: Final = "pulse.state_lost"
+WRONG_TIME: Final = "pulse.wrong_time"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PulseClaim:
+    """The right to advance an attempt, until the lease is over; `tries` were begun before."""
+
+    token: uuid.UUID
+    project_id: int
+    job_id: int
+    attempt: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advance:
+    """What a batch of bodies comes to.
+
+    Parameters
+    ----------
+    items : tuple of int
+        The bodies that are taken, readable or not.
+    rows : Pulses or None
+        What was in them.
+    """
+
+    items: tuple[int, ...]
+    rows: Pulses | None
+    detector: Detector
+    changes: Changes
+
+
+class LostClaimError(PacelineError):
+    """Meanwhile another worker took the attempt: roll back."""
+
+    code = "pulse.lost_claim"
+
+
+def advance_pulses(container: Container, every: timedelta = EVERY) -> int:
+    """Advance one attempt; return how many bodies were taken, 0 where none is due.
+
+    Parameters
+    ----------
+    every : timedelta
+        Between two batches of an attempt.
+    """
+    claim = claim_attempt(container, every)
+    if claim is None:
+        return 0
+    within = container.within(claim.project_id)
+    try:
+        advance = look(within, claim)
+        store(within, claim, advance)
+    except LostClaimError:
+        return 0
+    except Exception:
+        # The next one begins with a single body.
+        _give_back(within, claim)
+        raise
+    return len(advance.items)
+
+
+def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim | None:
+    """Claim the attempt whose oldest body waits for longest; None where none is due."""
+    token = uuid.uuid4()
+    with container.everywhere().uow() as tx:
+        free = or_(PulseState.lease_until.is_(None), PulseState.lease_until < tx.now)
+        due = or_(PulseState.advanced_at.is_(None), PulseState.advanced_at <= tx.now - every)
+        found = tx.session.execute(
+            select(InboxItem.project_id, InboxItem.job_id, InboxItem.attempt)
+            .outerjoin(
+                PulseState,
+                (PulseState.job_id == InboxItem.job_id) & (PulseState.attempt == InboxItem.attempt),
+            )
+            .where(_PULSES, is_there(InboxItem.project_id), free, due)
+            .order_by(InboxItem.id)
+            .limit(1)
+        ).one_or_none()
+        if found is None:
+            return None
+        key = {"job_id": found.job_id, "attempt": found.attempt}
+        made = tx.session.execute(
+            insert(PulseState)
+            .values(project_id=found.project_id, **key)
+            .on_conflict_do_nothing()
+            .returning(PulseState.attempt)
+        ).scalar()
+        if made is not None:
+            _end_before(tx, found.job_id, found.attempt)
+        tries = tx.session.execute(
+            update(PulseState)
+            .where(*_is(found.job_id, found.attempt), free)
+            .values(claim_token=token, lease_until=tx.now + LEASE, tries=PulseState.tries + 1)
+            .returning(PulseState.tries)
+        ).scalar()
+    if tries is None:
+        return None
+    return PulseClaim(token, found.project_id, found.job_id, found.attempt, tries - 1)
+
+
+def look(container: Container, claim: PulseClaim) -> Advance:
+    """Read what waits of an attempt and advance its detection; nothing is written."""
+    with container.reading() as tx:
+        stored = tx.session.execute(
+            select(PulseState.state).where(*_is(claim.job_id, claim.attempt))
+        ).scalar()
+        last = tx.session.execute(
+            select(func.max(PulseNotice.number)).where(
+                PulseNotice.job_id == claim.job_id, PulseNotice.attempt == claim.attempt
+            )
+        ).scalar()
+        waiting = _waiting(tx, claim)
+    detector, counts = _kept(stored, last)
+    parts: list[Pulses] = []
+    taken, size = 0, 0
+    if claim.tries > MAX_TRIES:
+        counts[WORKER_KILLED] += len(waiting)
+        taken = len(waiting)
+    for row in waiting[taken:]:
+        if size >= BATCH_ROWS:
+            break
+        taken += 1
+        try:
+            sent = read_pulse(row.body or b"", claim.attempt)
+        except PacelineError as error:
+            counts[error.stable_code] += 1
+            continue
+        counts.update(sent.counts)
+        rows = _of_these_days(sent.rows, row.received_at, counts)
+        _place(detector, rows, sent.host)
+        parts.append(rows)
+        size += len(rows)
+    detector.gathering.counts.update(counts)
+    items = tuple(row.id for row in waiting[:taken])
+    if not size:
+        return Advance(items, None, detector, Changes((), ()))
+    together = joined(parts)
+    together = together.take(np.argsort(together.time_ns, kind="stable"))
+    return Advance(items, together, detector, detector.advance(together))
+
+
+def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
+    """Write what a batch came to, in one transaction.
+
+    Raises
+    ------
+    LostClaimError
+        Another worker has the attempt; nothing is written.
+    """
+    detector, changes = advance.detector, advance.changes
+    size = 0 if advance.rows is None else len(advance.rows)
+    with container.uow() as tx:
+        mine = tx.session.execute(
+            update(PulseState)
+            .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
+            .values(
+                state=to_bytes(detector),
+                advanced_at=tx.now,
+                rows=PulseState.rows + size,
+                counts=dict(detector.counts),
+                claim_token=None,
+                lease_until=None,
+                tries=0,
+            )
+            .returning(PulseState.attempt)
+        ).scalar()
+        if mine is None:
+            raise LostClaimError("another worker has it")
+        tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
+        _write_notices(tx, claim, changes)
+    for notice in changes.notices:
+        log.info(
+            "pulse notice",
+            job=claim.job_id,
+            attempt=claim.attempt,
+            kind=notice.kind,
+            ranks=notice.ranks[:8],
+            step=notice.noticed_step,
+            over=notice.cleared_step is not None,
+        )
+
+
+def _give_back(container: Container, claim: PulseClaim) -> None:
+    with container.uow() as tx:
+        tx.session.execute(
+            update(PulseState)
+            .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
+            .values(claim_token=None, lease_until=None, advanced_at=tx.now)
+        )
+
+
+def _write_notices(tx: UnitOfWork, claim: PulseClaim, changes: Changes) -> None:
+    key = {"job_id": claim.job_id, "attempt": claim.attempt}
+    if changes.withdrawn:
+        tx.session.execute(
+            delete(PulseNotice).where(
+                PulseNotice.job_id == claim.job_id,
+                PulseNotice.attempt == claim.attempt,
+                PulseNotice.number.in_(changes.withdrawn),
+            )
+        )
+    for notice in changes.notices:
+        words = {
+            "kind": notice.kind,
+            "ranks": list(notice.ranks),
+            "hosts": list(notice.hosts),
+            "factor": notice.factor,
+            "from_step": notice.from_step,
+            "noticed_step": notice.noticed_step,
+            "noticed_time_ns": notice.noticed_time_ns,
+            "cleared_step": notice.cleared_step,
+            "evidence": notice.evidence,
+        }
+        tx.session.execute(
+            insert(PulseNotice)
+            .values(**key, number=notice.number, **words)
+            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=words)
+        )
+
+
+def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, datetime]]:
+    """Return the bodies of a batch; a single one where the last batch did not end well."""
+    sizes = tx.session.execute(
+        select(InboxItem.id, InboxItem.body_bytes)
+        .where(_PULSES, InboxItem.job_id == claim.job_id, InboxItem.attempt == claim.attempt)
+        .order_by(InboxItem.id)
+        .limit(1 if claim.tries else BATCH)
+    ).all()
+    before = accumulate((row.body_bytes for row in sizes), initial=0)
+    ids = [row.id for row, size in zip(sizes, before, strict=False) if size < BATCH_BYTES]
+    return tx.session.execute(
+        select(InboxItem.id, InboxItem.body, InboxItem.received_at)
+        .where(InboxItem.id.in_(ids))
+        .order_by(InboxItem.id)
+    ).all()
+
+
+def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str]]:
+    """Return the detector of a state; a new one, and that it is, where that cannot be read.
+
+    Parameters
+    ----------
+    last : int or None
+        The highest number of a notice; those of a new detector come behind.
+    """
+    counts: Counter[str] = Counter()
+    if stored is not None:
+        try:
+            return from_bytes(stored), counts
+        except UnknownDocumentError:
+            counts[STATE_LOST] += 1
+    detector = Detector()
+    if last is not None:
+        # Its two ledgers count in twos.
+        detector.ledger.next_number = last + 1
+        detector.beats.ledger.next_number = last + 2
+    return detector, counts
+
+
+def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) -> Pulses:
+    """Return the rows whose time can be that of a body, and count the others."""
+    wrong = np.abs(rows.time_ns - int(received_at.timestamp() * 1e9)) > WRONG_NS
+    if not wrong.any():
+        return rows
+    counts[WRONG_TIME] += int(np.count_nonzero(wrong))
+    return rows.take(~wrong)
+
+
+def _place(detector: Detector, rows: Pulses, host: str) -> None:
+    """Remember on which host ranks are.
+
+    Of those that are watched it stays as it is: who their peers are follows from it.
+    """
+    if not host:
+        return
+    watched = () if detector.watch is None else detector.watch.ranks
+    new = np.unique(rows.rank)
+    for rank in new[~np.isin(new, watched)].tolist():
+        if rank in detector.hosts or len(detector.hosts) < MOST_RANKS:
+            detector.hosts[rank] = host
+
+
+def _end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
+    """Say that what goes on in earlier attempts of a job is over: another one has begun."""
+    tx.session.execute(
+        update(PulseNotice)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt < attempt,
+            PulseNotice.cleared_step.is_(None),
+        )
+        .values(cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step))
+    )
+
+
+def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
+    return PulseState.job_id == job_id, PulseState.attempt == attempt

@@ -1,0 +1,80 @@
+"""The read side of pulses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from app.analysis.pulse.notices import Evidence, NoticeKind
+from app.db.models.noticed import PulseNotice, PulseState
+from app.db.models.sessions import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.db.unit_of_work import Reads
+
+MOST_LISTED: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeRow:
+    """Something that was noticed in a job."""
+
+    attempt: int
+    number: int
+    """Counts those of the attempt; a later one may have a smaller number."""
+    kind: NoticeKind
+    ranks: list[int]
+    """Global ranks to blame; empty where none is."""
+    hosts: list[str]
+    factor: float | None
+    """How many times as long it takes; null of a hang or silence."""
+    from_step: int
+    noticed_step: int
+    noticed_time_ns: int
+    """By the clock of the host, since the epoch."""
+    noticed_at: datetime
+    """By the server's clock."""
+    cleared_step: int | None
+    """The first step that is as before; null while it goes on."""
+    evidence: Evidence
+
+
+def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeRow]:
+    """Return what was noticed in a job, the latest first."""
+    query = (
+        select(
+            PulseNotice.attempt,
+            PulseNotice.number,
+            PulseNotice.kind,
+            PulseNotice.ranks,
+            PulseNotice.hosts,
+            PulseNotice.factor,
+            PulseNotice.from_step,
+            PulseNotice.noticed_step,
+            PulseNotice.noticed_time_ns,
+            PulseNotice.noticed_at,
+            PulseNotice.cleared_step,
+            PulseNotice.evidence,
+        )
+        .join(Job, Job.id == PulseNotice.job_id)
+        .where(Job.name == job)
+        .order_by(PulseNotice.noticed_at.desc(), PulseNotice.number.desc())
+        .limit(most)
+    )
+    return [NoticeRow(**row._asdict()) for row in tx.session.execute(query)]
+
+
+def left_out(tx: Reads, job: str) -> Mapping[str, int]:
+    """Return how much of a job's pulse was left out, by code."""
+    counts: Counter[str] = Counter()
+    for of_attempt in tx.session.execute(
+        select(PulseState.counts).join(Job, Job.id == PulseState.job_id).where(Job.name == job)
+    ).scalars():
+        counts.update(of_attempt)
+    return dict(sorted(counts.items()))

@@ -1,0 +1,63 @@
+"""Use case: append a body of a pulse to the inbox, as it came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import insert, select
+
+from app.db.models.chunks import InboxItem
+from app.db.models.sessions import Job
+from app.db.states import InboxKind
+from app.errors import BodyTooLargeError, InvalidPulseError
+from app.inputs.pulse.body import MOST_BYTES
+from app.services.sessions.receive import make_job
+
+if TYPE_CHECKING:
+    from app.services.container import Container
+    from app.services.sessions.chunks.inbox import Pressure
+    from app.services.sessions.receive import Body
+
+
+def receive_pulse(
+    container: Container, job: str, attempt: int, body: Body, pressure: Pressure
+) -> None:
+    """Store a body durably; a worker reads it.
+
+    Parameters
+    ----------
+    job : str
+        Name of the job; made if it is new.
+    pressure : Pressure
+        Of the pulses: puts senders off while workers are behind.
+
+    Raises
+    ------
+    InvalidPulseError, BodyTooLargeError
+        It is empty, or too large.
+    InvalidJobNameError, QuotaExceededError, InboxFullError
+        Nothing is stored.
+    """
+    if body.size == 0:
+        raise InvalidPulseError("The body is empty.")
+    if body.size > MOST_BYTES:
+        raise BodyTooLargeError(f"A body of a pulse has at most {MOST_BYTES} bytes.")
+    pressure.check(container.everywhere())
+    with container.uow() as tx:
+        # Not locked: hundreds of hosts send at once.
+        job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+        if job_id is None:
+            job_id = make_job(container, tx, job)
+        tx.session.execute(
+            insert(InboxItem).values(
+                kind=InboxKind.PULSE,
+                job_id=job_id,
+                attempt=attempt,
+                producer="",
+                number=0,
+                sha256=body.sha256,
+                final=False,
+                body_bytes=body.size,
+                body=body.content(),
+            )
+        )

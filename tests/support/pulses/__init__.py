@@ -1,0 +1,1 @@
+"""A second physics of pulses, which shares no code with the synthesis, and its judgement."""

@@ -1,0 +1,83 @@
+"""Hangs and silence: what is declared, when, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.analysis.pulse.columns import NO_BEAT, joined
+from app.analysis.pulse.notices import NoticeKind
+from app.analysis.synthesis.pulses.beats import hanging, with_beats
+from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
+from app.analysis.synthesis.randomness import stream
+from tests.unit.analysis.pulse.test_detector import notices_in
+
+DIALS = PulseDials(dp=4, steps=60)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_who_is_waited_for_is_named_within_half_a_minute_and_two_beats(gone: bool) -> None:  # noqa: FBT001
+    rng = stream(1, "hang", str(gone))
+    job = PulseJob.healthy(DIALS, rng)
+    rows, truth = hanging(job, rng, seconds=90, gone=gone)
+    (notice,) = notices_in(rows, job.hosts)
+    last = int(rows.time_ns[rows.phase == NO_BEAT].max())
+
+    assert (notice.kind, notice.ranks) == (truth.kind, truth.ranks)
+    assert notice.noticed_step == truth.from_step
+    assert 25e9 < notice.noticed_time_ns - last < 40e9
+    assert notice.cleared_step is None
+
+
+@pytest.mark.parametrize("batch", [1 << 16, 7])
+def test_a_host_that_is_gone_is_one_notice_with_all_its_ranks(batch: int) -> None:
+    rng = stream(6, "host")
+    job = PulseJob.healthy(replace(DIALS, host_ranks=2), rng)
+    rows, truth = hanging(job, rng, seconds=90, gone=True)
+    host = [rank for rank in range(4) if job.hosts[rank] == job.hosts[truth.ranks[0]]]
+    gone = np.isin(rows.rank, host) & (rows.phase != NO_BEAT) & (rows.step == truth.from_step)
+    (notice,) = notices_in(rows.take(~gone), job.hosts, batch)
+
+    assert (notice.kind, notice.ranks) == (NoticeKind.SILENT, tuple(host))
+
+
+def test_a_hang_that_resolves_says_how_long_it_was() -> None:
+    rng = stream(2, "resolves")
+    job = PulseJob.healthy(DIALS, rng)
+    rows, truth = hanging(job, rng, seconds=60, gone=False)
+    after = PulseJob.healthy(DIALS, rng)
+    after.first_step, after.start_ns = DIALS.steps, int(rows.time_ns.max())
+    (notice,) = notices_in(joined([rows, after.rows()]))
+
+    assert notice.kind is NoticeKind.HANG
+    assert notice.cleared_step == truth.from_step
+    assert notice.evidence.seconds == pytest.approx(61, abs=2)
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation", "compile", "data"])
+def test_phases_that_may_take_long_are_no_hang(phase: str) -> None:
+    rng = stream(3, "phases")
+    job = PulseJob.healthy(DIALS, rng)
+    job.gap[40] = 200e9
+
+    assert notices_in(with_beats(job, rng, phase)) == ()
+
+
+def test_a_job_that_ends_does_not_hang() -> None:
+    rng = stream(4, "ends")
+    job = PulseJob.healthy(DIALS, rng)
+    rows, truth = hanging(job, rng, seconds=90, gone=False)
+    finished = rows.phases.index("finished")
+    beats = (rows.phase != NO_BEAT) & (rows.step == truth.from_step)
+
+    assert notices_in(replace(rows, phase=np.where(beats, finished, rows.phase))) == ()
+
+
+def test_ranks_that_send_nothing_while_steps_go_on_are_not_silent() -> None:
+    rng = stream(5, "missing")
+    job = PulseJob.healthy(replace(DIALS, steps=120), rng)
+    rows = with_beats(job, rng)
+
+    assert notices_in(rows.take((rows.rank != 2) | (rows.step < 40))) == ()
