@@ -1,0 +1,233 @@
+"""What is kept of a hang: the verdict, the ranks folded by what they wait for, and the stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.analysis.hangs.state import Frame, JobState
+from app.analysis.hangs.verdict import Hang, HangKind, judge_hang, label
+from app.analysis.hangs.waits import Waits
+
+SCHEMA: Final = "paceline.hang/1"
+# Columns of the graph: ranks that are farther away stand in the last one.
+_FARTHEST: Final = 3
+# Boxes of a column of the graph: of more, the smallest are one.
+_MOST_BOXES: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Ranks that wait for the same, or culprits.
+
+    Parameters
+    ----------
+    distance : int
+        0 for culprits, else how many operations lie between these ranks and one; 3 are many.
+    what : str
+        What they wait in, or how a culprit stands.
+    place : str
+        Host and GPU, where it is one rank and they are known.
+    """
+
+    distance: int
+    ranks: tuple[int, ...]
+    what: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """The ranks of a box wait for some of another one; both by their index."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """A rank: where it is, and what it waits in; None where it waits for nothing known.
+
+    Parameters
+    ----------
+    known : bool
+        Whether anything is known of it.
+    """
+
+    rank: int
+    host: str | None
+    gpu: str | None
+    waits_in: str | None
+    since_ns: int | None
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedStack:
+    """Equal stacks, the innermost frame first; ranks are culprits, or none of them is."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HangDocument:
+    """A hang as it is stored and shown.
+
+    Parameters
+    ----------
+    since_ns : int or None
+        When the first rank began to wait for a culprit; nanoseconds since the epoch, by the clock
+        of that rank's host.
+    """
+
+    schema: str
+    verdict: Hang
+    since_ns: int | None
+    ranks: tuple[RankLine, ...]
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    stacks: tuple[FoldedStack, ...]
+
+    @property
+    def gpu_hours_each_hour(self) -> int:
+        """Return what it costs: every rank has a GPU that computes nothing."""
+        return len(self.ranks)
+
+
+def hang_document(job: JobState) -> HangDocument:
+    """Return the verdict on a job that stands still, with what its page shows."""
+    hang, waits = judge_hang(job), Waits.of(job)
+    boxes, arrows = _graph(job, hang, waits)
+    blamed = {one.rank for one in hang.culprits}
+    lines = []
+    for rank in job.world:
+        state, number = job.ranks.get(rank), waits.of_rank.get(rank)
+        front = None if state is None else state.front
+        lines.append(
+            RankLine(
+                rank,
+                job.place(rank).host,
+                job.place(rank).gpu,
+                None if number is None else label(job, waits.operations[number]),
+                None if front is None else front.since_ns,
+                known=state is not None,
+            )
+        )
+    since = [one.since_ns for one in hang.culprits if one.since_ns is not None]
+    since = since or [line.since_ns for line in lines if line.since_ns is not None]
+    return HangDocument(
+        schema=SCHEMA,
+        verdict=hang,
+        since_ns=min(since, default=None),
+        ranks=tuple(lines),
+        boxes=boxes,
+        arrows=arrows,
+        stacks=_stacks(job, blamed),
+    )
+
+
+def _stacks(job: JobState, blamed: set[int]) -> tuple[FoldedStack, ...]:
+    """Fold equal stacks: culprits' first, then the most frequent."""
+    folded: dict[tuple[bool, tuple[Frame, ...]], list[int]] = {}
+    for rank, state in sorted(job.ranks.items()):
+        if state.stack:
+            folded.setdefault((rank in blamed, state.stack), []).append(rank)
+    ordered = sorted(folded.items(), key=lambda one: (not one[0][0], -len(one[1]), one[1]))
+    return tuple(
+        FoldedStack(tuple(ranks), frames, stuck=stuck) for (stuck, frames), ranks in ordered
+    )
+
+
+def _graph(job: JobState, hang: Hang, waits: Waits) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+    """Fold ranks that wait in operations of the same name and kind of group, equally far away."""
+    blamed = {one.rank: one for one in hang.culprits}
+    distance = {rank: min(away, _FARTHEST) for rank, away in waits.distances(blamed).items()}
+    folded: dict[tuple[int, str], list[int]] = {}
+    for rank, away in distance.items():
+        number = waits.of_rank.get(rank)
+        if away and number is not None:
+            folded.setdefault((away, _kind_of(job, waits, number)), []).append(rank)
+    boxes = list(_culprit_boxes(hang))
+    for away in sorted({away for away, _ in folded}):
+        column = [(what, ranks) for (at, what), ranks in folded.items() if at == away]
+        boxes += [Box(away, ranks, what) for what, ranks in _few(column)]
+    box_of = {rank: index for index, box in enumerate(boxes) for rank in box.ranks}
+    arrows = {
+        (box_of[rank], box_of[other])
+        for operation in waits.operations
+        for other in operation.awaited
+        if other in box_of
+        for rank in operation.waiting[:1]
+        if rank in box_of and box_of[rank] != box_of[other]
+    }
+    # A column leads to the next one; what leads back, or past it, is in the chain.
+    leading = sorted(
+        (start, end) for start, end in arrows if boxes[end].distance == boxes[start].distance - 1
+    )
+    return tuple(boxes), tuple(Arrow(start, end) for start, end in leading)
+
+
+def _kind_of(job: JobState, waits: Waits, number: int) -> str:
+    """Return what ranks wait in: the whole name where others of its kind would be another box."""
+    first = waits.operations[number].first
+    group = job.groups[first.group]
+    return f"{first.name} {first.number:,} of {group.description or group.called}"
+
+
+def _culprit_boxes(hang: Hang) -> Sequence[Box]:
+    if len(hang.culprits) <= _MOST_BOXES:
+        return [
+            Box(0, (one.rank,), _stands(one.kind, one.operation), one.place)
+            for one in hang.culprits
+        ]
+    kinds: dict[HangKind, list[int]] = {}
+    for one in hang.culprits:
+        kinds.setdefault(one.kind, []).append(one.rank)
+    return [Box(0, tuple(ranks), _STANDS[kind]) for kind, ranks in kinds.items()]
+
+
+_STANDS: Final[Mapping[HangKind, str]] = {
+    HangKind.NEVER_ENTERED: "never entered",
+    HangKind.DEVICE_STUCK: "does not complete",
+    HangKind.SILENT: "left nothing, awaited in",
+    HangKind.MISMATCH: "at odds in",
+}
+
+
+def _stands(kind: HangKind, operation: str) -> str:
+    return f"{_STANDS[kind]}: {operation}"
+
+
+def _few(
+    column: Sequence[tuple[str, Sequence[int]]],
+) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """Return the largest boxes of a column, and the rest as one."""
+    ordered = sorted(column, key=lambda one: (-len(one[1]), one[0]))
+    kept = [(what, tuple(sorted(ranks))) for what, ranks in ordered[: _MOST_BOXES - 1]]
+    rest = ordered[_MOST_BOXES - 1 :]
+    if len(rest) > 1:
+        others = tuple(sorted(rank for _, ranks in rest for rank in ranks))
+        return [*kept, (f"{len(rest)} other operations", others)]
+    return [*kept, *((what, tuple(sorted(ranks))) for what, ranks in rest)]
+
+
+def ranks_text(ranks: Sequence[int], most: int = 6) -> str:
+    """Return ranks as spans: ``8, 10–13, 15``; of more spans than `most`, how many are left.
+
+    Examples
+    --------
+    >>> ranks_text([8, 10, 11, 12, 13, 15])
+    '8, 10–13, 15'
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    shown = [str(first) if first == last else f"{first}–{last}" for first, last in spans[:most]]
+    left = sum(last - first + 1 for first, last in spans[most:])
+    return ", ".join(shown) + (f" and {left:,} more" if left else "")

@@ -1,0 +1,152 @@
+"""Ingest of the files of a job that stands still, and the verdicts on them."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from app.analysis.hangs.document import HangDocument
+from app.analysis.hangs.verdict import HangKind
+from app.api.frame import problems
+from app.api.frame.routers import api_router
+from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
+from app.auth.addresses import server_address
+from app.auth.here import Here
+from app.services.hangs.read import HangRow, get_hang, hangs_of_job
+from app.services.hangs.receive import HangReceipt, receive_hang
+from app.services.history.notes import known_job
+from app.services.sessions.receive import Body, check_job_name
+
+Job = Annotated[str, Path(description="Name of the job; made if it is new.")]
+
+
+class FileOfHang(BaseModel):
+    """Which file a body is, where it is none of an archive."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int | None = Field(
+        None, ge=0, lt=1 << 20, description="Whose dump it is; default: the end of `name`."
+    )
+    name: str = Field("", max_length=255, description="The file's name: `_dump_3`.")
+
+
+class HangReceiptBody(BaseModel):
+    """The hang that a body made, or is of, and the verdict on it."""
+
+    hang: uuid.UUID
+    url: str
+    job: str
+    kind: HangKind
+    sentence: str
+    confidence: float
+    not_read: list[str] = Field(description="Files of an archive that are of no kind that is read.")
+
+
+class HangsBody(BaseModel):
+    """Hangs of a job, the latest first."""
+
+    hangs: list[HangRow]
+
+
+class OneHangBody(BaseModel):
+    """A hang with its whole verdict."""
+
+    hang: HangRow
+    gpu_hours: float = Field(description="What it has cost.")
+    document: HangDocument
+
+
+_CONTENT = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            name: {"schema": {"type": "string"}}
+            for name in ("application/octet-stream", "application/x-tar", "application/zip")
+        },
+    }
+}
+
+
+def router(ingest: Ingest) -> APIRouter:
+    """Return the routes."""
+    routes = api_router("hangs")
+
+    @routes.post(
+        "/api/v1/jobs/{job}/hangs",
+        status_code=201,
+        summary="Send the files of a job that stands still",
+        response_model=HangReceiptBody,
+        responses={
+            200: {"model": HangReceiptBody, "description": "It is of a hang that was there"},
+            **REFUSALS,
+        },
+        openapi_extra=_CONTENT,
+    )
+    async def post_hang(
+        container: Here, request: Request, job: Job, query: Annotated[FileOfHang, Query()]
+    ) -> Response:
+        """Judge who is waited for, and store the verdict.
+
+        The body is an archive (tar, plain or compressed with gzip or zstd, or zip) of dumps of
+        PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or one of
+        them, which then is of the job's latest hang while that goes on and its last file came
+        within ten minutes. Pickles are read without being unpickled.
+        """
+
+        def store(body: Body) -> HangReceipt:
+            return receive_hang(container, job, body, name=query.name, rank=query.rank)
+
+        try:
+            receipt = await ingest.receive(
+                request,
+                QueryMetadata.model_validate({}),
+                check=partial(check_job_name, job),
+                store=store,
+            )
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        with container.reading() as tx:
+            row, _ = get_hang(tx, receipt.hang)
+        url = f"/hangs/{receipt.hang}"
+        body = HangReceiptBody(
+            hang=receipt.hang,
+            url=server_address(request, container.settings) + container.pages_at + url,
+            job=job,
+            kind=row.kind,
+            sentence=row.sentence,
+            confidence=row.confidence,
+            not_read=list(receipt.not_read),
+        )
+        return JSONResponse(
+            body.model_dump(mode="json"),
+            status_code=201 if receipt.created else 200,
+            headers={"Location": f"/api/v1{url}"},
+        )
+
+    @routes.get("/api/v1/jobs/{job}/hangs", summary="Hangs of a job")
+    def get_hangs(
+        container: Here, job: Job, limit: Annotated[int, Query(ge=1, le=200)] = 50
+    ) -> HangsBody:
+        """Return the latest first."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return HangsBody(hangs=hangs_of_job(tx, job, limit))
+
+    @routes.get(
+        "/api/v1/hangs/{hang}",
+        summary="A hang with its whole verdict",
+        responses={404: problems.described("There is none")},
+    )
+    def get_one(container: Here, hang: uuid.UUID) -> OneHangBody:
+        with container.reading() as tx:
+            row, document = get_hang(tx, hang)
+        return OneHangBody(hang=row, gpu_hours=row.gpu_hours, document=document)
+
+    return routes

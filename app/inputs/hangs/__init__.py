@@ -1,0 +1,1 @@
+"""Files that ranks of a job leave when it hangs."""

@@ -1,0 +1,148 @@
+"""The files of a job that stands still: which kind each is of, and what all of them say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from app.analysis.hangs.state import Frame, JobState, RankState
+from app.errors import InvalidTraceError
+from app.inputs.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
+from app.inputs.hangs.py_spy import stack_of
+from app.inputs.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras
+
+# Of a file; of RAS, which says all of 16,384 ranks, more.
+MOST_BYTES: Final = 32 * 1024 * 1024
+MOST_RAS_BYTES: Final = 128 * 1024 * 1024
+_MOST_RANKS: Final = 1 << 17
+_RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt))?$")
+
+
+class FileKind(StrEnum):
+    """What wrote a file."""
+
+    FLIGHT_RECORDER = "flight_recorder"
+    PY_SPY = "py_spy"
+    NCCL_RAS = "nccl_ras"
+
+
+@dataclass(frozen=True, slots=True)
+class HangFile:
+    """A file that was read; one of its contents is there.
+
+    Parameters
+    ----------
+    rank : int or None
+        None of a file that is about all ranks.
+    """
+
+    name: str
+    kind: FileKind
+    rank: int | None
+    dump: RecordedDump | None = None
+    stack: tuple[Frame, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+
+
+def kind_of(body: bytes) -> FileKind | None:
+    """Return what wrote a file; None where it is of none of the kinds."""
+    start = body[:256].lstrip()[:1]
+    if start == b"[":
+        return FileKind.PY_SPY
+    if is_ras(body):
+        return FileKind.NCCL_RAS
+    return FileKind.FLIGHT_RECORDER if body.startswith(b"\x80") or start == b"{" else None
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that the name of a dump ends with: `_dump_3`, `nccl_trace_rank_3.json`."""
+    found = _RANK_IN_NAME.search(name)
+    return int(found[1]) if found else None
+
+
+def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile | None:
+    """Return what a file says; None where it is of none of the kinds.
+
+    Parameters
+    ----------
+    rank : int, optional
+        Whose it is; by default the number that its name ends with.
+
+    Raises
+    ------
+    InvalidTraceError
+        It is no whole file of its kind, or nothing says of which rank it is; the message begins
+        with its name.
+    """
+    kind = kind_of(body)
+    if kind is None:
+        return None
+    try:
+        return _read(kind, name, body, rank)
+    except InvalidTraceError as error:
+        raise InvalidTraceError(
+            f"{name}: {error.message}", code=error.stable_code, faults=error.faults
+        ) from error
+
+
+def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
+    most = MOST_RAS_BYTES if kind is FileKind.NCCL_RAS else MOST_BYTES
+    if len(body) > most:
+        raise InvalidTraceError(
+            f"it has {len(body)} bytes, the most is {most}", code="hang.too_large"
+        )
+    if kind is FileKind.NCCL_RAS:
+        return HangFile(name, kind, None, communicators=read_ras(body))
+    if rank is None:
+        rank = rank_in_name(name)
+    if rank is None or rank >= _MOST_RANKS:
+        raise InvalidTraceError(
+            "the name does not end with a rank, as _dump_0 or nccl_trace_rank_0",
+            code="hang.no_rank",
+        )
+    if kind is FileKind.PY_SPY:
+        return HangFile(name, kind, rank, stack=stack_of(body))
+    return HangFile(name, kind, rank, dump=read_dump(body))
+
+
+def job_of(files: Iterable[HangFile]) -> JobState:
+    """Return what files say of a job together.
+
+    Dumps of recorders say what ranks wait for; without any, what RAS counts does. RAS also says on
+    which host and GPU each rank is.
+
+    Raises
+    ------
+    InvalidTraceError
+        ``hang.no_dumps``: there is neither; ``hang.rank_twice``: two are of one rank;
+        ``hang.too_large``, ``hang.no_world``: see the readers.
+    """
+    recorder = FlightRecorder()
+    communicators: tuple[Communicator, ...] = ()
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    has_dumps = False
+    for one in files:
+        if one.dump is not None and one.rank is not None:
+            recorder.add(one.rank, one.dump)
+            has_dumps = True
+        elif one.kind is FileKind.NCCL_RAS:
+            communicators = one.communicators
+        elif one.rank is not None:
+            stacks[one.rank] = one.stack
+    if has_dumps:
+        job = recorder.job()
+        if communicators:
+            job = replace(job, places=ras_places(communicators))
+    elif communicators:
+        job = ras_job(communicators)
+    else:
+        raise InvalidTraceError(
+            "There is neither a dump of a flight recorder nor one of RAS", code="hang.no_dumps"
+        )
+    ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
+    for rank, stack in stacks.items():
+        ranks[rank] = replace(ranks[rank], stack=stack)
+    return replace(job, ranks=ranks)

@@ -1,0 +1,1 @@
+"""Hangs of jobs: received, judged, read, ended."""

@@ -1,0 +1,40 @@
+"""On which host and GPU the ranks of a job are, as its latest session says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from app.analysis.hangs.state import JobState, Place
+from app.db.models.sessions import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from app.db.unit_of_work import Reads
+
+
+def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
+    """Return what is known of a job, with where its ranks are as its latest session says."""
+    meta: Mapping[str, Any] | None = tx.session.execute(
+        select(Session.meta)
+        .where(Session.job_id == job_id)
+        .order_by(Session.received_at.desc())
+        .limit(1)
+    ).scalar()
+    if not meta or meta.get("world") != len(job.world):
+        # Of another size: its ranks are others.
+        return job
+    hosts, gpus = meta.get("hosts", {}), meta.get("gpus", {})
+    return replace(
+        job,
+        places={
+            rank: Place(
+                hosts.get(str(rank), job.place(rank).host),
+                gpus.get(str(rank), job.place(rank).gpu),
+            )
+            for rank in job.world
+        },
+    )

@@ -1,0 +1,246 @@
+"""Use case: receive files of a job that stands still, and store the verdict on it."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import zstandard
+from pydantic import TypeAdapter
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.alerts.rules import HANG_RULE, Hanging
+from app.analysis.hangs.document import HangDocument, hang_document
+from app.analysis.json_text import to_json
+from app.analysis.trace.ndjson.streams import read_text
+from app.db.models.alerts import AlertRule
+from app.db.models.noticed import StoredHang, StoredHangFile
+from app.db.reports import ZSTD_LEVEL
+from app.errors import BodyTooLargeError, InvalidTraceError
+from app.inputs.hangs.files import MOST_RAS_BYTES, HangFile, job_of, read_hang_file
+from app.inputs.recordings.archive import unpacked
+from app.inputs.recordings.archive_kinds import archive_at
+from app.services.alerts.evaluate import look
+from app.services.alerts.store import group_of_job, load_rules, rule_document
+from app.services.hangs.places import with_places
+from app.services.ingest.place import spool_directory
+from app.services.sessions.receive import check_job_name, make_job, trace_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from app.db.unit_of_work import UnitOfWork
+    from app.services.container import Container
+    from app.services.sessions.receive import Body
+    from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+# Files that come one by one are of one hang as long as the last one came so shortly before.
+TOGETHER: Final = timedelta(minutes=10)
+# Of a file about all ranks.
+_NO_RANK: Final = -1
+# Clocks of hosts may be anything.
+_LATEST: Final = datetime(2200, 1, 1, tzinfo=UTC)
+_FILE: Final = TypeAdapter(HangFile)
+
+
+@dataclass(frozen=True, slots=True)
+class HangReceipt:
+    """The hang that a body is of.
+
+    Parameters
+    ----------
+    created : bool
+        Whether it made a hang; False where it is a further file of one, or was there already.
+    not_read : tuple of str
+        Names of the files of an archive that are of no kind that is read.
+    """
+
+    hang: uuid.UUID
+    created: bool
+    not_read: tuple[str, ...] = ()
+
+
+def receive_hang(
+    container: Container, job: str, body: Body, *, name: str = "", rank: int | None = None
+) -> HangReceipt:
+    """Read a body and store the verdict on the job.
+
+    An archive is one hang, of all files in it; the same one again is the same hang. A file by
+    itself is one of the job's latest hang while that goes on and its last file came within ten
+    minutes, else it begins a hang; of a rank the latest file of each kind counts.
+
+    Parameters
+    ----------
+    job : str
+        Name of the job; made if it is new.
+    name : str
+        Of a file by itself: ends with its rank where `rank` is not given.
+
+    Raises
+    ------
+    InvalidJobNameError, InvalidTraceError, InvalidArchiveError, BodyTooLargeError,
+    QuotaExceededError
+        Nothing is stored.
+    """
+    check_job_name(job)
+    if archive_at(body.path) is None:
+        found = read_hang_file(name or "the body", _file(container.settings, body.path), rank)
+        if found is None:
+            raise InvalidTraceError(
+                "It is neither a flight recorder's dump nor py-spy's nor ncclras's",
+                code="hang.unknown_file",
+            )
+        receipt = _add(container, job, found)
+    else:
+        files, not_read = _unpack(container.settings, body.path)
+        receipt = _make(container, job, files, body.sha256, not_read)
+    log.info("hang received", hang=str(receipt.hang), job=job, created=receipt.created)
+    return receipt
+
+
+def _file(settings: Settings, path: Path) -> bytes:
+    """Return what is in a file, decompressed where it is compressed."""
+    pieces, size = [], 0
+    for piece in read_text(path, trace_limits(settings)):
+        size += len(piece)
+        if size > MOST_RAS_BYTES:
+            raise BodyTooLargeError(f"A file of a hang has at most {MOST_RAS_BYTES} bytes.")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _unpack(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, ...]]:
+    files, not_read = [], []
+    limits, directory = trace_limits(settings), spool_directory(settings)
+    with unpacked(path, limits, directory=directory, nameless=True) as entries:
+        for entry in entries:
+            found = read_hang_file(entry.name, _file(settings, entry.path))
+            if found is None:
+                not_read.append(entry.name)
+            else:
+                files.append(found)
+    return files, tuple(not_read)
+
+
+def _make(
+    container: Container,
+    job: str,
+    files: Sequence[HangFile],
+    sha256: bytes,
+    not_read: tuple[str, ...],
+) -> HangReceipt:
+    job_state = job_of(files)
+    with container.uow() as tx:
+        job_id = make_job(container, tx, job)
+        # The job's row is locked: of two equal archives the second finds the first.
+        known = tx.session.execute(
+            select(StoredHang.id).where(
+                StoredHang.job_id == job_id, StoredHang.content_sha256 == sha256
+            )
+        ).scalar()
+        if known is not None:
+            return HangReceipt(known, created=False, not_read=not_read)
+        _add_rule(tx)
+        hang = StoredHang(id=uuid.uuid4(), job_id=job_id, content_sha256=sha256, created_at=tx.now)
+        _judge(tx, hang, hang_document(with_places(tx, job_id, job_state)))
+        tx.session.add(hang)
+        tx.session.flush()
+        _keep(tx, hang.id, files)
+        look(container, tx, group_of_job(tx, job_id))
+        return HangReceipt(hang.id, created=True, not_read=not_read)
+
+
+def _add(container: Container, job: str, file: HangFile) -> HangReceipt:
+    with container.uow() as tx:
+        job_id = make_job(container, tx, job)
+        hang = tx.session.execute(
+            select(StoredHang)
+            .where(
+                StoredHang.job_id == job_id,
+                StoredHang.content_sha256.is_(None),
+                StoredHang.over_at.is_(None),
+                StoredHang.changed_at > tx.now - TOGETHER,
+            )
+            .order_by(StoredHang.created_at.desc())
+            .limit(1)
+        ).scalar()
+        created = hang is None
+        if hang is None:
+            _add_rule(tx)
+            hang = StoredHang(id=uuid.uuid4(), job_id=job_id, created_at=tx.now)
+        kept = {(one.kind, one.rank): one for one in _files_of(tx, hang.id)}
+        kept[file.kind, file.rank] = file
+        _judge(tx, hang, hang_document(with_places(tx, job_id, job_of(kept.values()))))
+        tx.session.add(hang)
+        tx.session.flush()
+        _keep(tx, hang.id, [file])
+        look(container, tx, group_of_job(tx, job_id))
+        return HangReceipt(hang.id, created=created)
+
+
+def _add_rule(tx: UnitOfWork) -> None:
+    """Give a project its rule about hangs with the first one, unless it has such a rule.
+
+    The migration cannot: servers of the version before, which go on for a while next to new ones,
+    refuse a rule whose kind they do not know, and with it every analysis.
+    """
+    if tx.session.execute(select(StoredHang.id).limit(1)).first() is not None:
+        return
+    if any(isinstance(rule.condition, Hanging) for rule in load_rules(tx)):
+        return
+    tx.session.execute(
+        insert(AlertRule)
+        .values(id=uuid.uuid4(), name=HANG_RULE.name, document=rule_document(HANG_RULE))
+        .on_conflict_do_nothing(index_elements=["project_id", "name"])
+    )
+
+
+def _judge(tx: UnitOfWork, hang: StoredHang, document: HangDocument) -> None:
+    verdict = document.verdict
+    hang.changed_at = tx.now
+    hang.kind, hang.sentence = verdict.kind, verdict.sentence
+    hang.since = _moment(document.since_ns)
+    hang.ranks, hang.waiting = len(document.ranks), len(verdict.waiting)
+    hang.culprits, hang.confidence = len(verdict.culprits), verdict.confidence
+    hang.document = zstandard.compress(to_json(document, compact=True).encode(), ZSTD_LEVEL)
+
+
+def _moment(since_ns: int | None) -> datetime | None:
+    """Return a time by a host's clock; None where that is none."""
+    if since_ns is None or not 0 < since_ns < _LATEST.timestamp() * 1e9:
+        return None
+    return datetime.fromtimestamp(since_ns / 1e9, UTC)
+
+
+def _keep(tx: UnitOfWork, hang: uuid.UUID, files: Sequence[HangFile]) -> None:
+    rows = [
+        {
+            "hang_id": hang,
+            "kind": one.kind,
+            "rank": _NO_RANK if one.rank is None else one.rank,
+            "content": zstandard.compress(to_json(one, compact=True).encode(), ZSTD_LEVEL),
+        }
+        for one in files
+    ]
+    insertion = insert(StoredHangFile)
+    for row in rows:
+        tx.session.execute(
+            insertion.values(**row).on_conflict_do_update(
+                index_elements=["hang_id", "kind", "rank"], set_={"content": row["content"]}
+            )
+        )
+
+
+def _files_of(tx: UnitOfWork, hang: uuid.UUID) -> Iterator[HangFile]:
+    rows = tx.session.execute(
+        select(StoredHangFile.content).where(StoredHangFile.hang_id == hang)
+    ).scalars()
+    for content in rows:
+        yield _FILE.validate_json(zstandard.decompress(content))

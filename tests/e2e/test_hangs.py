@@ -1,0 +1,86 @@
+"""Hangs in a browser: files dropped on a job's page become the page that names the ranks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.e2e.expecting import expect_well_made, in_every_look
+from tests.e2e.looking import keep
+from tests.support.hanging import Hanging, archived, as_json, pickled, ras, stack_dump
+from tests.support.sessions import small_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Look, Visitor
+
+STAGES = [tuple(range(8)), tuple(range(8, 16))]
+PAIRS = [(rank, rank + 8) for rank in range(8)]
+# Stage 1 computes first; two of its ranks never enter the second collective of their stage.
+HANGING = Hanging(
+    16,
+    [STAGES, PAIRS, STAGES, PAIRS],
+    host_stops={9: 2, 14: 2},
+    ahead=1,
+    begin_ns=time.time_ns() - 300 * 10**9,
+)
+LOADING = stack_dump(
+    ("decode_batch", "tokenizer_ext.pyx", 41),
+    ("collate", "data/packing.py", 212),
+    ("__next__", "torch/utils/data/dataloader.py", 708),
+    ("train", "training.py", 2203),
+)
+WAITING = stack_dump(
+    ("all_to_all_single", "torch/distributed/distributed_c10d.py", 4412),
+    ("token_dispatch", "megatron/core/transformer/moe/token_dispatcher.py", 640),
+    ("forward", "megatron/core/transformer/moe/moe_layer.py", 171),
+)
+
+
+def dumps() -> dict[str, bytes]:
+    found = {f"_dump_{rank}": pickled(dump) for rank, dump in HANGING.dumps().items()}
+    found |= {f"stack_{rank}.json": LOADING for rank in (9, 14)}
+    found |= {f"stack_{rank}.json": WAITING for rank in (8, 10, 11, 12, 13, 15)}
+    return found | {"ras.json": as_json(ras(HANGING))}
+
+
+@in_every_look
+def test_the_page_of_a_hang(site: str, visitor: Visitor, look: Look) -> None:
+    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+        answer = client.post("/api/v1/jobs/moe/hangs", content=archived(dumps())).json()
+    page = visitor.open(f"{site}/hangs/{answer['hang']}", look)
+    expect(page.locator("h1")).to_have_text(
+        "14 ranks wait for ranks 9 and 14, which never entered nccl:_reduce_scatter_base 2"
+    )
+    expect(page.locator(".facts")).to_contain_text("10.0.0.1 GPU 1, 10.0.0.1 GPU 6")
+    expect(page.locator(".waits:visible .stuck")).to_have_count(2)
+    expect(page.locator(".frames").first).to_contain_text("tokenizer_ext.pyx:41")
+    expect(page.locator("main")).to_contain_text("the same line on 2 ranks")
+    keep(page, f"hang-{look.name}")
+    expect_well_made(page, site, look)
+
+
+def test_files_dropped_on_a_job_become_a_hang(
+    site: str, container: Container, visitor: Visitor, tmp_path: Path
+) -> None:
+    store(container, small_trace(), job="moe")
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    for name, body in dumps().items():
+        (folder / name).write_bytes(body)
+    page = visitor.open(f"{site}/jobs/moe")
+    page.get_by_label("Dumps of a hang").set_input_files(sorted(folder.iterdir()))
+    expect(page.locator("h1")).to_contain_text("14 ranks wait for ranks 9 and 14")
+
+    visitor.expects("422")
+    page.goto(f"{site}/jobs/moe")
+    page.get_by_text("Send the dumps of a hang").click()
+    (folder / "_dump_3").write_bytes(b"\x80\x02cos\nsystem\n.")
+    expect(page.locator("#hangs")).to_contain_text("1\u00a0hang")
+    page.get_by_label("Dumps of a hang").set_input_files(sorted(folder.iterdir()))
+    expect(page.locator("#hangs [role=alert]")).to_contain_text("_dump_3: The opcode GLOBAL")
+    keep(page, "job-with-hangs")

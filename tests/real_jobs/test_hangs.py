@@ -1,0 +1,68 @@
+"""Real jobs that hang: who is waited for is told from the dumps that PyTorch writes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.analysis.hangs.verdict import Hang, HangKind, judge_hang
+from app.inputs.hangs.files import job_of, read_hang_file
+from tests.conftest import skip_or_fail
+from tests.real_jobs.jobs import Framework
+from tests.real_jobs.launching import ROOT, missing, torch_python
+
+CULPRIT = 2
+LIMIT_S = 120
+
+
+def hang_of(kind: str, directory: Path) -> Hang:
+    reason = missing(Framework.TORCH)
+    if reason is not None:
+        skip_or_fail(reason)
+    subprocess.run(  # noqa: S603 - our own module
+        [torch_python(), "-m", "tests.real_jobs.worker.hanging", kind, str(directory)],
+        cwd=ROOT,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    paths = sorted([*directory.glob("_dump_*"), *directory.glob("stack_*")])
+    files = [read_hang_file(path.name, path.read_bytes()) for path in paths]
+    return judge_hang(job_of(file for file in files if file is not None))
+
+
+def test_a_rank_that_sleeps_before_a_collective_is_named(tmp_path: Path) -> None:
+    hang = hang_of("sleeps", tmp_path)
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.NEVER_ENTERED)]
+    assert hang.waiting == (0, 1, 3)
+    assert "gloo:all_reduce" in hang.culprits[0].operation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "function"), [("forward", "forward"), ("loader", "batches")])
+def test_a_rank_of_ddp_that_stands_still_is_named_with_its_line(
+    kind: str, function: str, tmp_path: Path
+) -> None:
+    hang = hang_of(kind, tmp_path)
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.NEVER_ENTERED)]
+    assert hang.waiting == (0, 1, 3)
+    frame = hang.culprits[0].stack[0]
+    assert (frame.function, Path(frame.file).name) == (function, "hanging.py")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_silent(tmp_path: Path) -> None:
+    hang = hang_of("stopped", tmp_path)
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.SILENT)]
+    # Nothing says that rank 3's group has another rank: gloo's recorder lists no groups.
+    assert hang.waiting == (0, 1)
+
+
+@pytest.mark.slow
+def test_ranks_that_call_collectives_in_another_order_are_no_machines_fault(
+    tmp_path: Path,
+) -> None:
+    hang = hang_of("another-order", tmp_path)
+    assert {one.kind for one in hang.culprits} == {HangKind.MISMATCH}
+    assert CULPRIT in {one.rank for one in hang.culprits}

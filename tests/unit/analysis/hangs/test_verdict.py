@@ -1,0 +1,219 @@
+"""Who is waited for, in jobs that stand still for a reason that is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.analysis.hangs.state import Group, JobState, Pending, RankState
+from app.analysis.hangs.verdict import Hang, HangKind, judge_hang
+from app.inputs.hangs.flight_recorder import FlightRecorder, read_dump
+from tests.support.hanging import Hanging, as_json
+from tests.support.nightly import drawn
+
+
+def state_of(hanging: Hanging, without: frozenset[int] = frozenset()) -> JobState:
+    recorder = FlightRecorder()
+    for rank, dump in hanging.dumps().items():
+        if rank not in without:
+            recorder.add(rank, read_dump(as_json(dump)))
+    return recorder.job()
+
+
+def blamed(hang: Hang) -> dict[int, HangKind]:
+    return {one.rank: one.kind for one in hang.culprits}
+
+
+def nested(tp: int, dp: int, pp: int) -> dict[str, list[tuple[int, ...]]]:
+    """Return the groups of ranks that are numbered with tensor parallelism innermost."""
+    world = range(tp * dp * pp)
+    return {
+        "tp": [tuple(range(first, first + tp)) for first in world[::tp]],
+        "dp": [
+            tuple(stage * tp * dp + one * tp + own for one in range(dp))
+            for stage in range(pp)
+            for own in range(tp)
+        ],
+        "pp": [tuple(range(own, tp * dp * pp, tp * dp)) for own in range(tp * dp)],
+        "world": [tuple(world)],
+    }
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)).filter(
+        lambda sizes: sizes[0] * sizes[1] * sizes[2] > 2
+    ),
+    kinds=st.lists(st.sampled_from(["tp", "dp", "pp"]), min_size=1, max_size=12),
+    data=st.data(),
+)
+@drawn(300)
+def test_the_planted_ranks_are_named_whatever_groups_there_are(
+    sizes: tuple[int, int, int], kinds: list[str], data: st.DataObject
+) -> None:
+    groups = nested(*sizes)
+    rounds = [groups[kind] for kind in (*kinds, "world")]
+    world = sizes[0] * sizes[1] * sizes[2]
+    planted = data.draw(st.sets(st.integers(0, world - 1), min_size=1, max_size=min(2, world - 2)))
+    at = data.draw(st.integers(0, len(kinds)))
+    hanging = Hanging(world, rounds, ahead=data.draw(st.integers(1, 6)))
+    on_host = data.draw(st.booleans())
+    stops = dict.fromkeys(planted, at)
+    # A device that is stuck is told by a peer that went on, until it waits for it.
+    alone = any(set(group) <= planted for group in rounds[at] if planted & set(group))
+    on_host |= alone or at == len(kinds)
+    hanging = (
+        replace(hanging, host_stops=stops) if on_host else replace(hanging, device_stops=stops)
+    )
+    hang = judge_hang(state_of(hanging))
+
+    kind = HangKind.NEVER_ENTERED if on_host else HangKind.DEVICE_STUCK
+    assert blamed(hang) == dict.fromkeys(planted, kind)
+    assert set(hang.waiting) == set(range(world)) - planted
+    assert not hang.unknown
+    assert hang.confidence > 0.9
+
+
+def test_a_rank_that_left_nothing_is_silent() -> None:
+    groups = nested(2, 2, 2)
+    hanging = Hanging(8, [groups["tp"], groups["dp"], groups["world"]], host_stops={5: 1})
+    hang = judge_hang(state_of(hanging, without=frozenset({5})))
+
+    assert blamed(hang) == {5: HangKind.SILENT}
+    assert hang.unknown == ("Nothing is known of rank 5.",)
+    assert hang.confidence < 0.9
+
+
+def test_who_waits_for_others_that_wait_is_further_down_the_chain() -> None:
+    groups = nested(1, 1, 3)
+    pairs = [[(0, 1)], [(1, 2)]]
+    hanging = Hanging(3, [pairs[1], pairs[0], groups["world"]], host_stops={2: 0})
+    hang = judge_hang(state_of(hanging))
+
+    assert [(link.waiting, link.waits_for, link.distance) for link in hang.chain] == [
+        ((1,), (2,), 1),
+        ((0,), (1,), 2),
+    ]
+    assert "2 ranks wait for rank 2. Rank 2 has nothing pending and never entered" in hang.sentence
+
+
+def test_no_rank_is_blamed_where_all_have_entered() -> None:
+    pending = Pending(0, 5, "nccl:all_reduce")
+    job = JobState(
+        (Group("0", "WORLD", (0, 1, 2)),), {rank: RankState(rank, (pending,)) for rank in range(3)}
+    )
+    hang = judge_hang(job)
+
+    assert (hang.kind, hang.culprits, hang.confidence) == (HangKind.ALL_ENTERED, (), 0.0)
+    assert hang.waiting == (0, 1, 2)
+    assert "network" in hang.remedy
+
+
+def test_nothing_pending_is_no_verdict() -> None:
+    hang = judge_hang(JobState((Group("0", "", (0, 1)),), {0: RankState(0), 1: RankState(1)}))
+    assert (hang.kind, hang.culprits) == (HangKind.NOTHING_PENDING, ())
+
+
+def test_collectives_in_different_orders_are_the_programs_fault() -> None:
+    groups = (Group("0", "A", (0, 1)), Group("1", "B", (0, 1)))
+    job = JobState(
+        groups,
+        {
+            0: RankState(0, (Pending(0, 5, "nccl:all_reduce"),)),
+            1: RankState(1, (Pending(1, 5, "nccl:all_reduce"),)),
+        },
+    )
+    hang = judge_hang(job)
+
+    assert blamed(hang) == {0: HangKind.MISMATCH, 1: HangKind.MISMATCH}
+    assert "no machine is to blame" in hang.remedy
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Pending(0, 5, "nccl:broadcast", size=(4,)), Pending(0, 5, "nccl:all_reduce", size=(5,))],
+    ids=["another-operation", "another-size"],
+)
+def test_a_rank_that_calls_something_else_under_the_same_number_is_named(other: Pending) -> None:
+    usual = Pending(0, 5, "nccl:all_reduce", size=(4,))
+    job = JobState(
+        (Group("0", "WORLD", (0, 1, 2)),),
+        {0: RankState(0, (usual,)), 1: RankState(1, (other,)), 2: RankState(2, (usual,))},
+    )
+    hang = judge_hang(job)
+
+    assert blamed(hang) == {1: HangKind.MISMATCH}
+    assert "2 ranks call nccl:all_reduce of 4" in hang.culprits[0].evidence
+
+
+def test_transfers_of_a_pipeline_lead_to_the_stage_that_everyone_waits_for() -> None:
+    stages = Group("0", "PIPELINE", (0, 1, 2, 3))
+    job = JobState(
+        (stages,),
+        {
+            0: RankState(0, (Pending(0, 9, "nccl:recv", peer=1),)),
+            1: RankState(
+                1,
+                (
+                    Pending(0, 9, "nccl:recv", peer=2),
+                    Pending(0, 10, "nccl:send", peer=0, is_send=True),
+                ),
+            ),
+            2: RankState(2),
+            3: RankState(3, (Pending(0, 4, "nccl:send", peer=2, is_send=True),)),
+        },
+    )
+    hang = judge_hang(job)
+
+    assert blamed(hang) == {2: HangKind.NEVER_ENTERED}
+    assert hang.waiting == (0, 1, 3)
+
+
+def test_a_rank_is_waited_for_in_a_collective_rather_than_in_a_send_enqueued_ahead() -> None:
+    job = JobState(
+        (Group("0", "EXPERTS", (1, 2)), Group("1", "PIPELINE", (0, 2))),
+        {
+            0: RankState(0, (Pending(1, 9, "nccl:send", peer=2, is_send=True, since_ns=1),)),
+            1: RankState(1, (Pending(0, 5, "nccl:all_to_all", since_ns=2),)),
+            2: RankState(2),
+        },
+    )
+    (culprit,) = judge_hang(job).culprits
+    assert culprit.operation == "nccl:all_to_all 5 of EXPERTS (0)"
+
+
+def test_ranks_that_exchange_and_have_both_entered_are_not_to_blame() -> None:
+    both = Group("0", "PIPELINE", (0, 1))
+    job = JobState(
+        (both,),
+        {
+            rank: RankState(
+                rank,
+                (
+                    Pending(0, 3, "nccl:send", peer=1 - rank, is_send=True),
+                    Pending(0, 4, "nccl:recv", peer=1 - rank),
+                ),
+            )
+            for rank in (0, 1)
+        },
+    )
+    assert judge_hang(job).kind is HangKind.ALL_ENTERED
+
+
+def test_a_rank_among_sixteen_thousand_is_found() -> None:
+    world = tuple(range(16_384))
+    groups = (
+        Group("0", "WORLD", world),
+        *(Group(str(n + 1), "TP", world[n * 8 : n * 8 + 8]) for n in range(2048)),
+    )
+    ranks = {
+        rank: RankState(rank, (Pending(0, 7, "nccl:all_reduce"),)) for rank in world if rank != 9000
+    }
+    for rank in range(9001, 9008):
+        ranks[rank] = RankState(rank, (Pending(1126, 4, "nccl:all_gather"),))
+    hang = judge_hang(JobState(groups, ranks | {9000: RankState(9000)}))
+
+    assert blamed(hang) == {9000: HangKind.NEVER_ENTERED}
+    assert len(hang.waiting) == 16_383
