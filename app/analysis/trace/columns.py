@@ -13,6 +13,7 @@ from app.analysis.trace.column_sets import NULLABLE, ColumnSet
 from app.analysis.trace.faults import Places, refuse
 from app.analysis.trace.limits import MAX_FAULTS
 from app.analysis.trace.model import ABSENT
+from app.analysis.trace.operations.integers import can_hold_integers, integers_of
 from app.analysis.trace.operations.values import as_numpy
 from app.errors import Fault
 
@@ -47,7 +48,10 @@ def _problem(field: str, found: pa.DataType, layout: ColumnSet) -> str | None:
     if layout.seconds and field in ("start", "duration"):
         seconds = pa.types.is_float32(found) or pa.types.is_float64(found)
         return None if seconds else "seconds in float32"
-    fits = pa.types.is_integer(found) and not pa.types.is_uint64(found)
+    if layout.seconds:
+        fits = pa.types.is_integer(found) and not pa.types.is_uint64(found)
+    else:
+        fits = can_hold_integers(found, time=field in ("start", "duration"))
     return None if fits else "integers of at most 64 bits with a sign"
 
 
@@ -66,13 +70,20 @@ def batch_columns(
     Raises
     ------
     InvalidTraceError
-        `trace.null` with the first rows.
+        `trace.null` with the first rows; see also `integers_of`.
     """
     given: Mapping[str, pa.Array[Any]] = {
         field: batch.column(name)
         for field, name in layout.columns.items()
         if name in batch.schema.names and not _is_left_out(field, batch.column(name), layout)
     }
+    if not layout.seconds:
+        given = {
+            field: array
+            if field == "op"
+            else integers_of(array, field, places, first_row, nan_is_null=field in NULLABLE)
+            for field, array in given.items()
+        }
     _check_nulls(given, layout, places, first_row)
     numbers = {
         field: _numpy(array, fill=field in NULLABLE)

@@ -32,6 +32,7 @@ one, for the first ten faults:
 ``trace.bad_line``                  a line is no JSON object, or has a key twice
 ``trace.line_too_long``             a line is over 1 MiB
 ``trace.not_finite``                a time is NaN or infinite
+``trace.not_exact``                 floating point does not hold the integer of a column exactly
 ``trace.absolute_float_time``       floating-point starts do not count from their step's earliest
 ``trace.time_overflow``             a time is too large to compute with in int64
 ``trace.integer_overflow``          an integer does not fit in 64 bits
@@ -43,12 +44,14 @@ one, for the first ten faults:
 ``trace.missing_model_chunk``       virtual stages, but computation without its model chunk
 ``trace.bad_op_name``               an operation's name is empty, over-long or not printable
 ``trace.too_many_op_names``         over 256 names of operations
+``trace.utf16``                     the text is UTF-16
 ``trace.bad_json``                  the text of a foreign recording is no JSON
 ``trace.item_too_long``             an event of it is over 1 MiB (a batch of spans 8 MiB)
 ``trace.bad_event``                 an event is not as its format has it
 ``trace.missing_key``               an event lacks what it must have
 ``trace.unpaired_event``            a scope ends that did not begin
 ``trace.no_labels``                 no range says which operation it is
+``trace.bad_label``                 a label captures what is no number
 ``trace.no_microbatches``           there are no spans of microbatches
 ``trace.unknown_rank``              nothing says which rank recorded it
 ==================================  ===============================================================
@@ -57,7 +60,8 @@ Of foreign recordings the row is the 0-based place of the event.
 
 Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many_rows``,
 ``body.header_too_large``. Of `UnsupportedFormatError`: ``trace.unknown_format``,
-``trace.unknown_schema``, ``trace.command_line_only``, ``trace.protobuf``. Of
+``trace.unknown_schema``, ``trace.command_line_only``,
+``trace.no_operations``: it is a known kind of file that holds none. Of
 `InvalidMetadataError`: see `metadata`.
 """
 
@@ -65,15 +69,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.formats.head import Head, head_of
-from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, TraceFormat
-from app.analysis.trace.formats.registry import FORMATS
+from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, Told, TraceFormat
+from app.analysis.trace.formats.registry import (
+    FORMATS,
+    LINES,
+    format_named,
+    stranger_of,
+    why_unread,
+)
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.ndjson.streams import read_text
+from app.analysis.trace.recordings.files.names import UNNAMED, FileNames, names_of
 from app.analysis.trace.unmapped import saying
-from app.errors import UnsupportedFormatError
+from app.errors import InvalidLabelsError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from app.analysis.trace.recordings.own.ranges import OwnRanges
 
 
 def decode(  # noqa: PLR0913 - what a sender says of a body
@@ -85,6 +101,8 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
     format_name: str | None = None,
     local: bool = False,
     part: bool = False,
+    own: OwnRanges | None = None,
+    names: FileNames | None = None,
 ) -> Decoded:
     """Decode and check a body.
 
@@ -106,42 +124,92 @@ def decode(  # noqa: PLR0913 - what a sender says of a body
     part : bool
         The body is a part of a session: its trace keeps the recorded names and order, which
         `merge` needs. Floating-point times need not begin with 0.
+    own : OwnRanges, optional
+        What the job calls ranges of its own.
+    names : FileNames, optional
+        What the names of the session's files say; else a file of this machine has its own.
 
     Raises
     ------
     InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
         See the table in this module.
+    InvalidLabelsError
+        `labels.no_ranges`: the format has none.
     OSError
         The file cannot be read.
     """
-    head = head_of(body)
-    if not head.start:
-        refuse_body("no_rows", "the body is empty")
-    known = _format_of(head, content_type, format_name)
+    known = recognize(body, limits=limits, content_type=content_type, format_name=format_name)
     if known.local_only and not local:
         raise UnsupportedFormatError(
             f"{known.title} is read by the command line only: paceline convert {known.name} FILES "
             "--out DIR, then paceline upload what it writes",
             code="trace.command_line_only",
         )
-    decoded = known.decode(body, meta, limits, part=part)
+    if own is not None and not known.own_ranges:
+        titles = ", ".join(one.title for one in FORMATS.values() if one.own_ranges)
+        message = (
+            f"{known.title} has no ranges that labels could name; those that have are {titles}"
+        )
+        raise InvalidLabelsError(message, code="labels.no_ranges")
+    if known.decode_told is None:
+        decoded = known.decode(body, meta, limits, part=part)
+    else:
+        if names is None and local and isinstance(body, Path):
+            names = names_of(body.name, [body.name])
+        decoded = known.decode_told(body, meta, limits, part=part, told=Told(own, names or UNNAMED))
     if not known.recorder:
         return decoded
     said = saying(decoded.trace.meta, decoded.unmapped)
     return replace(decoded, trace=replace(decoded.trace, meta=said))
 
 
-def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat:
-    if name is not None:
-        if name in FORMATS:
-            return FORMATS[name]
-        names = ", ".join(FORMATS)
-        message = f"there is no format {name[:80]!r}; there are {names}"
-        raise UnsupportedFormatError(message)
+def recognize(
+    body: Path | bytes,
+    *,
+    limits: Limits,
+    content_type: str | None = None,
+    format_name: str | None = None,
+) -> TraceFormat:
+    """Return the format of a body, of which no more than its beginning is read.
+
+    Only a body in no known format is read further, where it is compressed, to say what is wrong.
+
+    Raises
+    ------
+    InvalidTraceError, UnsupportedFormatError
+    """
+    head = head_of(body)
+    if not head.start:
+        refuse_body("no_rows", "the body is empty")
+    known = _format_of(head, content_type, format_name)
+    if known is None:
+        if head.compressed and head.whole:
+            # That it is cut off or damaged is what is wrong with it.
+            for _ in read_text(body, limits):
+                pass
+        _refuse_format(head, content_type)
+    return known
+
+
+def _format_of(head: Head, content_type: str | None, name: str | None) -> TraceFormat | None:
+    named = None if name is None else format_named(name)
+    stranger = stranger_of(head)
+    if stranger is not None:
+        raise UnsupportedFormatError(f"this is {stranger.said}", code="trace.no_operations")
+    if named is not None:
+        return named
     for known in FORMATS.values():
         own = known.media_types[0]
         if known.sniff(head) or (own == content_type and own.startswith(OWN_MEDIA_TYPE)):
             return known
+    # Lines of JSON that are sent as ours and do not look like it are read, to say what is wrong.
+    lines = head.outline is not None and not head.outline.array
+    if lines and content_type in FORMATS[LINES].media_types:
+        return FORMATS[LINES]
+    return None
+
+
+def _refuse_format(head: Head, content_type: str | None) -> NoReturn:
     said = f" (sent as {content_type[:80]!r})" if content_type else ""
     titles = ", ".join(known.title for known in FORMATS.values())
-    raise UnsupportedFormatError(f"the body is in none of the known formats{said}: {titles}")
+    raise UnsupportedFormatError(f"the body is {why_unread(head)}{said}; known are {titles}")

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.analysis.documents import UnreadableDocumentError, load_document
-from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_WORLD
+from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_STEP, MAX_WORLD
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.ranks.values import (
     mapping_of,
@@ -49,12 +49,14 @@ SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "world": ("world", "world_size"),
 }
 REQUIRED_SIZES: Final = ("dp", "pp")
+# A session has dozens of steps, of which few are odd.
+MAX_ODD_STEPS: Final = 1000
 # Nesting of what is kept in `SessionMeta.extra`; per-microbatch tables need four.
 MAX_DEPTH: Final = 16
 
 _KNOWN_KEYS: Final = frozenset(
     {key for keys in SIZE_KEYS.values() for key in keys}
-    | {"trial_name", "run_id", "hosts", "gpus", "labels"}
+    | {"trial_name", "run_id", "hosts", "gpus", "labels", "odd_steps"}
     | KEYS
 )
 
@@ -112,6 +114,7 @@ def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
         gpus=names_by_rank(document, "gpus", sizes.world),
         whereabouts=whereabouts,
         labels=_labels(document),
+        odd_steps=_odd_steps(document),
         extra={
             str(key): _jsonable(value, str(key))
             for key, value in document.items()
@@ -140,6 +143,7 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
         "hosts": {str(rank): name for rank, name in sorted(meta.hosts.items())},
         "gpus": {str(rank): name for rank, name in sorted(meta.gpus.items())},
         "labels": dict(meta.labels),
+        "odd_steps": {str(step): reason for step, reason in sorted(meta.odd_steps.items())},
         **meta.whereabouts.document(),
     }
     said = {key: value for key, value in document.items() if value not in (None, {})}
@@ -200,6 +204,21 @@ def _name(document: Mapping[Any, Any], key: str) -> str | None:
 def _labels(document: Mapping[Any, Any]) -> dict[str, str]:
     labels = mapping_of(document, "labels")
     return {text_of(key, "labels"): text_of(value, "labels") for key, value in labels.items()}
+
+
+def _odd_steps(document: Mapping[Any, Any]) -> dict[int, str]:
+    odd: dict[int, str] = {}
+    for key, reason in mapping_of(document, "odd_steps").items():
+        text = str(key)
+        whole = not isinstance(key, bool) and text.isascii() and text.isdecimal()
+        # Over-long digits are no step, and expensive to convert.
+        if not whole or len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
+            message = f"odd_steps must be keyed by step, not {shown(key)}"
+            refuse(message, "bad_value", column="odd_steps")
+        odd[int(text)] = text_of(reason, "odd_steps")
+    if len(odd) > MAX_ODD_STEPS:
+        refuse(f"over {MAX_ODD_STEPS} odd steps", "bad_value", column="odd_steps")
+    return odd
 
 
 def _jsonable(value: object, key: str, depth: int = 0) -> Any:  # noqa: ANN401 - JSON is any of its types

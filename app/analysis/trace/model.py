@@ -56,6 +56,8 @@ REPLAYED_OP_TYPES: Final[tuple[str, ...]] = (
 
 # What ranks do between steps, wherever it stands: no part of a step, and never replayed.
 BETWEEN_STEPS: Final[tuple[str, ...]] = (DATA_LOADING, CHECKPOINT, EVALUATION)
+# Collectives of tensor-parallel ranks.
+TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 # Collectives of context-parallel ranks, and the transfers of those that form a ring.
 CONTEXT_TYPES: Final = ("cp-all-gather", "cp-reduce-scatter", "cp-all-to-all")
 RING: Final = "cp-send-recv"
@@ -63,9 +65,7 @@ RING: Final = "cp-send-recv"
 # The position of a name is its code in `Trace.op`. Stored traces carry names: it may change.
 KNOWN_OP_TYPES: Final[tuple[str, ...]] = (
     *REPLAYED_OP_TYPES,
-    "tp-all-gather",
-    "tp-reduce-scatter",
-    "tp-all-reduce",
+    *TENSOR_TYPES,
     *CONTEXT_TYPES,
     "ep-all-to-all",
     *BETWEEN_STEPS,
@@ -121,6 +121,9 @@ class SessionMeta:
     gpus: Mapping[int, str] = field(default_factory=dict)
     whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    # Steps that are known to be unlike the others, such as a first one, and why: no verdict counts
+    # them.
+    odd_steps: Mapping[int, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

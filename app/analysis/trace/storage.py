@@ -102,6 +102,9 @@ def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
             for batch in reader:
                 for name in _COLUMNS:
                     batches[name].append(batch.column(name).to_numpy())
+    except MemoryError:
+        # Of Arrow, too: nothing is wrong with the bytes.
+        raise
     except (pa.ArrowException, OSError) as error:
         raise InvalidTraceError(
             f"the stored operations cannot be read: {error}", code="trace.unreadable_blob"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import zstandard
-
-from app.analysis.trace.ndjson.streams import GZIP_MAGIC, MAX_WINDOW_BYTES, ZSTD_MAGIC
+from app.analysis.trace.formats.outline import Outline, outline_of
+from app.analysis.trace.ndjson.streams import (
+    GZIP_MAGIC,
+    ZSTD_MAGIC,
+    begin_of_text,
+    without_mark,
+)
 
 _HEAD_BYTES: Final = 4096
-_GZIP_WINDOW_BITS: Final = 31
+_PIECE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +38,27 @@ COMPRESSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first bytes of a body."""
+    """What a body begins with."""
 
-    start: bytes  # as they are, 4 KiB at most
-    text: bytes  # decompressed, 4 KiB at most; empty where they are compressed and damaged
+    start: bytes  # as it is, 4 KiB at most
+    # Decompressed and without a byte order mark, 4 KiB at most; empty where it is compressed and
+    # damaged.
+    text: bytes
+    outline: Outline | None  # where the text is JSON
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text ends here, as it is or because its compression is cut off or damaged."""
+        return len(self.text) < _HEAD_BYTES
 
     @property
     def compressed(self) -> bool:
         """Whether the body is compressed with gzip or zstd."""
         return any(self.start.startswith(known.magic) for known in COMPRESSIONS)
+
+    def has_field(self, *names: str) -> bool:
+        """Return whether the text is a JSON object with one of these fields before its events."""
+        return self.outline is not None and any(name in self.outline.fields for name in names)
 
 
 def head_of(body: Path | bytes) -> Head:
@@ -50,6 +66,8 @@ def head_of(body: Path | bytes) -> Head:
 
     Raises
     ------
+    InvalidTraceError
+        `trace.utf16`.
     OSError
         The file cannot be read.
     """
@@ -58,16 +76,27 @@ def head_of(body: Path | bytes) -> Head:
     else:
         with body.open("rb") as file:
             start = file.read(_HEAD_BYTES)
-    return Head(start, _text(start))
-
-
-def _text(start: bytes) -> bytes:
+    pieces = begin_of_text(body, _PIECE_BYTES)
     try:
-        if start.startswith(GZIP_MAGIC):
-            return zlib.decompressobj(_GZIP_WINDOW_BITS).decompress(start, _HEAD_BYTES)
-        if start.startswith(ZSTD_MAGIC):
-            decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-            return decompressor.stream_reader(io.BytesIO(start)).read(_HEAD_BYTES)
-    except (zlib.error, zstandard.ZstdError):
-        return b""
-    return start
+        begin = _at_least(pieces, _HEAD_BYTES)
+        begin = without_mark(begin)
+        outline = outline_of(chain([begin], pieces)) if _may_be_json(begin) else None
+        return Head(start, begin[:_HEAD_BYTES], outline)
+    finally:
+        pieces.close()
+
+
+def _may_be_json(begin: bytes) -> bool:
+    """Return whether a text may be JSON by what it begins with; binary bodies are read as text."""
+    first = begin.lstrip()[:1]
+    return not first.isascii() or first in {b"[", b"{"}
+
+
+def _at_least(pieces: Iterator[bytes], size: int) -> bytes:
+    """Return the first pieces, of `size` bytes together where there are as many."""
+    taken = bytearray()
+    for piece in pieces:
+        taken += piece
+        if len(taken) >= size:
+            break
+    return bytes(taken)

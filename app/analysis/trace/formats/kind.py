@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from app.analysis.trace.formats.head import Head
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.recordings.files.names import UNNAMED, FileNames
 from app.analysis.trace.unmapped import Unmapped
+
+if TYPE_CHECKING:
+    from app.analysis.trace.recordings.own.ranges import OwnRanges
 
 OWN_MEDIA_TYPE: Final = "application/vnd.paceline."
 
@@ -33,6 +37,32 @@ class Decode(Protocol):
 
     def __call__(
         self, body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
+    ) -> Decoded:
+        """Decode and check a body; see `app.analysis.trace.decode.decode`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a sender says about a recording in addition to its metadata."""
+
+    own: OwnRanges | None = None  # what the job calls ranges of its own
+    names: FileNames = UNNAMED  # what the names of its session's files say
+
+
+NOTHING_TOLD: Final = Told()
+
+
+class DecodeTold(Protocol):
+    """What decodes bodies of a format by what their sender says about them."""
+
+    def __call__(
+        self,
+        body: Path | bytes,
+        meta: SessionMeta | None,
+        limits: Limits,
+        *,
+        part: bool,
+        told: Told = ...,
     ) -> Decoded:
         """Decode and check a body; see `app.analysis.trace.decode.decode`."""
 
@@ -67,5 +97,16 @@ class TraceFormat:
     writers: Mapping[str, Writer] = field(default_factory=dict)
     # What writes it, where that is another program: then ``paceline convert`` reads it.
     recorder: str | None = None
+    # Where it depends on what senders say about a recording; `own_ranges` where ranges have names
+    # that the job gives them.
+    decode_told: DecodeTold | None = None
+    own_ranges: bool = False
+    # Each file numbers the ranks that it holds from 0, as those of one host.
+    numbers_ranks: bool = False
+    # Each of its recordings holds whole steps of its ranks: a step is in one of them.
+    whole_steps: bool = False
+    # Takes the name of a file; returns that of the file of which it is a shortened copy, if it is
+    # one.
+    copy_of: Callable[[str], str | None] | None = None
     # Its files are opened on the machine of who has them only, never by a server.
     local_only: bool = False

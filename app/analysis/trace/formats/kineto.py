@@ -6,29 +6,53 @@ from pathlib import Path
 from typing import Final
 
 from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Told, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
 _NAME: Final = "kineto"
-# The profiler's first fields; the array of events may begin long after them.
+# The profiler's own fields; the array of events may stand long after them.
 _FIELDS: Final = (
-    b'"schemaVersion"',
-    b'"deviceProperties"',
-    b'"distributedInfo"',
-    b'"baseTimeNanoseconds"',
-    b'"traceEvents"',
+    "schemaVersion",
+    "deviceProperties",
+    "distributedInfo",
+    "baseTimeNanoseconds",
+    "traceEvents",
+)
+# Categories of its events, by which a bare array of them is recognized.
+_CATEGORIES: Final = frozenset(
+    {
+        "cpu_op",
+        "cuda_driver",
+        "cuda_runtime",
+        "gpu_user_annotation",
+        "kernel",
+        "Kernel",
+        "Operator",
+        "python_function",
+        "Runtime",
+        "user_annotation",
+    }
 )
 
 
 def _sniff(head: Head) -> bool:
-    return head.text.lstrip().startswith(b"{") and any(field in head.text for field in _FIELDS)
+    if head.outline is None or not head.outline.array:
+        return head.has_field(*_FIELDS)
+    return not _CATEGORIES.isdisjoint(head.outline.values("cat"))
 
 
-def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+def _decode(
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    *,
+    part: bool,
+    told: Told = NOTHING_TOLD,
+) -> Decoded:
     from app.analysis.trace.recordings.kineto import decode_kineto  # noqa: PLC0415
 
-    read = decode_kineto(body, meta, limits, part=part)
+    read = decode_kineto(body, meta, limits, part=part, own=told.own, names=told.names)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
@@ -39,6 +63,9 @@ KINETO: Final = TraceFormat(
     suffixes=(".json",),
     sniff=_sniff,
     decode=_decode,
+    decode_told=_decode,
+    own_ranges=True,
     text=True,
+    whole_steps=True,
     recorder="PyTorch profiler",
 )

@@ -14,10 +14,13 @@ _NAME: Final = "megascan"
 
 
 def _sniff(head: Head) -> bool:
-    text = head.text.lstrip()
-    own = b'"rel_ts"' in text or b'"pad_before"' in text
-    aggregated = b'"iteration' in text and b'"ph"' in text and b'"args"' in text
-    return text.startswith(b"[") and (own or aggregated)
+    if head.outline is None or not head.outline.array:
+        return False
+    own = head.outline.any_event("rel_ts") or head.outline.any_event("pad_before")
+    return own or any(
+        isinstance(args := event.get("args"), dict) and "iteration" in args
+        for event in head.outline.events
+    )
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:

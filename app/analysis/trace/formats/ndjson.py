@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from app.analysis.trace.column_sets import NATIVE
 from app.analysis.trace.encode import to_ndjson_gz, to_ndjson_zstd
 from app.analysis.trace.formats.head import Head
 from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
@@ -15,8 +16,9 @@ _NAME: Final = "ndjson"
 
 
 def _sniff(head: Head) -> bool:
-    # What is compressed and of no other format is read as this one, to say what is wrong with it.
-    return head.compressed or head.text.lstrip().startswith(b"{")
+    # A header, or a row where the header should be.
+    row = head.has_field(NATIVE.columns["op"]) and head.has_field(NATIVE.columns["start"])
+    return row or head.has_field("schema")
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:

@@ -14,10 +14,15 @@ _NAME: Final = "ndtimeline"
 
 
 def _sniff(head: Head) -> bool:
-    text = head.text.lstrip()
-    record = b'"metric"' in text and b'"start_ts"' in text
-    events = text.startswith(b"[") and b'"ph"' in text and b'"tp"' in text and b'"pp"' in text
-    return record or events
+    if head.outline is None:
+        return False
+    if not head.outline.array:
+        return head.has_field("metric") and head.has_field("start_ts")
+    events = any(
+        isinstance(args := event.get("args"), dict) and "tp" in args and "pp" in args
+        for event in head.outline.events
+    )
+    return head.outline.any_event("metric", "start_ts") or events
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.analysis.trace.faults import refuse_body
 from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Told, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
@@ -19,12 +19,19 @@ def _sniff(head: Head) -> bool:
     return head.start.startswith(_MAGIC)
 
 
-def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+def _decode(
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    *,
+    part: bool,
+    told: Told = NOTHING_TOLD,
+) -> Decoded:
     from app.analysis.trace.recordings.nsys import decode_nsys  # noqa: PLC0415
 
     if not isinstance(body, Path):
         refuse_body("corrupt", "a database is read from its file only")
-    read = decode_nsys(body, meta, limits, part=part)
+    read = decode_nsys(body, meta, limits, told.names, part=part, own=told.own)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
@@ -35,6 +42,9 @@ NSYS: Final = TraceFormat(
     suffixes=(".sqlite",),
     sniff=_sniff,
     decode=_decode,
+    decode_told=_decode,
+    own_ranges=True,
+    whole_steps=True,
     recorder="Nsight Systems",
     local_only=True,
 )

@@ -1,7 +1,4 @@
-"""OpenTelemetry: spans of Megatron-LM, as OTLP in JSON.
-
-OTLP's protobuf, which Python's exporter sends, is recognized in order to say what to do instead.
-"""
+"""OpenTelemetry: spans of Megatron-LM, as OTLP in JSON or protobuf."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from app.analysis.trace.formats.head import Head, head_of
-from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Told, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.errors import UnsupportedFormatError
+from app.analysis.trace.ndjson.streams import ZSTD_MAGIC
 
 _NAME: Final = "otel"
 
@@ -22,42 +19,56 @@ _NAME: Final = "otel"
 _FIRST_FIELD: Final = b"\n"
 _VALUE: Final = b"\x12"
 _ATTRIBUTES: Final = (b"service.name", b"telemetry.sdk.", b"dl.rank")
+# Bytes before the first field: none in a request, a length in files of messages.
+_MOST_LENGTH_BYTES: Final = 5
+# The length of a message below 16 MiB, big-endian, and a compressed message.
+_COMPRESSED_AT: Final = 4
 
 
 def _sniff(head: Head) -> bool:
-    is_json = head.text.lstrip().startswith(b"{") and b'"resourceSpans"' in head.text
-    return is_json or _is_protobuf(head)
+    return head.has_field("resourceSpans") or _is_protobuf(head)
 
 
 def _is_protobuf(head: Head) -> bool:
+    text = head.text
+    if text[:1] == b"\0" and text[_COMPRESSED_AT:].startswith(ZSTD_MAGIC):
+        return True
     return (
-        head.text.startswith(_FIRST_FIELD)
-        and _VALUE in head.text
-        and any(name in head.text for name in _ATTRIBUTES)
+        _FIRST_FIELD in text[: _MOST_LENGTH_BYTES + 1]
+        and _VALUE in text
+        and any(name in text for name in _ATTRIBUTES)
+        and not text.lstrip().startswith((b"{", b"["))
     )
 
 
-def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
-    from app.analysis.trace.recordings.otlp import decode_otlp  # noqa: PLC0415
+def _decode(
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    *,
+    part: bool,
+    told: Told = NOTHING_TOLD,
+) -> Decoded:
+    from app.analysis.trace.recordings.otlp.reader import decode_otlp  # noqa: PLC0415
 
-    if _is_protobuf(head_of(body)):
-        message = (
-            "OpenTelemetry is read as OTLP in JSON, not in protobuf, which Python's exporter "
-            "sends: let it send to an OpenTelemetry collector whose file exporter writes JSON "
-            "(exporters: file: format: json), and send that file"
-        )
-        raise UnsupportedFormatError(message, code="trace.protobuf")
-    read = decode_otlp(body, meta, limits, part=part)
+    protobuf = _is_protobuf(head_of(body))
+    read = decode_otlp(body, meta, limits, part=part, protobuf=protobuf, own=told.own)
     return Decoded(read.trace, _NAME, read.unmapped)
 
 
 OTEL: Final = TraceFormat(
     name=_NAME,
     title="OpenTelemetry",
-    media_types=("application/vnd.paceline.otel+json", "application/json"),
-    suffixes=(".json", ".jsonl"),
+    media_types=(
+        "application/vnd.paceline.otel+json",
+        "application/json",
+        "application/x-protobuf",
+    ),
+    suffixes=(".json", ".jsonl", ".pb", ".binpb"),
     sniff=_sniff,
     decode=_decode,
+    decode_told=_decode,
+    own_ranges=True,
     text=True,
     recorder="OpenTelemetry of Megatron-LM",
 )

@@ -87,7 +87,9 @@ def decode_ndjson(
 
     lines = _Lines()
     places = Places(NATIVE.columns, line_of=lines.line_of)
-    assembler = Assembler(meta, NATIVE, places, limits, _FIRST_CAPACITY, part=part)
+    # A small body has as many rows as it has lines.
+    capacity = _FIRST_CAPACITY if len(block) > _BLOCK_BYTES // 2 else block.count(b"\n") + 1
+    assembler = Assembler(meta, NATIVE, places, limits, capacity, part=part)
     names = OpNames(places)
     while True:
         if block:

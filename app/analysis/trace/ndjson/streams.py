@@ -7,9 +7,11 @@ after the other, are one text.
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,11 +25,19 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 MAX_WINDOW_BYTES: Final = 8 * MIB
 
+# A program of Windows writes one before text.
+MARK: Final = codecs.BOM_UTF8
+_OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
 # bgzip writes one member for every 64 kB; an empty one costs the reader as much as a full one.
 _MAX_MEMBERS: Final = 1 << 18
 # With gzip's own header and check sum.
 _GZIP_WINDOW_BITS: Final = 31
 _PLAIN_SLICE: Final = MIB
+# As much is read of a plain and of a compressed body to tell what it is: groups of 16,384 ranks may
+# come first, and a gzip member without text costs as much time as one that has some.
+_MOST_PLAIN_BYTES: Final = 8 * MIB
+_MOST_COMPRESSED_BYTES: Final = MIB
 
 
 class _Decompressor(Protocol):
@@ -63,14 +73,14 @@ _CODECS: Final = {
 }
 
 
-def read_text(body: Path | bytes, limits: Limits) -> Iterator[bytes]:
-    """Yield the text of a plain, gzip or zstd body piece by piece.
+def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None]:
+    """Yield the text of a plain, gzip or zstd body piece by piece, without a byte order mark.
 
     Raises
     ------
     InvalidTraceError
-        `trace.truncated`, `trace.corrupt`; `trace.decompression_bomb` as soon as the text is longer
-        than `Limits.expanded` says.
+        `trace.truncated`, `trace.corrupt`; `trace.utf16`; `trace.decompression_bomb` as soon as the
+        text is longer than `Limits.expanded` says.
     BodyTooLargeError
         `body.too_large`, as soon as the text is longer than the limit.
     """
@@ -82,9 +92,81 @@ def read_text(body: Path | bytes, limits: Limits) -> Iterator[bytes]:
         most = limits.max_decompressed_bytes if codec is None else limits.expanded(_size(file))
         total = 0
         for piece in pieces:
+            unmarked = without_mark(piece) if total == 0 else piece
             total += len(piece)
             check_expanded(total, most, limits)
+            yield unmarked
+
+
+def without_mark(begin: bytes) -> bytes:
+    """Return the begin of a text without a byte order mark.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.utf16`: it is that of another encoding.
+    """
+    if begin.startswith(_OTHER_MARKS):
+        refuse_body(
+            "utf16",
+            "the text is UTF-16, as a redirection of Windows PowerShell writes it: write it as "
+            "UTF-8, or send the file as its recorder wrote it",
+        )
+    return begin.removeprefix(MARK)
+
+
+def begin_of_text(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
+    """Yield the begin of a body's text, decompressed, in pieces of at most `size` bytes.
+
+    It ends where the compression is damaged or cut off, and where enough of the body was read to
+    tell what it is.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as whole:
+        start = whole.read(len(ZSTD_MAGIC))
+        whole.seek(0)
+        compressed = start.startswith((GZIP_MAGIC, ZSTD_MAGIC))
+        most = _MOST_COMPRESSED_BYTES if compressed else _MOST_PLAIN_BYTES
+        read = _reading(start, io.BufferedReader(_Begin(whole, most)))
+        while True:
+            try:
+                piece = read(size)
+            except (zlib.error, zstandard.ZstdError, gzip.BadGzipFile, EOFError):
+                return
+            if not piece:
+                return
             yield piece
+
+
+def _reading(start: bytes, file: io.BufferedReader) -> Callable[[int], bytes]:
+    """Return what reads a number of bytes of the text of a file; members are one text."""
+    if start.startswith(GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=file).read1
+    if start.startswith(ZSTD_MAGIC):
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        return decompressor.stream_reader(file, read_across_frames=True).read
+    return file.read
+
+
+class _Begin(io.RawIOBase):
+    """The first bytes of a file."""
+
+    def __init__(self, file: io.BufferedIOBase, most: int) -> None:
+        self._file = file
+        self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view)
+        self._left -= count
+        return count
 
 
 def _size(file: io.BufferedIOBase) -> int:

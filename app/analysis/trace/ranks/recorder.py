@@ -8,6 +8,7 @@ from typing import Any, Final
 
 _KEY: Final = "recorded_by"
 _HOST: Final = "host"
+_DEVICE: Final = "device"
 _WAITS: Final = "waits"
 
 
@@ -32,3 +33,8 @@ def recorder_of(extra: Mapping[str, Any]) -> Recorder:
     if not isinstance(said, dict):
         return Recorder()
     return Recorder(on_host=said.get("clock") == _HOST, only_waits=said.get("inside") == _WAITS)
+
+
+def said_of_recorder(*, on_host: bool) -> dict[str, dict[str, str]]:
+    """Return further metadata that say of a recorder that it records waits within computations."""
+    return {_KEY: {"clock": _HOST if on_host else _DEVICE, "inside": _WAITS}}

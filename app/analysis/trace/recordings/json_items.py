@@ -3,14 +3,17 @@
 A profiler writes one object with some fields and one array of all events, or that array alone, on
 one line or on millions. Fields are given whole, the array's items one after the other; what is in
 memory is one piece of text and one item. Fractions are exact decimals, so that microseconds with
-three digits behind the point become the nanoseconds that they are.
+three digits behind the point become the nanoseconds that they are. Recorders write ``NaN``,
+``Infinity``, ``nan`` and ``inf``, which are no JSON, where they divide by zero: these are read as
+floats, and as times they are refused.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -27,6 +30,21 @@ MAX_ITEM_CHARS: Final = MIB
 MAX_FIELD_CHARS: Final = 4 * MIB
 _FIRST_LOOK: Final = 64 * 1024
 _SPACE: Final = " \t\n\r"
+# What is taken at once; as many items are read one by one where none can be.
+BATCH_CHARS: Final = MIB
+_FEW: Final = 64
+
+_NEXT_LINE: Final = "}\n{"
+
+# Takes lines of one item each: the text, how many there are, the 0-based position of the first.
+# Returns whether it did; else they are read one by one.
+TakeBatch = Callable[[str, int, int], bool]
+# As C and C++ print a float that has no value.
+_NAN: Final = "NaN"
+_NO_VALUE: Final = re.compile(r"-?(?:nan|inf)(?![a-z])", re.IGNORECASE)
+_STRING_OR_NO_VALUE: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+(?:"|\Z)|-?(?:nan|inf)(?![a-z])', re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,7 @@ def read_items(
     arrays: frozenset[str],
     *,
     longest_item: int = MAX_ITEM_CHARS,
+    batches: TakeBatch | None = None,
 ) -> Iterator[Field | Item]:
     """Yield the fields of a JSON object and the items of its long arrays, or those of an array.
 
@@ -64,6 +83,8 @@ def read_items(
         Fields whose items are given one by one.
     longest_item : int
         Characters that an item may have.
+    batches : callable, optional
+        Takes many items at once, which are not yielded then.
 
     Raises
     ------
@@ -77,9 +98,9 @@ def read_items(
     opening = text.next_char()
     while opening:
         if opening == "[":
-            yield from text.items()
+            yield from text.items(batches)
         elif opening == "{":
-            yield from _object(text, arrays)
+            yield from _object(text, arrays, batches)
         else:
             text.refuse_json("an object or an array must begin here")
         opening = text.next_char()
@@ -105,7 +126,9 @@ def read_values(body: Path | bytes, limits: Limits) -> Iterator[Item]:
         opening = text.next_char()
 
 
-def _object(text: _Text, arrays: frozenset[str]) -> Iterator[Field | Item]:
+def _object(
+    text: _Text, arrays: frozenset[str], batches: TakeBatch | None
+) -> Iterator[Field | Item]:
     char = text.next_char()
     if char == "}":
         return
@@ -116,7 +139,7 @@ def _object(text: _Text, arrays: frozenset[str]) -> Iterator[Field | Item]:
             text.refuse_json("a field has a name and a colon")
         char = text.next_char()
         if char == "[" and name in arrays:
-            yield from text.items()
+            yield from text.items(batches)
         else:
             text.back()
             yield Field(name, text.value(MAX_FIELD_CHARS))
@@ -135,11 +158,12 @@ class _Text:
         self._pieces = read_text(body, limits)
         self._decode = codecs.getincrementaldecoder("utf-8")("strict")
         self._scan = json.JSONDecoder(
-            parse_float=Decimal, parse_constant=_refuse_constant, strict=False
+            parse_float=Decimal, parse_constant=float, strict=False
         ).raw_decode
         self._buffer = ""
         self._at = 0
         self._ended = False
+        self._between = ""  # how items of an array follow one another, once that is known
         # For messages: the item being read, of the array being read.
         self._item: int | None = None
 
@@ -161,23 +185,69 @@ class _Text:
         if self._at:
             self._at -= 1
 
-    def items(self) -> Iterator[Item]:
-        """Yield the items of an array whose bracket was read."""
+    def items(self, batches: TakeBatch | None = None) -> Iterator[Item]:
+        """Yield the items of an array whose bracket was read, but for those taken in batches."""
         index = self._item = 0
         if self.next_char() == "]":
             self._item = None
             return
         self.back()
+        one_by_one = 1
         while True:
+            if batches is not None and not one_by_one:
+                taken, one_by_one = self._batch(batches, index)
+                index += taken
+                self._item = index
             yield Item(index, self.value(self._longest_item))
+            one_by_one = max(one_by_one - 1, 0)
+            end = self._at
             char = self.next_char()
             if char == "]":
                 self._item = None
                 return
             if char != ",":
                 self.refuse_json("a comma or the end of the array must stand here")
+            if not index and batches is not None:
+                self._learn(end)
             index += 1
             self._item = index
+
+    def _learn(self, end: int) -> None:
+        """Note what stands between the first item, which ended at `end`, and the next one."""
+        comma = self._at
+        if self.next_char() == "{":
+            self.back()
+            between = self._buffer[comma - 1 : self._at]
+            if end < comma and not between.strip(_SPACE + ","):
+                self._between = "}" + between + "{"
+
+    def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
+        """Have as many items taken at once as are there.
+
+        Returns
+        -------
+        taken : int
+        one_by_one : int
+            Items that follow and are none that can be taken at once.
+        """
+        between = self._between
+        while len(self._buffer) - self._at < BATCH_CHARS and self._more():
+            pass
+        if self.next_char() != "{":
+            self.back()
+            return 0, 1
+        self.back()
+        end = self._buffer.rfind(between, self._at, self._at + 2 * BATCH_CHARS) if between else -1
+        if end < 0:
+            return 0, _FEW
+        text = self._buffer[self._at : end + 1]
+        lines = text.replace(between, _NEXT_LINE)
+        shorter = len(between) - len(_NEXT_LINE)
+        count = 1 + ((len(text) - len(lines)) // shorter if shorter else text.count(between))
+        if not take(lines, count, index):
+            return 0, count
+        self._at = end + len(between) - 1
+        return count, 0
 
     def value(self, longest: int) -> object:
         """Return the JSON value that begins here."""
@@ -191,6 +261,8 @@ class _Text:
             except RecursionError:
                 self.refuse_json("nested too deep")
             except (ValueError, InvalidOperation) as error:
+                if isinstance(error, json.JSONDecodeError) and self._mend(error):
+                    continue
                 # It may only be cut off, which is known when there is no more.
                 if not self._longer(wanted, longest):
                     self._refuse_value(error)
@@ -200,6 +272,24 @@ class _Text:
                     self._at = end
                     return value
             wanted *= 2
+
+    def _mend(self, error: json.JSONDecodeError) -> bool:
+        """Write floats without a value, here and behind, as `json` knows them.
+
+        Returns
+        -------
+        bool
+            Whether one stands here. All of the piece are written at once, so that many of them cost
+            no more than one.
+        """
+        found = _NO_VALUE.match(self._buffer, error.pos)
+        if found is None or found[0] == _NAN or not error.msg.startswith("Expecting value"):
+            return False
+        rest = _STRING_OR_NO_VALUE.sub(_as_known, self._buffer[error.pos :])
+        self._buffer = self._buffer[: error.pos] + rest
+        if error.pos == self._at:
+            self._at = found.end() - len(_NAN)
+        return True
 
     def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
         if isinstance(error, json.JSONDecodeError):
@@ -214,7 +304,8 @@ class _Text:
     def refuse_json(self, message: str) -> NoReturn:
         """Refuse the text for what stands here."""
         if self._ended and self._at >= len(self._buffer):
-            refuse_body("truncated", "the JSON ends in the middle")
+            inside = "" if self._item is None else f", in event {self._item}"
+            refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
         where = "" if self._item is None else f"event {self._item} "
         refuse([Fault("bad_json", f"{where}is no JSON: {message}".strip(), row=self._item)])
 
@@ -246,5 +337,7 @@ class _Text:
         return False
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _as_known(found: re.Match[str]) -> str:
+    """Return a string as it is, and a float without a value in as many characters."""
+    text = found[0]
+    return text if text.startswith('"') else _NAN.rjust(len(text))

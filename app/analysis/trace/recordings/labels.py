@@ -49,6 +49,8 @@ class Label:
     # mb, mc: microbatch; model chunk, `ABSENT` where it follows from the stage
     mb: int = ABSENT
     mc: int = ABSENT
+    # One of the job's own: several may be parts of one computation.
+    own: bool = False
 
 
 _ACTIONS: Final[Mapping[str, tuple[str, LabelKind]]] = {
@@ -63,8 +65,9 @@ _ACTIONS: Final[Mapping[str, tuple[str, LabelKind]]] = {
     "UNSHARD": (PARAMS_ALL_GATHER, LabelKind.COLLECTIVE),
     "REDUCE_GRAD": (GRADS_REDUCE_SCATTER, LabelKind.COLLECTIVE),
 }
-_SHORT: Final = {"fwd": FORWARD_COMPUTE, "bwd": BACKWARD_COMPUTE, "wgrad": WGRAD_COMPUTE}
+SHORT_NAMES: Final = {"fwd": FORWARD_COMPUTE, "bwd": BACKWARD_COMPUTE, "wgrad": WGRAD_COMPUTE}
 _TRANSFERS: Final = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)
+_COLLECTIVES: Final = ("gather", "scatter", "reduce", "all-to-all", "send-recv")
 
 TORCH_PREFIX: Final = "PP:"
 # What PyTorch calls the ranges in which a loader gives a batch.
@@ -73,8 +76,11 @@ OWN_PREFIX: Final = "paceline:"
 _ACTION: Final = re.compile(
     r"PP:([0-9]{1,7})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|F|B|I|W)([0-9]{1,7})?"
 )
-# The runtime labels it, and nothing is computed or sent.
-NO_OPERATION: Final = re.compile(r"PP:[0-9]+RESHARD")
+# A forward and a backward that run in one action, as `ScheduleDualPipeV` has them.
+_OVERLAPPED: Final = re.compile(r"PP:\(([^();]{1,32});([^();]{1,32})\)OVERLAP_F_B")
+# The runtime labels it, and nothing is computed or sent; and names that communications have next to
+# the labels of actions.
+NO_OPERATION: Final = re.compile(r"PP:[0-9]+RESHARD|PP::.*")
 _OWN: Final = re.compile(r"paceline:([a-z-]{1,64})((?::(?:mb|mc)=[0-9]{1,7})*)")
 _STEP: Final = re.compile(r"(?:ProfilerStep#|paceline:step[=:])([0-9]{1,16})")
 
@@ -99,16 +105,34 @@ def parse_label(text: str) -> Label | None:
     own = _OWN.fullmatch(text)
     if own is None:
         return None
-    op = _SHORT.get(own[1], own[1])
+    op = SHORT_NAMES.get(own[1], own[1])
     if op not in REPLAYED_OP_TYPES:
         return None
     said = dict(part.split("=") for part in own[2].split(":") if part)
     return Label(
         op,
-        _kind_of(op),
+        kind_of(op),
         mb=int(said.get("mb", ABSENT)),
         mc=int(said.get("mc", ABSENT)),
     )
+
+
+def parse_overlapped(text: str) -> tuple[Label, Label] | None:
+    """Return the forward and the backward of an action that runs both, None for other names.
+
+    Examples
+    --------
+    >>> [half.op for half in parse_overlapped("PP:(0F1;3B0)OVERLAP_F_B")]
+    ['forward-compute', 'backward-compute']
+    """
+    both = _OVERLAPPED.fullmatch(text)
+    if both is None:
+        return None
+    forward, backward = (parse_label(f"{TORCH_PREFIX}{half}") for half in both.groups())
+    if forward is None or backward is None:
+        return None
+    fits = forward.op == FORWARD_COMPUTE and backward.op == BACKWARD_COMPUTE
+    return (forward, backward) if fits else None
 
 
 def parse_between(text: str) -> str | None:
@@ -133,8 +157,9 @@ def parse_step(text: str) -> int | None:
     return None if step is None else int(step[1])
 
 
-def _kind_of(op: str) -> LabelKind:
+def kind_of(op: str) -> LabelKind:
+    """Return what happens in a range of an operation type."""
     if op in _TRANSFERS:
         return LabelKind.TRANSFER
-    computes = op.endswith("compute") or not op.endswith(("gather", "scatter", "reduce"))
+    computes = op.endswith("compute") or not op.endswith(_COLLECTIVES)
     return LabelKind.COMPUTE if computes else LabelKind.COLLECTIVE

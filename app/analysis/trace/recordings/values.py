@@ -40,14 +40,16 @@ class Event:
         return Event(self.index, args if isinstance(args, dict) else {})
 
     def text(self, key: str) -> str:
-        """Return a text, "" where there is none.
+        """Return a text, "" where there is none, or null.
 
         Raises
         ------
         InvalidTraceError
             `trace.wrong_type`.
         """
-        value = self.fields.get(key, "")
+        value = self.fields.get(key)
+        if value is None:
+            return ""
         if not isinstance(value, str):
             self._refuse(key, "text")
         return value
@@ -88,12 +90,31 @@ class Event:
             refuse([Fault("integer_overflow", message, row=self.index, column=key)])
         return value
 
+    def optional_identifier(self, key: str) -> int | None:
+        """Return a number of 64 bits that only tells things apart, None where there is none.
+
+        Recorders write such numbers with a sign or without: those of the upper half without a sign
+        are the negative ones with one.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.fields.get(key)
+        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:
+            return value - (1 << 64)
+        return self.optional_integer(key)
+
     def duration_ns(self, key: str, scale: int) -> int:
         """Return a duration in nanoseconds, rounded to the nearest; at most what is believed.
 
         Profilers record durations of centuries now and then: such an operation is no reason to
         refuse its recording.
         """
+        value = self.fields.get(key)
+        if isinstance(value, Decimal) and value and value.adjusted() >= _MAX_POWER:
+            return MAX_TIME_NS if value > 0 else -MAX_TIME_NS
         return max(-MAX_TIME_NS, min(MAX_TIME_NS, self._nanoseconds(key, scale)))
 
     def nanoseconds(self, key: str, scale: int) -> int:
@@ -107,7 +128,7 @@ class Event:
         Raises
         ------
         InvalidTraceError
-            `trace.missing_key`, `trace.wrong_type`, `trace.time_overflow`.
+            `trace.missing_key`, `trace.wrong_type`, `trace.not_finite`, `trace.time_overflow`.
         """
         nanoseconds = self._nanoseconds(key, scale)
         if abs(nanoseconds) > MAX_TIME_NS:
@@ -121,6 +142,9 @@ class Event:
             refuse([Fault("missing_key", message, row=self.index, column=key)])
         if isinstance(value, str):
             value = _number(value)
+        if isinstance(value, float):
+            message = f"the {key} of event {self.index} is {value}"
+            refuse([Fault("not_finite", message, row=self.index, column=key)])
         if isinstance(value, bool) or not isinstance(value, int | Decimal):
             self._refuse(key, "a time")
         if isinstance(value, Decimal):

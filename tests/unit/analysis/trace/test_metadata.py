@@ -43,6 +43,22 @@ def test_dsp_is_the_context_parallel_size() -> None:
     assert meta.sizes == Sizes(dp=2, pp=1, cp=8)
 
 
+def test_odd_steps_are_kept_with_why_they_are_odd() -> None:
+    meta = parse_metadata({"dp": 2, "pp": 1, "odd_steps": {7: "a restart", "9": "a restart"}})
+    assert meta.odd_steps == {7: "a restart", 9: "a restart"}
+    assert parse_metadata(metadata_document(meta)) == meta
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[7], {"first": "a restart"}, {True: "a restart"}, {-1: "x"}, {7: ["x"]}, {1 << 70: "x"}],
+    ids=str,
+)
+def test_odd_steps_that_are_none_are_refused(said: object) -> None:
+    error = refused({"dp": 2, "pp": 1, "odd_steps": said})
+    assert error.stable_code == "metadata.bad_value"
+
+
 def test_our_keys_default_to_one_and_to_the_product() -> None:
     assert load_metadata('{"dp": 3, "pp": 2}').sizes == Sizes(dp=3, pp=2)
 

@@ -42,9 +42,23 @@ class PackedTable:
         """Append a row: one value for each column."""
         self._tail.extend(row)
         if len(self._tail) == self._columns * self._block_rows:
-            values = np.frombuffer(self._tail, np.int64).reshape(-1, self._columns)
-            self._blocks.append(tuple(_pack(column) for column in values.T))
-            self._tail = array("q")
+            self._pack_tail()
+
+    def extend(self, *columns: NDArray[np.int64]) -> None:
+        """Append rows, given column by column."""
+        rows = np.stack(columns, axis=1).ravel()
+        full = self._columns * self._block_rows
+        while len(rows):
+            room = full - len(self._tail)
+            self._tail.frombytes(rows[:room].tobytes())
+            rows = rows[room:]
+            if len(self._tail) == full:
+                self._pack_tail()
+
+    def _pack_tail(self) -> None:
+        values = np.frombuffer(self._tail, np.int64).reshape(-1, self._columns)
+        self._blocks.append(tuple(_pack(column) for column in values.T))
+        self._tail = array("q")
 
     def read(self, *columns: int) -> Iterator[tuple[NDArray[np.int64], ...]]:
         """Yield the columns asked for, some thousands of rows at a time, in order."""

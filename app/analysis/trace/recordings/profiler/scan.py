@@ -1,24 +1,28 @@
 """What is kept of a profiler's recording of one rank.
 
 A file of a gigabyte has some millions of events, most of them operators of the framework. Kept are
-the labelled ranges, the ends of transfers and collectives, and of each launch and kernel a few
-numbers.
+the labelled ranges and those that frameworks name themselves, the ends of transfers and
+collectives, and of each launch, operator and kernel a few numbers.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 
 from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.trace.recordings.labels import (
     NO_OPERATION,
     Label,
     parse_between,
     parse_label,
+    parse_overlapped,
     parse_step,
 )
+from app.analysis.trace.recordings.own.ranges import OwnRangesReader
 from app.analysis.trace.recordings.profiler.groups import Group
 from app.analysis.trace.recordings.profiler.packed import PackedTable
 from app.errors import BodyTooLargeError
@@ -38,11 +42,21 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """What of a range that runs a forward and a backward is either."""
+
+    thread: int  # that of the range, which runs the forward; autograd's runs the backward
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Labelled:
     """A labelled range."""
 
     label: Label
     span: Span
+    step: int | None = None  # of the training, where its name says it
+    half: Half | None = None  # where the same range runs something else as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +71,102 @@ class Work:
     seq: int | None  # its number in the group, where that is recorded
     span: Span
     on_device: bool  # it is a kernel
+    # correlation, external: what a kernel names its launch and its operator by, -1 where it does
+    # not
+    correlation: int = -1
+    external: int = -1
+    size: int | None = None  # ranks of the group, where that is recorded
+    peer: int | None = None  # the rank at the other end of a transfer, where that is recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A range on the host that a framework names itself, such as ``FSDP::pre_forward (0)``."""
+
+    name: str
+    span: Span
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """What the host called to start a collective or a transfer."""
+
+    name: str  # as in `Work`
+    group: str
+    description: str
+    seq: int | None
+    span: Span
+    thread: int
+    external: int  # by which its kernel names it, -1 where it has none
+    size: int | None = None
+    peer: int | None = None  # as in `Work`
+
+
+class Activity(IntEnum):
+    """What a device did."""
+
+    KERNEL = 0
+    COPY = 1
+    SET = 2
 
 
 class Kernels:
-    """Kernels of the device: ends in ns, what launched them, their works."""
+    """What the device did: ends in ns, what launched it, its work, its stream, and which kind."""
 
-    START, DURATION, CORRELATION, EXTERNAL, WORK = range(5)
+    START, DURATION, CORRELATION, EXTERNAL, WORK, STREAM, ACTIVITY = range(7)
+    COLUMNS: Final = 7
 
     def __init__(self) -> None:
-        self.table = PackedTable(5)
+        self.table = PackedTable(self.COLUMNS)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def add(self, span: Span, correlation: int, external: int, work: int) -> None:
+    def add(  # noqa: PLR0913, PLR0917 - the columns of a kernel
+        self,
+        span: Span,
+        correlation: int,
+        external: int,
+        work: int,
+        stream: int = 0,
+        activity: Activity = Activity.KERNEL,
+    ) -> None:
         """Add one; `work` is its index into `Scan.works` if it is of a process group, else -1."""
-        self.table.add(span.start, span.end - span.start, correlation, external, work)
+        duration = span.end - span.start
+        self.table.add(span.start, duration, correlation, external, work, stream, activity)
 
 
 class Links:
-    """What started when on the host, and the number by which kernels name it."""
+    """What started when on which thread, and the number by which kernels name it."""
 
-    START, NUMBER = range(2)
+    START, NUMBER, THREAD = range(3)
 
     def __init__(self) -> None:
-        self.table = PackedTable(2)
+        self.table = PackedTable(3)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def add(self, start: int, number: int) -> None:
+    def add(self, start: int, number: int, thread: int = 0) -> None:
         """Add one."""
-        self.table.add(start, number)
+        self.table.add(start, number, thread)
+
+
+class Ranges:
+    """Ranges on the host of which nothing but time and thread matters."""
+
+    START, DURATION, THREAD = range(3)
+
+    def __init__(self) -> None:
+        self.table = PackedTable(3)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def add(self, span: Span, thread: int) -> None:
+        """Add one."""
+        self.table.add(span.start, span.end - span.start, thread)
 
 
 @dataclass(slots=True)
@@ -101,30 +179,120 @@ class Scan:
     host: str | None = None
     gpu: str | None = None
     groups: list[Group] = field(default_factory=list)
+    # Groups of another rank of the job, whose sizes are those of this one's.
+    others_groups: list[Group] = field(default_factory=list)
     labelled: list[Labelled] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     optimizers: list[Span] = field(default_factory=list)
     # What the rank does between steps, by operation type.
     between: list[tuple[str, Span]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
+    # issues: calls of process groups. marks: what frameworks name. Both only where nothing is
+    # labelled are they read.
+    issues: list[Issue] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    # What autograd ran, node by node.
+    gradients: Ranges = field(default_factory=Ranges)
+    # Operators that no other operator called, and where the last of them ends on each thread.
+    outer: Ranges = field(default_factory=Ranges)
+    busy_until: dict[int, int] = field(default_factory=dict)
+    threads: dict[object, int] = field(default_factory=dict)
+    ends: int = 0  # where the last of the profiler's own steps ends
     kernels: Kernels = field(default_factory=Kernels)
     launches: Links = field(default_factory=Links)
     operators: Links = field(default_factory=Links)
     # Ranges that look like labels and are none that can be read.
     strange: int = 0
+    # Actions that run a forward and a backward, which nothing tells apart.
+    not_apart: int = 0
+    copies: int = 0  # labelled ranges that were left out since they stand there twice
+    # What finds ranges of the job's own; those that are steps, with the number where that is said;
+    # and those that a profiler shows on the device's track only.
+    own: OwnRangesReader | None = None
+    own_steps: list[tuple[int, int | None]] = field(default_factory=list)
+    labelled_on_device: list[Labelled] = field(default_factory=list)
 
-    def take_range(self, name: str, span: Span) -> None:
-        """Take a range whose name begins like a label."""
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether nothing ran: no operator, no kernel and no range but the profiler's steps."""
+        said = self.labelled or self.works or self.issues or self.marks or self.optimizers
+        return not said and not len(self.outer) and not len(self.kernels)
+
+    def thread(self, name: object) -> int:
+        """Return the number of a thread or a stream that a recording names in whatever way."""
+        return self.threads.setdefault(name, len(self.threads))
+
+    def take_operator(self, span: Span, thread: int) -> None:
+        """Take an operator of a thread; they come in the order in which they started."""
+        if span.start >= self.busy_until.get(thread, span.start):
+            self.outer.add(span, thread)
+            self.busy_until[thread] = span.end
+
+    def take_range(self, name: str, span: Span, thread: int | None = None) -> None:
+        """Take a range whose name begins like a label.
+
+        Parameters
+        ----------
+        thread : int or None
+            That it is of, where those of launches are known as well.
+        """
         step = parse_step(name)
         label, between = parse_label(name), parse_between(name)
         if step is not None:
             self.steps.append((span.start, step))
+            self.ends = max(self.ends, span.end)
         elif label is not None:
             self.labelled.append(Labelled(label, span))
         elif between is not None:
             self.between.append((between, span))
+        elif halves := parse_overlapped(name):
+            self._take_halves(halves, span, thread)
         elif not NO_OPERATION.fullmatch(name):
             self.strange += 1
+
+    def take_own(self, name: str, span: Span, *, on_device: bool = False) -> bool:
+        """Take a range of the job's own; return whether a pattern matches its name.
+
+        Parameters
+        ----------
+        on_device : bool
+            The range is that of what it launched, on the device's track.
+        """
+        found = None if self.own is None else self.own.find(name, span.event)
+        if found is None:
+            return False
+        label = found.label
+        if on_device:
+            if label is not None:
+                self.labelled_on_device.append(Labelled(label, span, found.step))
+            return True
+        if label is None or found.step is not None:
+            self.own_steps.append((span.start, found.step))
+        if label is not None and label.op in BETWEEN_STEPS:
+            self.between.append((label.op, span))
+        elif label is not None:
+            self.labelled.append(Labelled(label, span, found.step))
+        return True
+
+    def _take_halves(self, halves: tuple[Label, Label], span: Span, thread: int | None) -> None:
+        if thread is None:
+            self.not_apart += 1
+            return
+        self.labelled += [
+            Labelled(label, span, half=Half(thread, backward=label is halves[1]))
+            for label in halves
+        ]
+
+    def leave_out_copies(self) -> None:
+        """Leave out labelled ranges that stand in the recording twice, and count them.
+
+        They do where files were put together that hold the same events.
+        """
+        known: dict[object, Labelled] = {}
+        for one in self.labelled:
+            known.setdefault((one.label, one.step, one.span.start, one.span.end), one)
+        self.copies = len(self.labelled) - len(known)
+        self.labelled = list(known.values())
 
     def check_counts(self, limits: Limits) -> None:
         """Refuse a recording of which too much would be kept.
@@ -134,10 +302,13 @@ class Scan:
         BodyTooLargeError
             `body.too_many_rows`.
         """
-        if len(self.operators) + len(self.kernels) > limits.max_rows:
+        events = len(self.operators) + len(self.kernels) + len(self.gradients) + len(self.outer)
+        if events > limits.max_rows:
             message = f"the recording has over {limits.max_rows} operators and kernels"
             raise BodyTooLargeError(message, code="body.too_many_rows")
         ranges = len(self.labelled) + len(self.between) + len(self.steps)
+        ranges += len(self.own_steps) + len(self.labelled_on_device)
+        ranges += len(self.marks) + len(self.issues) + len(self.threads)
         if ranges + len(self.works) > _MAX_KEPT:
             message = f"the recording has over {_MAX_KEPT} labelled ranges and collectives"
             raise BodyTooLargeError(message, code="body.too_many_rows")

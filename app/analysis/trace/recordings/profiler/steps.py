@@ -1,6 +1,7 @@
 """Which training step an event belongs to.
 
-The profiler's own ranges say it by number (``ProfilerStep#12``, which ``prof.step()`` makes).
+Ranges of the job's own say it (`own.ranges`), else the profiler's own by number
+(``ProfilerStep#12``, which ``prof.step()`` makes).
 Without them a step ends with its optimizer; without that, a step begins where an action comes
 again. Such steps count from 0.
 """
@@ -11,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE
 from app.analysis.trace.recordings.labels import LabelKind
 from app.analysis.trace.recordings.profiler.scan import Labelled, Scan
 
@@ -29,17 +31,80 @@ class Steps:
 
 
 def find_steps(scan: Scan, labelled: Sequence[Labelled]) -> Steps:
-    """Return the steps of a scan; `labelled` are its labelled ranges by start, one at least."""
-    if scan.steps:
+    """Return the steps of a scan.
+
+    Parameters
+    ----------
+    labelled : sequence of Labelled
+        Its labelled ranges by start; where there are none, calls of process groups are actions.
+    """
+    if scan.own_steps:
+        begins, numbers = _own_steps(scan.own_steps)
+    elif scan.steps:
         ordered = sorted(dict(sorted(scan.steps, reverse=True)).items())
         begins, numbers = zip(*ordered, strict=True)
     elif scan.optimizers:
         begins = _after_optimizers(scan, labelled)
         numbers = tuple(range(len(begins)))
-    else:
+    elif any(one.label.own for one in labelled):
+        # Layers repeat within a step.
+        begins, numbers = (labelled[0].span.start,), (0,)
+    elif labelled:
         return _by_repetition(labelled)
-    of_label = tuple(_at(begins, numbers, one.span.start) for one in labelled)
+    else:
+        return Steps((), (), ())
+    of_label = tuple(
+        _at(begins, numbers, one.span.start) if one.step is None else one.step for one in labelled
+    )
     return Steps(tuple(begins), tuple(numbers), of_label)
+
+
+def without_first_tries(labelled: Sequence[Labelled], steps: Steps) -> tuple[Labelled, ...]:
+    """Leave out forwards that came again, without a backward of theirs in between.
+
+    So does a forward that ran out of memory and was tried again. What comes again after its
+    backward is of another round of a step.
+
+    Parameters
+    ----------
+    labelled : sequence of Labelled
+        By start.
+    steps : Steps
+        Those of the same ranges.
+    """
+    tried: dict[object, int] = {}
+    left_out: set[int] = set()
+    for place, (one, step) in enumerate(zip(labelled, steps.of_label, strict=True)):
+        label = one.label
+        if label.mb == ABSENT or label.own or label.op not in {FORWARD_COMPUTE, BACKWARD_COMPUTE}:
+            continue
+        which = (label.stage, label.mc, label.mb, step)
+        if label.op == BACKWARD_COMPUTE:
+            tried.pop(which, None)
+            continue
+        if which in tried:
+            left_out.add(tried[which])
+        tried[which] = place
+    return tuple(one for place, one in enumerate(labelled) if place not in left_out)
+
+
+def _own_steps(
+    said: Sequence[tuple[int, int | None]],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where steps begin that ranges of the job's own say, and their numbers.
+
+    Where no range says a number, they count from 0.
+    """
+    ordered = sorted(said, key=lambda one: one[0])
+    if all(number is None for _, number in ordered):
+        return tuple(start for start, _ in ordered), tuple(range(len(ordered)))
+    begins: list[int] = []
+    numbers: list[int] = []
+    for start, number in ordered:
+        if number is not None and number not in numbers[-1:]:
+            begins.append(start)
+            numbers.append(number)
+    return tuple(begins), tuple(numbers)
 
 
 def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
@@ -49,7 +114,9 @@ def _at(begins: Sequence[int], numbers: Sequence[int], time: int) -> int | None:
 
 def _after_optimizers(scan: Scan, labelled: Sequence[Labelled]) -> tuple[int, ...]:
     """Return where steps begin: at first, and after each optimizer that actions follow."""
-    starts = [one.span.start for one in labelled]
+    starts = sorted(one.span.start for one in (labelled or scan.issues))
+    if not starts:
+        return ()
     ends = sorted(span.end for span in scan.optimizers)
     first = min([starts[0], *(work.span.start for work in scan.works)])
     begins = [first]

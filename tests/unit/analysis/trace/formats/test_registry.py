@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from app.analysis.trace.decode import decode
 from app.analysis.trace.formats.head import head_of
 from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, TraceFormat
-from app.analysis.trace.formats.registry import FOREIGN, FORMATS, WRITERS
+from app.analysis.trace.formats.registry import FOREIGN, FORMATS, WRITERS, format_of
+from app.analysis.trace.formats.strangers import STRANGERS
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace import bodies
 
@@ -37,7 +40,7 @@ def test_no_two_formats_share_a_title_or_a_writer() -> None:
 
 
 def test_what_others_record_is_what_convert_reads() -> None:
-    assert set(FOREIGN) == {"kineto", "ndtimeline", "megascan", "nsys", "otel"}
+    assert set(FOREIGN) == {"kineto", "ndtimeline", "megascan", "nsys", "otel", "xprof"}
     assert set(FOREIGN) == set(FORMATS) - set(OWN)
 
 
@@ -47,6 +50,7 @@ BEGINNINGS = {
     "megascan": b'[{"name": "iteration begin", "ph": "i", "ts": 28, "args": {"iteration": 0}}',
     "otel": b'{"resourceSpans":[{"resource":{"attributes":[',
     "nsys": b"SQLite format 3\x00",
+    "xprof": b"\n\x83\x03\x08\x03\x12\r/device:TPU:0\x1a",
 }
 
 
@@ -57,8 +61,88 @@ def test_what_others_record_is_recognized(
 ) -> None:
     if compress is not bytes and not known.text:
         return
-    head = head_of(compress(BEGINNINGS[known.name]))
-    assert next(one.name for one in FORMATS.values() if one.sniff(head)) == known.name
+    assert format_of(head_of(compress(BEGINNINGS[known.name]))) is known
+
+
+NAMED = {"distributedInfo": {"pg_config": [{"ranks": list(range(9000)), "traceEvents": []}]}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Megabytes of groups and devices before the first event.
+        {**{f"field {number}": "x" * 900 for number in range(1200)}, "traceEvents": []},
+        {"record_shapes": 1, **NAMED, "traceEvents": [{"ph": "X"}]},
+        [*({"ph": "M", "name": "thread_name"} for _ in range(900)), {"ph": "X", "cat": "kernel"}],
+    ],
+    ids=["metadata first", "groups first", "bare array"],
+)
+def test_kineto_is_recognized_whatever_comes_first(body: object) -> None:
+    assert format_of(head_of(json.dumps(body).encode())) is FORMATS["kineto"]
+
+
+def test_words_of_a_format_in_a_text_of_another_one_do_not_mislead() -> None:
+    event = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": '"metric" and "start_ts"',
+        "args": {"iteration": 1},
+    }
+    named = {"schemaVersion": 1, "displayTimeUnit": '"resourceSpans"', "traceEvents": [event]}
+    for body in ([event], named):
+        assert format_of(head_of(json.dumps(body).encode())) is FORMATS["kineto"]
+
+
+DUMP = {"version": "2.10", "pg_config": {"0": {"ranks": "[0]"}}, "entries": [{"record_id": 0}]}
+ROCPROF = {"args": {"BeginNs": "1", "EndNs": "2", "Name": "gemm"}, "ph": "X"}
+UNREAD: dict[str, bytes] = {
+    "flight recorder": json.dumps(DUMP).encode(),
+    "flight recorder, pickled": pickle.dumps(DUMP),
+    "Chakra": json.dumps({"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}).encode(),
+    "Jaeger": b'{"data":[{"traceID":"a1","spans":[{"traceID":"a1"}',
+    "rocprof": json.dumps({"rocprofiler-sdk-tool": [{"metadata": {}}]}).encode(),
+    "rocprof, old": json.dumps({"traceEvents": [{}, ROCPROF]}).encode(),
+    "Ascend": json.dumps(
+        [
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Python"}},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": "1.5", "dur": 2, "pid": 1},
+            {"ph": "s", "bp": "e", "cat": "async_npu", "name": "torch_to_npu", "id": 1, "pid": 1},
+        ]
+    ).encode(),
+    "Ascend, devices first": json.dumps(
+        [{"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "Ascend Hardware"}}]
+    ).encode(),
+    "NCCL Inspector": json.dumps({"header": {}, "metadata": {}, "coll_perf": {}}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+@pytest.mark.parametrize("name", [None, "kineto"])
+def test_what_holds_no_operations_is_named(kind: str, name: str | None) -> None:
+    with pytest.raises(UnsupportedFormatError, match=kind.partition(",")[0]) as caught:
+        decode(UNREAD[kind], bodies.META, limits=bodies.LIMITS, format_name=name)
+    assert caught.value.stable_code == "trace.no_operations"
+    assert len({one.title for one in STRANGERS}) == len(STRANGERS)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"foo": 1, "bar": [1, 2]}', "an object with 'foo' and 'bar'"),
+        (b'[{"foo": 1}]', "an array whose objects have 'foo'"),
+        (b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}', "'a', 'b', 'c', 'd' and 1 more"),
+        (b"2026-08-01 started", "it begins with '2026-08-01 started'"),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_what_is_of_no_format_is_described(
+    body: bytes, said: str, compress: Callable[[bytes], bytes]
+) -> None:
+    with pytest.raises(UnsupportedFormatError) as caught:
+        decode(compress(body), bodies.META, limits=bodies.LIMITS)
+    assert caught.value.stable_code == "trace.unknown_format"
+    assert said in caught.value.message
+    assert "header" not in caught.value.message
 
 
 @pytest.mark.parametrize("known", FOREIGN.values(), ids=FOREIGN)
@@ -94,3 +178,18 @@ def test_formats_of_one_suffix_have_one_media_type_and_one_decoder() -> None:
             if set(one.suffixes) & set(other.suffixes):
                 assert one.media_types == other.media_types
                 assert one.decode == other.decode
+
+
+def test_lines_that_are_sent_as_ours_are_read_as_ours() -> None:
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(
+            b'{"dp": 1}\n',
+            bodies.META,
+            limits=bodies.LIMITS,
+            content_type=FORMATS["ndjson"].media_types[0],
+        )
+    assert caught.value.stable_code == "trace.null"
+    with pytest.raises(UnsupportedFormatError):
+        decode(
+            b"[1]", bodies.META, limits=bodies.LIMITS, content_type=FORMATS["ndjson"].media_types[0]
+        )

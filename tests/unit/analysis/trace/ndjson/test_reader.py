@@ -189,7 +189,7 @@ def test_depth_is_no_danger() -> None:
     for key in (b"x", b"rank"):
         deep = b'{"%b": ' % key + b"[" * 200_000 + b"]" * 200_000 + b"}"
         assert refused(lines_with(deep)).faults[0].line == 5
-        assert refused(deep + b"\n" + PLAIN).stable_code == "trace.bad_line"
+        assert refused(deep + b"\n" + PLAIN).stable_code == "trace.unknown_format"
 
 
 def test_a_bad_header_line_is_the_first_line() -> None:
@@ -302,4 +302,5 @@ def test_lines_without_rows_are_counted() -> None:
 def test_compressed_parquet_is_no_text() -> None:
     body = gzip.compress(bodies.parquet(bodies.native_table()))
     error = refused(body)
-    assert error.stable_code == "trace.bad_line"
+    assert error.stable_code == "trace.unknown_format"
+    assert "it begins with 'PAR1" in error.message

@@ -6,10 +6,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.analysis.trace.decode import decode
+from app.analysis.trace.model import SessionMeta, Trace
+from tests.unit.analysis.trace.bodies import LIMITS
+
 BASE_NS = 1_790_857_026_000_000_000
 # What a rank's profiler counts from is some days: the fraction of a microsecond is near the end of
 # what a double holds.
 FIRST_US = "4459370929637"
+AT = 4_459_370_929_637_969
 
 
 @dataclass
@@ -92,13 +97,19 @@ def host_steps(steps: int = 2, **said: Any) -> KinetoFile:  # noqa: ANN401 - fie
     return file
 
 
-def two_stages(rank: int, steps: int = 8, world: int = 2) -> KinetoFile:
-    """Return the file of a stage of a pipeline of two that makes sense as a whole."""
+def two_stages(
+    rank: int, steps: int = 8, world: int = 2, *, first: int = 10, numbered: bool = True
+) -> KinetoFile:
+    """Return the file of a stage of a pipeline of two that makes sense as a whole.
+
+    It holds steps from `first` on, and says their numbers where they are `numbered`.
+    """
     file = KinetoFile(rank=rank, world=world, groups={"default_pg": list(range(world))})
     ms = 1_000_000
-    for step in range(steps):
+    for step in range(first - 10, first - 10 + steps):
         at = 4_459_370_929_637_969 + step * 100 * ms
-        file.add(f"ProfilerStep#{step + 10}", at, 100 * ms)
+        if numbered:
+            file.add(f"ProfilerStep#{step + 10}", at, 100 * ms)
         for mb in range(3):
             forward = at + (1 + 10 * (mb + rank)) * ms
             backward = at + (41 + 10 * (mb + 1 - rank)) * ms
@@ -114,3 +125,53 @@ def two_stages(rank: int, steps: int = 8, world: int = 2) -> KinetoFile:
             file.add(f"PP:{rank}B{mb}", backward, 9 * ms)
         file.add("Optimizer.step#AdamW.step", at + 90 * ms, 5 * ms)
     return file
+
+
+def device_file() -> KinetoFile:
+    """Return a file with a device: the kernels come long after what launched them."""
+    file = KinetoFile(rank=2)
+    groups = {"Process_Group_Name": "3", "Process_Group_Description": "mesh_dp"}
+    nccl = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    file.add("PP:1RECV_F0", AT, 50_000)
+    file.add("cudaLaunchKernelExC", AT + 10_000, 900, cat="cuda_runtime", correlation=1)
+    file.add(nccl, AT + 20_000, 4_000_000, cat="kernel", tid=20, correlation=1)
+    file.add("PP:1F0", AT + 60_000, 80_000)
+    file.add("cudaLaunchKernel", AT + 70_000, 900, cat="cuda_runtime", correlation=2)
+    # Launched by autograd's thread; the call of the runtime is not recorded.
+    file.add("aten::mm", AT + 80_000, 900, cat="cpu_op", tid=99, External_id=55)
+    file.add("gemm", AT + 4_100_000, 1_000_000, cat="kernel", tid=7, correlation=2)
+    file.add("gemm", AT + 5_200_000, 300_000, cat="kernel", tid=7, correlation=77, External_id=55)
+    for kernel in range(2):
+        # Two kernels of one collective.
+        file.add(
+            "ncclDevKernel_ReduceScatter",
+            AT + 6_000_000 + kernel * 100_000,
+            90_000,
+            cat="kernel",
+            tid=21,
+            Collective_name="_reduce_scatter_base",
+            Seq=4,
+            correlation=80,
+            **groups,
+        )
+    file.add("PP:1F1", AT + 150_000, 10_000)
+    return file
+
+
+def operations(trace: Trace) -> dict[tuple[int, str, int], tuple[int, int]]:
+    """Return start and duration of each operation by step, type and microbatch."""
+    return {
+        (step, trace.op_names[op], mb): (start, duration)
+        for step, op, mb, start, duration in zip(
+            trace.step.tolist(),
+            trace.op.tolist(),
+            trace.mb.tolist(),
+            trace.start_ns.tolist(),
+            trace.duration_ns.tolist(),
+            strict=True,
+        )
+    }
+
+
+def read_trace(file: KinetoFile, meta: SessionMeta | None = None) -> Trace:
+    return decode(file.body(), meta, limits=LIMITS, part=True).trace

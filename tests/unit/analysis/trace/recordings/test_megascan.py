@@ -10,7 +10,7 @@ from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.unit.analysis.trace.bodies import LIMITS
-from tests.unit.analysis.trace.recordings.test_kineto import operations
+from tests.unit.analysis.trace.recordings.kineto_files import operations
 
 
 def aggregated(dp: int = 1, pp: int = 2) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS
-from tests.unit.analysis.trace.recordings.test_kineto import operations
+from tests.unit.analysis.trace.recordings.kineto_files import operations
 
 META = SessionMeta(Sizes(dp=2, pp=2, tp=2))
 

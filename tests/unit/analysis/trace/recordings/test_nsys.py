@@ -13,7 +13,7 @@ from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.recordings import nsys
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace.bodies import LIMITS
-from tests.unit.analysis.trace.recordings.test_kineto import operations
+from tests.unit.analysis.trace.recordings.kineto_files import operations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,6 +110,57 @@ def test_kernels_are_joined_to_the_ranges_that_launched_them(tmp_path: Path) -> 
     assert [(one.what, one.count) for one in decoded.unmapped] == [
         ("collectives whose process group is not recorded", 1)
     ]
+
+
+def test_numbers_of_launches_count_in_each_process(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank3.sqlite", RANGES, KERNELS)
+    alone = operations(decode(path, META, limits=LIMITS, local=True).trace)
+    other = THREAD + (3 << 24)
+    with closing(sqlite3.connect(path)) as made, made:
+        # A loader of data on the same device, whose launches have the same numbers.
+        for number in range(len(KERNELS)):
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 0, 0, 0)",
+                (450 + number, 460 + number, other, number),
+            )
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, 7, ?, ?, 1001, 1001)",
+                (6_000 + number, 60_000 + number, number, other & ~0xFFFFFF),
+            )
+    decoded = decode(path, META, limits=LIMITS, local=True)
+
+    assert operations(decoded.trace) == alone
+    assert [(one.what, one.count) for one in decoded.unmapped] == [
+        ("collectives whose process group is not recorded", 1)
+    ]
+
+
+def test_where_no_process_is_recorded_of_kernels_numbers_are_enough(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank3.sqlite", RANGES, KERNELS)
+    read = operations(decode(path, META, limits=LIMITS, local=True).trace)
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = NULL")
+    assert operations(decode(path, META, limits=LIMITS, local=True).trace) == read
+    with closing(sqlite3.connect(path)) as made, made:
+        made.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid")
+    assert operations(decode(path, META, limits=LIMITS, local=True).trace) == read
+
+
+@pytest.mark.parametrize("stale", [None, "empty", "some"])
+def test_of_versions_of_a_table_the_latest_with_rows_is_read(
+    tmp_path: Path, stale: str | None
+) -> None:
+    path = database(tmp_path / "rank3.sqlite", RANGES, KERNELS)
+    read = operations(decode(path, META, limits=LIMITS, local=True).trace)
+    tables = ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_KERNEL"]
+    with closing(sqlite3.connect(path)) as made, made:
+        for table in (*tables, "StringIds"):
+            made.execute(f"ALTER TABLE {table} RENAME TO {table}_V3")
+            if stale == "some":
+                made.execute(f"CREATE TABLE {table}_V2 AS SELECT * FROM {table}_V3 LIMIT 1")  # noqa: S608
+            elif stale == "empty":
+                made.execute(f"CREATE TABLE {table}_V10 AS SELECT * FROM {table}_V3 LIMIT 0")  # noqa: S608
+    assert operations(decode(path, META, limits=LIMITS, local=True).trace) == read
 
 
 def test_collectives_outside_of_the_calls_of_ranges_are_counted(tmp_path: Path) -> None:
@@ -244,9 +295,9 @@ def test_a_database_that_changes_while_it_is_read_is_read_or_refused(
     whole = path.read_bytes()
     scan = nsys._take_ranges
 
-    def change(*given: Any) -> None:  # noqa: ANN401 - as those of the function
+    def change(*given: Any) -> frozenset[int]:  # noqa: ANN401 - as those of the function
         path.write_bytes(whole[:until] + bytes(len(whole) // 2))
-        scan(*given)
+        return scan(*given)
 
     monkeypatch.setattr(nsys, "_take_ranges", change)
     try:

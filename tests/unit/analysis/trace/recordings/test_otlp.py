@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import zstandard
+from google.protobuf import json_format
+from google.protobuf.proto import serialize_length_prefixed
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from app.analysis.trace.decode import decode
+from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.ranks.machine import Machine
 from app.analysis.trace.unmapped import Unmapped
-from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
+from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS
-from tests.unit.analysis.trace.recordings.test_kineto import operations
+from tests.unit.analysis.trace.recordings.kineto_files import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from app.analysis.trace.model import Trace
 
 EPOCH_NS = 1_760_000_000_123_456_789
 
@@ -204,29 +212,111 @@ def test_times_are_exact_to_the_nanosecond(times: list[tuple[int, int]]) -> None
     assert sorted(read) == [(mb, *pair) for mb, pair in enumerate(times)]
 
 
-def protobuf(*fields: tuple[int, bytes]) -> bytes:
-    """Write length-delimited fields, as OTLP's messages are made of."""
-    written = b""
-    for number, value in fields:
-        size, length = len(value), b""
-        while size > 0x7F:
-            length += bytes((size & 0x7F | 0x80,))
-            size >>= 7
-        written += bytes((number << 3 | 2,)) + length + bytes((size,)) + value
-    return written
+def request(text: bytes) -> bytes:
+    """Return a body of OTLP's JSON as an exporter posts it in protobuf."""
+    return json_format.Parse(text, ExportTraceServiceRequest()).SerializeToString()
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def delimited(*messages: bytes) -> bytes:
+    """Write messages as a file exporter of OpenTelemetry's SDKs does."""
+    file = io.BytesIO()
+    for message in messages:
+        serialize_length_prefixed(ExportTraceServiceRequest.FromString(message), file)
+    return file.getvalue()
+
+
+def prefixed(*messages: bytes) -> bytes:
+    """Write messages as the collector's file exporter does."""
+    return b"".join(len(message).to_bytes(4, "big") + message for message in messages)
+
+
+def zstd(message: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(message)
+
+
+TWO_RANKS: Final = (body(step(7)), body(step(7), resource(0)))
+FORMS: Final[dict[str, Callable[[list[bytes]], bytes]]] = {
+    "requests": b"".join,
+    "gzip": lambda messages: gzip.compress(b"".join(messages)),
+    "delimited": lambda messages: delimited(*messages),
+    "of a collector": lambda messages: prefixed(*messages),
+    "of a collector, zstd": lambda messages: prefixed(*map(zstd, messages)),
+}
+
+
 @pytest.mark.parametrize("name", [None, "otel"])
-def test_protobuf_is_refused_with_what_to_do(
-    name: str | None, compress: Callable[[bytes], bytes]
-) -> None:
-    attributes = [
-        protobuf((1, key), (2, protobuf((1, value))))
-        for key, value in ((b"telemetry.sdk.language", b"python"), (b"service.name", b"megatron"))
+@pytest.mark.parametrize("form", FORMS)
+def test_protobuf_says_what_json_says(form: str, name: str | None) -> None:
+    written = FORMS[form]([request(text) for text in TWO_RANKS])
+    read = decode(written, None, limits=LIMITS, format_name=name).trace
+    expected = decode(b"\n".join(TWO_RANKS), None, limits=LIMITS).trace
+
+    assert operations(read) == operations(expected)
+    assert set(read.rank.tolist()) == {0, 1}
+    assert read.meta == expected.meta
+
+
+def test_json_of_a_collector_may_be_compressed_message_by_message() -> None:
+    trace = decode(prefixed(*map(zstd, TWO_RANKS)), None, limits=LIMITS).trace
+    assert set(trace.rank.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda text: text[:-3], "trace.truncated"),
+        (lambda text: text + b"\x0b", "trace.corrupt"),
+        (lambda text: text.replace(b"node-017", b"node-\xff17"), "trace.corrupt"),
+        (lambda text: text + b"\x0a\xff\xff\xff\x7f", "trace.item_too_long"),
+    ],
+    ids=["cut", "wire type", "text", "length"],
+)
+def test_damaged_protobuf_is_refused(damage: Callable[[bytes], bytes], code: str) -> None:
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(damage(request(body(step()))), None, limits=LIMITS)
+    assert caught.value.stable_code == code
+
+
+def of_main(number: int = 7, at: int = 0) -> list[dict[str, Any]]:
+    """Return the spans of a step as Megatron-LM's main branch names them."""
+    return [
+        span("megatron.train.iteration", at, at + 900, iteration=number),
+        span("megatron.train.iteration.forward_backward", at + 5, at + 700),
+        span("megatron.p2p.recv_forward", at + 10, at + 20),
+        span("megatron.microbatch.forward", at + 20, at + 120),
+        span("megatron.microbatch.backward", at + 200, at + 450),
+        span("megatron.train.iteration.optimizer", at + 800, at + 890),
     ]
-    spans = protobuf((2, protobuf(*((2, protobuf((5, b"megatron.train_step"))),) * 40)))
-    resource_spans = protobuf((1, protobuf(*((1, one) for one in attributes)))) + spans
-    with pytest.raises(UnsupportedFormatError, match="collector") as caught:
-        decode(compress(protobuf((1, resource_spans))), None, limits=LIMITS, format_name=name)
-    assert caught.value.stable_code == "trace.protobuf"
+
+
+def test_names_of_the_main_branch_are_read_as_those_before() -> None:
+    decoded = decode(body([*of_main(7), *of_main(8, 1_000)]), None, limits=LIMITS)
+    before = decode(body([*step(7), *step(8, 1_000)]), None, limits=LIMITS)
+
+    def times(trace: Trace) -> list[tuple[str, int, int, int]]:
+        names = [trace.op_names[code] for code in trace.op]
+        return sorted(zip(names, trace.step, trace.start_ns, trace.duration_ns, strict=True))
+
+    assert decoded.unmapped == ()
+    assert times(decoded.trace) == times(before.trace)
+
+
+@pytest.mark.parametrize("said", [{"iteration": 7}, {}], ids=["numbered", "by its time"])
+def test_the_first_iteration_is_an_odd_step(said: dict[str, int]) -> None:
+    first = span("megatron.train.first_iteration", -3, 905, **said)
+    meta = decode(body([*of_main(7), *of_main(8, 1_000), first]), None, limits=LIMITS).trace.meta
+    assert set(meta.odd_steps) == {7}
+    assert parse_metadata(metadata_document(meta)) == meta
+
+
+def test_what_ranks_do_between_steps_is_read_once() -> None:
+    saving = [
+        span("megatron.checkpoint.exposed_save", 910, 960),
+        span("megatron.checkpoint.save", 915, 950),
+        span("megatron.evaluate", 970, 990),
+    ]
+    trace = decode(body([*of_main(7), *saving, *of_main(8, 1_000)]), None, limits=LIMITS).trace
+    found = operations(trace)
+    assert found[7, "checkpoint", -1] == (EPOCH_NS + 910, 50)
+    assert found[7, "evaluation", -1] == (EPOCH_NS + 970, 20)
+    assert len(trace) == 10

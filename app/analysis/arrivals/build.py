@@ -1,0 +1,377 @@
+"""Arrivals and breakdown of a session, from its trace alone.
+
+No replay is needed, no verdict and no second step, and no rank has to be there but two that meet:
+this is what a session tells of which nothing else is known
+(`app.analysis.report.unreplayed.prepare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.arrivals.breakdown import breakdown_of
+from app.analysis.arrivals.document import (
+    Arrivals,
+    Breakdown,
+    Collective,
+    MeetingGroup,
+    RankArrivals,
+)
+from app.analysis.arrivals.lanes import Lanes, lanes_of
+from app.analysis.arrivals.measure import Lateness, lateness_of, own_computing
+from app.analysis.arrivals.meetings import Group, GroupKind, IntArray
+from app.analysis.replay.confidence import student_half
+from app.analysis.replay.medians import median
+from app.analysis.trace.model import Sizes, Trace
+
+# What a report holds at most: collectives of a step that are kept apart, all groups together, and
+# cells of rank and collective. Beyond that neighbors of one type are put together.
+MOST_COLLECTIVES: Final = 256
+MOST_CELLS: Final = 32_768
+_NS: Final = 1e-9
+_STEPS_FOR_CHANCE: Final = 2
+# To the microsecond.
+_DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides which rank others wait for first."""
+
+    # A rank that is waited for this share of the longest wait, and computes beyond its peers by
+    # this share of a step more than the one that is waited for longest, may be why that one is
+    # late.
+    upstream: float = 0.25
+    computes_longer: float = 0.02
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What a trace tells of itself."""
+
+    arrivals: Arrivals | None  # None where no two ranks meet
+    breakdown: Breakdown
+    lanes: Lanes
+
+
+def arrivals_of(trace: Trace, steps: Collection[int] | None = None) -> Met:
+    """Return who comes last where ranks meet, and what their steps pass with.
+
+    Parameters
+    ----------
+    trace : Trace
+        With at least one operation.
+    steps : collection of int, optional
+        Those that may be looked at; by default all.
+    """
+    lanes = lanes_of(trace, steps)
+    computing = own_computing(lanes)
+    breakdown = breakdown_of(lanes, computing)
+    if not len(lanes.meetings):
+        return Met(None, breakdown, lanes)
+    absent = absent_ranks(trace, lanes.meetings.groups)
+    lateness = lateness_of(lanes, computing, absent, breakdown.step_s / _NS)
+    columns = _columns(lanes, lateness)
+    present = np.unique(lanes.meetings.group)
+    arrivals = Arrivals(
+        steps=tuple(lanes.steps.tolist()),
+        step_s=breakdown.step_s,
+        ranks=_by_rank(lanes, lateness, absent, present, breakdown),
+        groups=tuple(_group(lanes, columns, absent, int(group)) for group in present),
+        clocks_apart_s=lanes.clocks_apart_ns * _NS,
+        partings=lanes.meetings.partings,
+    )
+    return Met(arrivals, breakdown, lanes)
+
+
+def absent_ranks(trace: Trace, groups: tuple[Group, ...]) -> IntArray:
+    """Return the one rank of each group that recorded nothing, -1 where none did or several.
+
+    Only where each worker has one rank, numbered as launchers do: along the data-parallel ranks
+    first, or along the stages.
+    """
+    sizes = trace.meta.sizes
+    absent = np.full(len(groups), -1, dtype=np.int64)
+    number = _numbering(trace) if sizes.tp * sizes.cp == 1 else None
+    if number is None:
+        return absent
+    for index, group in enumerate(groups):
+        if group.kind is GroupKind.DATA and len(group.ranks) == sizes.dp - 1:
+            missing = set(number[:, group.stage].tolist()) - set(group.ranks)
+            absent[index] = missing.pop()
+    return absent
+
+
+def _numbering(trace: Trace) -> IntArray | None:
+    """Return the rank of each worker, shape (dp, pp), that fits all that recorded."""
+    sizes: Sizes = trace.meta.sizes
+    every = np.arange(sizes.dp * sizes.pp, dtype=np.int64)
+    head = trace.stretches().first
+    rank, dp, pp = trace.rank[head], trace.dp[head], trace.pp[head]
+    for number in (every.reshape(sizes.pp, sizes.dp).T, every.reshape(sizes.dp, sizes.pp)):
+        if (number[dp, pp] == rank).all():
+            return number
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """Collectives of a step that are kept apart, and means of each over its meetings."""
+
+    of_meeting: IntArray  # (meetings,): the column of each
+    group: IntArray  # (columns,)
+    op: IntArray  # (columns,)
+    order: IntArray  # (columns,): of the first collective
+    count: IntArray  # (columns,): collectives
+    first_ns: NDArray[np.float64]  # (columns,): mean arrival of the first, in the step
+    collectives: tuple[Collective, ...]
+    # (rows,) of `Meetings`: column × ranks + rank; and by that sums and counts
+    late_s: NDArray[np.float64]  # (columns, ranks)
+    last_s: NDArray[np.float64]  # (columns,): mean of the last to arrive
+
+
+def _columns(lanes: Lanes, lateness: Lateness) -> _Columns:
+    meetings = lanes.meetings
+    steps = len(lanes.steps)
+    group, op, order, of_meeting = _folded(lanes)
+    width = len(group)
+    met = np.bincount(of_meeting, minlength=width)
+    span = int(meetings.order.max()) + 1
+    apart = np.unique(of_meeting.astype(np.int64) * span + meetings.order) // span
+    count = np.bincount(apart, minlength=width)
+
+    def mean_s(values: IntArray) -> NDArray[np.float64]:
+        total = np.bincount(of_meeting, weights=values.astype(np.float64), minlength=width)
+        return total * _NS / met
+
+    rows = of_meeting[meetings.meeting]
+    ranks = len(lanes.ranks)
+    rank = np.searchsorted(lanes.ranks, lanes.trace.rank[meetings.row])
+    cell = rows * ranks + rank
+    late, seen = (
+        np.bincount(cell, weights=weights, minlength=width * ranks).reshape(width, ranks)
+        for weights in (lateness.late_ns.astype(np.float64), None)
+    )
+    with np.errstate(invalid="ignore"):
+        late_s = late * _NS / seen
+    waited_s = np.bincount(rows, weights=lateness.waited_ns.astype(np.float64), minlength=width)
+    last, share = _most_often(of_meeting, lateness.last, width)
+    names = lanes.trace.op_names
+    last_s, margin_s = mean_s(lateness.last_ns), mean_s(lateness.margin_ns)
+    collectives = tuple(
+        Collective(names[of], *values)
+        for of, *values in zip(
+            op.tolist(),
+            order.tolist(),
+            count.tolist(),
+            [None if rank < 0 else rank for rank in last.tolist()],
+            share.round(4).tolist(),
+            last_s.round(_DIGITS).tolist(),
+            margin_s.round(_DIGITS).tolist(),
+            (waited_s * _NS / steps).round(_DIGITS).tolist(),
+            mean_s(lateness.transfer_ns).round(9).tolist(),
+            strict=True,
+        )
+    )
+    first_ns = mean_s(lateness.first_ns)
+    return _Columns(of_meeting, group, op, order, count, first_ns, collectives, late_s, last_s)
+
+
+def _folded(lanes: Lanes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return group, type and first order of each column, and the column of each meeting."""
+    meetings = lanes.meetings
+    types = len(lanes.trace.op_names)
+    series, of_series = np.unique(meetings.group * types + meetings.op, return_inverse=True)
+    of_series = of_series.ravel()
+    length = np.zeros(len(series), dtype=np.int64)
+    np.maximum.at(length, of_series, meetings.order + 1)
+    size = np.array([len(group.ranks) for group in meetings.groups])[series // types]
+    most = min(MOST_COLLECTIVES / length.sum(), MOST_CELLS / (length * size).sum())
+    fold = np.maximum(np.ceil(1 / most), 1).astype(np.int64)
+    # short lists stay as they are
+    fold = np.where(length <= max(MOST_COLLECTIVES // max(len(series), 1), 1), 1, fold)
+    fold = np.minimum(fold, length)
+    if (-(-length // fold) * size).sum() > 2 * MOST_CELLS:
+        fold = np.maximum(length, 1)
+    part = meetings.order // fold[of_series]
+    key = of_series * (int(part.max()) + 1) + part
+    columns, of_meeting = np.unique(key, return_inverse=True)
+    of_column, part = np.divmod(columns, int(part.max()) + 1)
+    group, op = np.divmod(series[of_column], types)
+    return group, op, part * fold[of_column], of_meeting.ravel()
+
+
+def _most_often(
+    column: IntArray, rank: IntArray, width: int
+) -> tuple[IntArray, NDArray[np.float64]]:
+    """Return the rank, or -1, that each column has most often, and in which share of its rows."""
+    rank = rank + 1
+    most = int(rank.max()) + 1
+    pairs, count = np.unique(column * most + rank, return_counts=True)
+    order = np.lexsort((count, pairs // most))
+    last = np.flatnonzero(np.diff(pairs[order] // most, append=width))
+    best = order[last]
+    return pairs[best] % most - 1, count[best] / np.bincount(column, minlength=width)
+
+
+def _group(lanes: Lanes, columns: _Columns, absent: IntArray, index: int) -> MeetingGroup:
+    group = lanes.meetings.groups[index]
+    mine = np.flatnonzero(columns.group == index)
+    mine = mine[np.argsort(columns.first_ns[mine], kind="stable")]
+    ranks = np.searchsorted(lanes.ranks, group.ranks)
+    table = columns.late_s[mine[:, None], ranks].T.round(_DIGITS).tolist()
+    late = {
+        rank: tuple(None if value != value else value for value in row)  # noqa: PLR0124 - NaN
+        for rank, row in zip(group.ranks, table, strict=True)
+    }
+    collectives = tuple(columns.collectives[one] for one in mine.tolist())
+    missing = int(absent[index])
+    if missing >= 0:
+        late[missing] = tuple(one.late_s if one.last == missing else None for one in collectives)
+    return MeetingGroup(
+        kind=group.kind,
+        stage=group.stage,
+        ranks=tuple(sorted(late)),
+        collectives=collectives,
+        late_s=tuple(late[rank] for rank in sorted(late)),
+    )
+
+
+def _by_rank(
+    lanes: Lanes,
+    lateness: Lateness,
+    absent: IntArray,
+    present: IntArray,
+    breakdown: Breakdown,
+) -> tuple[RankArrivals, ...]:
+    meetings, steps = lanes.meetings, len(lanes.steps)
+    missing = {int(absent[group]) for group in present.tolist()} - {-1}
+    ranks = np.union1d(lanes.ranks, sorted(missing)).astype(np.int64)
+    width = len(ranks)
+    row = np.searchsorted(ranks, lanes.trace.rank[meetings.row])
+    # what has no last one is beyond all ranks
+    last = np.where(lateness.last < 0, width, np.searchsorted(ranks, lateness.last))
+    met = np.bincount(row, minlength=width)
+    # an absent one takes part in all that its group does
+    of_absent = absent[meetings.group]
+    there = of_absent >= 0
+    met += np.bincount(np.searchsorted(ranks, of_absent[there]), minlength=width)
+    waited = lateness.waited_ns.astype(np.float64) * _NS / steps
+    waits_s = np.bincount(row, weights=waited, minlength=width)
+    rank_seconds = np.bincount(last[meetings.meeting], weights=waited, minlength=width)[:width]
+    others = _others(meetings.groups, present, ranks, absent)
+    step = lanes.met_lane // len(lanes.ranks)
+    of_step = _by_step(last[meetings.meeting], step, waited, (width + 1, steps))[:width]
+    of_step /= np.maximum(others, 1)[:, None]
+    error_s = _by_chance(steps * (of_step - _by_step(row, step, waited, (width, steps))))
+    found = [
+        RankArrivals(
+            rank,
+            collectives,
+            times,
+            together,
+            each,
+            own,
+            missing=rank in missing,
+            beyond_error_s=error,
+        )
+        for rank, collectives, times, together, each, own, error in zip(
+            ranks.tolist(),
+            (met / steps).round(4).tolist(),
+            (np.bincount(last, minlength=width)[:width] / steps).round(4).tolist(),
+            rank_seconds.round(_DIGITS).tolist(),
+            (rank_seconds / np.maximum(others, 1)).round(_DIGITS).tolist(),
+            waits_s.round(_DIGITS).tolist(),
+            error_s.round(_DIGITS).tolist(),
+            strict=True,
+        )
+        if others[np.searchsorted(ranks, rank)]
+    ]
+    found.sort(key=lambda one: (-one.rank_seconds, -one.last, one.rank))
+    return tuple(_leading(found, lanes, breakdown))
+
+
+def _by_step(
+    row: IntArray, step: IntArray, values: NDArray[np.float64], shape: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Return sums by rank and step, of that shape."""
+    cell = row * shape[1] + step
+    return np.asarray(
+        np.bincount(cell, weights=values, minlength=shape[0] * shape[1]).reshape(shape), np.float64
+    )
+
+
+def _by_chance(beyond_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far from zero the mean over steps of each rank may be by chance.
+
+    Half of Student's interval for 95 %, of what the rank's own steps differ by or those of all
+    ranks, whichever is more: few steps of one rank may be alike by chance. 0 of a single step.
+
+    Parameters
+    ----------
+    beyond_s : float array, shape (ranks, steps)
+    """
+    ranks, steps = beyond_s.shape
+    if steps < _STEPS_FOR_CHANCE:
+        return np.zeros(ranks)
+    variance = beyond_s.var(axis=1, ddof=1)
+    freedom = (steps - 1) * max(ranks - 1, 1)
+    error = np.sqrt(np.maximum(variance, variance.mean()) / steps)
+    return np.asarray(student_half(freedom + 1) * error)
+
+
+def _leading(found: list[RankArrivals], lanes: Lanes, breakdown: Breakdown) -> list[RankArrivals]:
+    """Put the one first that makes others late, where the one that is waited for longest does not.
+
+    In a pipeline a late stage makes the stages after it come last among their own peers. Of ranks
+    that do not meet the first one, it is the one that computes longest beyond its own peers.
+    """
+    if not found or not found[0].rank_seconds:
+        return found
+    computing = {one.rank: one.computing_s for one in breakdown.ranks}
+    beyond: dict[int, float] = {}
+    for group in lanes.meetings.groups:
+        times = [computing[rank] for rank in group.ranks if rank in computing]
+        typical = float(median(np.array(times))) if times else 0.0
+        for rank in group.ranks:
+            own = computing.get(rank, typical) - typical
+            beyond[rank] = max(beyond.get(rank, 0.0), own)
+    own = beyond.get(found[0].rank, 0.0)
+    met = {
+        rank
+        for group in lanes.meetings.groups
+        if found[0].rank in group.ranks
+        for rank in group.ranks
+    }
+    upstream = [
+        one
+        for one in found[1:]
+        if one.rank not in met
+        and one.rank_seconds >= THRESHOLDS.upstream * found[0].rank_seconds
+        and beyond.get(one.rank, 0.0) >= own + THRESHOLDS.computes_longer * breakdown.step_s
+    ]
+    if not upstream:
+        return found
+    first = max(upstream, key=lambda one: beyond.get(one.rank, 0.0))
+    return [first, *(one for one in found if one is not first)]
+
+
+def _others(
+    groups: tuple[Group, ...], present: IntArray, ranks: IntArray, absent: IntArray
+) -> IntArray:
+    """Return how many ranks each one meets."""
+    others = np.zeros(len(ranks), dtype=np.int64)
+    for index in present.tolist():
+        members = list(groups[index].ranks)
+        if absent[index] >= 0:
+            members.append(int(absent[index]))
+        others[np.searchsorted(ranks, members)] += len(members) - 1
+    return others

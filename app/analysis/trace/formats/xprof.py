@@ -1,0 +1,69 @@
+"""XProf: what the profiler of JAX and TensorFlow writes, a file a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from app.analysis.trace.formats.head import Head, head_of
+from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta
+
+_NAME: Final = "xprof"
+_FIRST_FIELD: Final = b"\n"
+# Names of planes; one stands near the begin of the first plane, behind its length and id.
+_PLANES: Final = (b"/host:", b"/device:", b"#Chip", b"Task Environment")
+_FIRST_BYTES: Final = 64
+# What its JSON begins with, and how processes are called there.
+_JSON: Final = b'"highres-ticks"'
+_VIEWERS: Final = ".trace.json.gz"
+_PROCESSES: Final = (b'"/host:', b'"/device:', b" /host:", b" /device:")
+
+
+def _sniff(head: Head) -> bool:
+    return _is_planes(head) or _is_json(head)
+
+
+def _is_planes(head: Head) -> bool:
+    return head.text.startswith(_FIRST_FIELD) and any(
+        name in head.text[:_FIRST_BYTES] for name in _PLANES
+    )
+
+
+def _is_json(head: Head) -> bool:
+    text = head.text
+    is_object = text.lstrip().startswith(b"{") and _JSON in text
+    return is_object and any(name in text for name in _PROCESSES)
+
+
+def _copy_of(name: str) -> str | None:
+    stem = name.removesuffix(_VIEWERS)
+    return None if stem == name else f"{stem}.xplane.pb"
+
+
+def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
+    from app.analysis.trace.recordings.xprof import reader  # noqa: PLC0415
+
+    planes = not head_of(body).text.lstrip().startswith((b"{", b"["))
+    decode = reader.decode_xplane if planes else reader.decode_trace_json
+    read = decode(body, meta, limits, part=part)
+    return Decoded(read.trace, _NAME, read.unmapped)
+
+
+XPROF: Final = TraceFormat(
+    name=_NAME,
+    title="XProf",
+    media_types=(
+        "application/vnd.paceline.xprof",
+        "application/json",
+        "application/x-protobuf",
+    ),
+    suffixes=(".xplane.pb", ".trace.json"),
+    sniff=_sniff,
+    decode=_decode,
+    text=True,
+    recorder="XProf (JAX, TensorFlow)",
+    numbers_ranks=True,
+    copy_of=_copy_of,
+)

@@ -1,0 +1,225 @@
+"""Forwards and backwards of a rank of a pipeline whose recording does not label them.
+
+On the host the operators of a microbatch follow one another; in between the rank sends or receives.
+What autograd ran is a backward, on whatever thread. Its time is that of the operators or, where a
+device computes, of the kernels that they launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.recordings.profiler.packed import PackedTable
+from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Links, Ranges, Scan, Span
+
+# Between two transfers some operators do no more than bookkeeping: what takes less than such a
+# share of a typical computation is none. Where the host was held up it takes longer.
+LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
+_TYPICAL: Final = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Operators of one microbatch in one direction.
+
+    Parameters
+    ----------
+    backward : bool
+        Autograd ran them.
+    host, span : Span
+        When the host ran or launched them, and when they were computed; equal without a device.
+    """
+
+    backward: bool
+    host: Span
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What a rank computed, in the order of the host, times in ns."""
+
+    # host: when the host ran or launched each. start, end: when it was computed.
+    host: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    backward: NDArray[np.bool_]
+
+
+def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
+    """Return the operators of a rank or, where a device computes, the kernels.
+
+    Parameters
+    ----------
+    apart : sequence of Span
+        Ranges on the host that hold no computation: loaders, optimizers.
+    """
+    if len(scan.kernels):
+        host, thread, start, end = _launched(scan)
+    else:
+        start, duration, thread = columns_of(scan.outer.table, 3)
+        host, end = start, start + duration
+    usable = ~_inside(host, [(span.start, span.end) for span in apart])
+    host, thread, start, end = host[usable], thread[usable], start[usable], end[usable]
+    backward = _in_gradients(scan.gradients, host, thread)
+    order = np.argsort(host, kind="stable")
+    return Computed(host[order], start[order], end[order], backward[order])
+
+
+def blocks_of(computed: Computed, between: Sequence[int], least_share: float) -> list[Block]:
+    """Return the computations of a step, in the order of the host.
+
+    Parameters
+    ----------
+    least_share : float
+        What takes a smaller share of the time of a typical one is none; one of `LEAST_SHARES`.
+    between : sequence of int
+        When the host issued transfers, or began another microbatch; rising.
+    """
+    if not len(computed.host):
+        return []
+    part = np.searchsorted(np.array(between, np.int64), computed.host, side="right")
+    new = (np.diff(part) != 0) | (np.diff(computed.backward.astype(np.int8)) != 0)
+    first = np.concatenate([[0], np.flatnonzero(new) + 1])
+    last = np.concatenate([first[1:], [len(computed.host)]])
+    busy = np.add.reduceat(computed.end - computed.start, first)
+    blocks = [
+        Block(
+            bool(computed.backward[begin]),
+            Span(int(computed.host[begin]), int(computed.host[stop - 1]), -1),
+            Span(int(computed.start[begin:stop].min()), int(computed.end[begin:stop].max()), -1),
+        )
+        for begin, stop in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+    least = least_share * float(np.quantile(busy, _TYPICAL))
+    kept = [block for block, time in zip(blocks, busy.tolist(), strict=True) if time >= least]
+    while kept and not kept[-1].backward:
+        # What follows the last backward is no forward: scaling of gradients, for example.
+        kept.pop()
+    return _joined(kept, between)
+
+
+def blocks_named(
+    computed: Computed, between: Sequence[int], named: Sequence[tuple[Span, bool]]
+) -> list[Block]:
+    """Return the computations of a step whose microbatches are named, in the order of the host.
+
+    A range also has what prepares a transfer and what follows it: what took longest is its
+    computation, however long the host was held up elsewhere.
+
+    Parameters
+    ----------
+    between : sequence of int
+        When the host issued transfers; rising.
+    named : sequence of (Span, bool)
+        Ranges of a microbatch, and whether each is a backward; rising.
+    """
+    bounds = np.array(between, np.int64)
+    blocks = []
+    for span, backward in named:
+        first, stop = np.searchsorted(computed.host, (span.start, span.end)).tolist()
+        if first == stop:
+            continue
+        part = np.searchsorted(bounds, computed.host[first:stop], side="right")
+        cuts = [first, *(first + 1 + np.flatnonzero(np.diff(part))).tolist(), stop]
+        busy = computed.end - computed.start
+        begin, end = max(pairwise(cuts), key=lambda cut: int(busy[cut[0] : cut[1]].sum()))
+        blocks.append(
+            Block(
+                backward,
+                Span(int(computed.host[begin]), int(computed.host[end - 1]), -1),
+                Span(int(computed.start[begin:end].min()), int(computed.end[begin:end].max()), -1),
+            )
+        )
+    return blocks
+
+
+def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
+    """Join neighbors of one microbatch, between which something short was left out."""
+    joined: list[Block] = []
+    for block in blocks:
+        known = joined[-1] if joined else None
+        if (
+            known is not None
+            and known.backward == block.backward
+            and np.searchsorted(between, known.host.start, side="right")
+            == np.searchsorted(between, block.host.start, side="right")
+        ):
+            joined[-1] = Block(
+                block.backward,
+                Span(known.host.start, block.host.end, -1),
+                Span(
+                    min(known.span.start, block.span.start), max(known.span.end, block.span.end), -1
+                ),
+            )
+        else:
+            joined.append(block)
+    return joined
+
+
+def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
+    """Return when the host launched each kernel and on which thread, and its start and end."""
+    columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
+    read = [
+        np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
+    ]
+    start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
+    computing = (work < 0) & (activity == Activity.KERNEL)
+    start, duration = start[computing], duration[computing]
+    host = np.full(len(start), -1, np.int64)
+    thread = np.full(len(start), -1, np.int64)
+    _look_up(scan.launches, correlation[computing], host, thread)
+    _look_up(scan.operators, external[computing], host, thread)
+    known = thread >= 0
+    start, duration = start[known], duration[known]
+    return host[known], thread[known], start, start + duration
+
+
+def _look_up(
+    links: Links, wanted: NDArray[np.int64], host: NDArray[np.int64], thread: NDArray[np.int64]
+) -> None:
+    """Note where and when the link of each kernel started, where that is not known yet."""
+    if not len(links) or not len(wanted):
+        return
+    started, number, where = columns_of(links.table, 3)
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    at = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+    found = (number[at] == wanted) & (wanted >= 0) & (thread < 0)
+    host[found] = started[order][at[found]]
+    thread[found] = where[order][at[found]]
+
+
+def _in_gradients(
+    gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return what started while autograd ran a node on the same thread."""
+    inside = np.zeros(len(host), np.bool_)
+    start, duration, where = columns_of(gradients.table, 3)
+    for one in np.unique(where).tolist():
+        mine, there = thread == one, where == one
+        ranges = zip(start[there].tolist(), (start[there] + duration[there]).tolist(), strict=True)
+        inside[mine] = _inside(host[mine], list(ranges))
+    return inside
+
+
+def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which times are inside of one of some ranges, which may overlap."""
+    if not ranges:
+        return np.zeros(len(times), np.bool_)
+    bounds = np.array(sorted(ranges), np.int64)
+    begins, ends = bounds[:, 0], np.maximum.accumulate(bounds[:, 1])
+    at = np.searchsorted(begins, times, side="right") - 1
+    return (at >= 0) & (times < ends[at])
+
+
+def columns_of(table: PackedTable, count: int) -> NDArray[np.int64]:
+    """Return all columns of a table, a row of the result each."""
+    parts = [np.stack(part) for part in table.read(*range(count))]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.int64)

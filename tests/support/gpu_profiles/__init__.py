@@ -1,0 +1,1 @@
+"""Profiler files of GPU jobs that are simulated event by event, with the slowdown that is true."""

@@ -1,0 +1,90 @@
+"""Files in which a script put the recordings of several ranks together, for a viewer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.merge import TraceChunk, merge
+from app.analysis.trace.model import SessionMeta, Sizes
+from app.errors import InvalidTraceError
+from tests.unit.analysis.trace.bodies import LIMITS, assert_same
+from tests.unit.analysis.trace.recordings.kineto_files import two_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RANKS = 2
+
+
+def merged(change: Callable[[int, dict[str, Any]], None], more: list[Any]) -> bytes:
+    """Return the files of a job in one; `change` is what a script did to events of a rank."""
+    documents = [json.loads(two_stages(rank).body()) for rank in range(RANKS)]
+    events = []
+    for rank, document in enumerate(documents):
+        for event in document["traceEvents"]:
+            change(rank, event)
+            events.append(event)
+    events.sort(key=lambda event: event["ts"])
+    return json.dumps({**documents[0], "traceEvents": [*events, *more]}).encode()
+
+
+def in_number(form: str) -> Callable[[int, dict[str, Any]], None]:
+    def change(rank: int, event: dict[str, Any]) -> None:
+        event["pid"] = form.format(rank=rank, pid=event["pid"])
+
+    return change
+
+
+def moved(rank: int, event: dict[str, Any]) -> None:
+    event["pid"] += 10_000 * rank
+
+
+def named(field: str, key: str) -> list[Any]:
+    return [
+        {"ph": "M", "name": field, "pid": 1 + 10_000 * rank, "args": {key: f"python, rank {rank}"}}
+        for rank in range(RANKS)
+    ]
+
+
+WAYS: dict[str, tuple[Callable[[int, dict[str, Any]], None], list[Any]]] = {
+    "rank 1: 7": (in_number("rank {rank}: {pid}"), []),
+    "[Rank 1] 7": (in_number("[Rank {rank}] {pid}"), []),
+    "[1] 7": (in_number("[{rank}] {pid}"), []),
+    "7_rank1": (in_number("{pid}_rank{rank}"), []),
+    "process_name": (moved, named("process_name", "name")),
+    "process_labels": (moved, named("process_labels", "labels")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_in_one_file_are_read_like_their_own_files(way: str) -> None:
+    found = decode(merged(*WAYS[way]), None, limits=LIMITS)
+
+    parts = [
+        decode(two_stages(rank).body(), None, limits=LIMITS, part=True).trace
+        for rank in range(RANKS)
+    ]
+    alone = merge([TraceChunk("", rank, part) for rank, part in enumerate(parts)], parts[0].meta)
+    assert found.trace.meta.sizes == Sizes(dp=1, pp=2)
+    assert_same(found.trace, replace(alone.trace, meta=found.trace.meta))
+
+
+def test_processes_that_say_no_rank_are_refused() -> None:
+    for change, more in ((moved, []), (moved, named("process_name", "name")[:1])):
+        with pytest.raises(InvalidTraceError, match="2 processes take steps") as caught:
+            decode(merged(change, more), SessionMeta(Sizes(dp=1, pp=2)), limits=LIMITS)
+        assert caught.value.stable_code == "trace.several_ranks"
+    same = in_number("{pid}_rank1")
+
+    def twice(rank: int, event: dict[str, Any]) -> None:
+        moved(rank, event)
+        same(rank, event)
+
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(merged(twice, []), None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.several_ranks"

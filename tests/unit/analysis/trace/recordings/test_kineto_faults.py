@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.analysis.trace.decode import decode
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import Sizes
+from app.errors import InvalidTraceError
+from tests.unit.analysis.trace.bodies import LIMITS
+from tests.unit.analysis.trace.recordings.kineto_files import (
+    AT,
+    KinetoFile,
+    device_file,
+    host_steps,
+    operations,
+    read_trace,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ("7", "trace.bad_event"),
+        ('{"ph":"X","cat":"user_annotation","name":"PP:0F0","dur":1}', "trace.missing_key"),
+        ('{"ph":"X","cat":"user_annotation","name":3}', "trace.wrong_type"),
+        (
+            '{"ph":"X","cat":"user_annotation","name":"PP:0F0","ts":1e999999999,"dur":1}',
+            "trace.time_overflow",
+        ),
+        (
+            '{"ph":"X","cat":"kernel","name":"k","ts":1,"args":{"correlation":99999999999999999999}}',
+            "trace.integer_overflow",
+        ),
+        ('{"ph":"X","cat":"kernel","name":"a","ts":NaN}', "trace.not_finite"),
+        ('{"ph":"X","cat":"kernel","name":"a","ts":1,"dur":-inf}', "trace.not_finite"),
+        (
+            '{"ph":"X","cat":"kernel","name":"a","ts":1,"args":{"correlation":nan}}',
+            "trace.wrong_type",
+        ),
+        ('{"ph":"X","ts":nanny}', "trace.bad_json"),
+        ("{NaN:1}", "trace.bad_json"),
+        ('{"a":1 NaN}', "trace.bad_json"),
+        ("-inf", "trace.bad_event"),
+        ('{"ph":"X" "ts"}', "trace.bad_json"),
+        (f'{{"ph":"X","ts":{"9" * 30}e999999999999999999}}', "trace.bad_json"),
+    ],
+)
+def test_a_fault_has_the_place_of_its_event(event: str, code: str) -> None:
+    file = host_steps(1)
+    place = len(file.events)
+    file.events.append(event)
+
+    with pytest.raises(InvalidTraceError) as caught:
+        read_trace(file)
+    assert caught.value.stable_code == code
+    assert caught.value.faults[0].row == place
+
+
+def test_a_rank_that_is_not_named_is_refused_with_the_remedy() -> None:
+    file = host_steps(1, fields={"distributedInfo": {}})
+    with pytest.raises(InvalidTraceError, match="init_process_group") as caught:
+        read_trace(file)
+    assert caught.value.stable_code == "trace.unknown_rank"
+
+
+def test_a_truncated_file_is_said_to_be_so() -> None:
+    body = host_steps(1).body()
+    with pytest.raises(InvalidTraceError) as caught:
+        decode(body[: len(body) // 2], None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.truncated"
+
+
+def test_fields_behind_the_events_count_as_well() -> None:
+    document = json.loads(host_steps(1).body())
+    info = document.pop("distributedInfo")
+    body = json.dumps({**document, "distributedInfo": info}).encode()
+
+    assert decode(body, None, limits=Limits()).trace.meta.sizes == Sizes(dp=2, pp=2)
+
+
+def test_a_number_without_a_value_that_nothing_needs_is_no_fault() -> None:
+    file = host_steps()
+    whole = operations(read_trace(file))
+    for text in ("nan", "-nan", "inf", "-inf", "NaN", "Infinity", "-Infinity"):
+        events = [
+            event.replace('"args":{', f'"args":{{"Collective bandwidth":{text},', 1)
+            for event in file.events
+        ]
+        changed = KinetoFile(events=[one.replace(",}", "}") for one in events])
+        assert operations(read_trace(changed)) == whole
+
+
+def test_many_numbers_without_a_value_cost_no_more_than_one() -> None:
+    file = host_steps()
+    whole = operations(read_trace(file))
+    many = ",".join(["nan", "-inf"] * 60_000)
+    file.events[0] = file.events[0].replace(
+        '"args":{', f'"args":{{"a":[{many}],"b":"nan, -inf",', 1
+    )
+    file.events[0] = file.events[0].replace(",}", "}")
+    assert operations(read_trace(file)) == whole
+
+
+def test_words_in_names_are_no_numbers() -> None:
+    file = host_steps()
+    file.add('a "nan, inf', AT + 1, 1000, cat="x", said="nan")
+    file.events.append('{"ph":"X","cat":"x","name":"nan","args":{"a":nan,"b":"inf, \\\\"}}')
+    file.add("PP:1F7", AT + 50_000_000, 1000)
+    assert (10, "forward-compute", 7) in operations(read_trace(file))
+
+
+def test_numbers_beyond_what_a_double_tells_apart_join_kernels() -> None:
+    big = 1 << 62
+    file = device_file()
+    found = operations(read_trace(file))
+    for number in range(len(file.events)):
+        for key in ("correlation", "External id"):
+            text = file.events[number]
+            begin, key_text, rest = text.partition(f'"{key}": ')
+            if key_text:
+                digits = rest.split(",", 1)[0].split("}", 1)[0]
+                rest = rest.replace(digits, str(int(digits) + big), 1)
+                file.events[number] = begin + key_text + rest
+    assert operations(read_trace(file)) == found
+
+
+def test_where_the_text_ends_is_said() -> None:
+    file = host_steps()
+    cut = file.body().index(file.events[5].encode()) + 9
+    with pytest.raises(InvalidTraceError, match="ends in the middle, in event 5") as caught:
+        decode(file.body()[:cut], None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.truncated"
+
+
+@pytest.mark.parametrize("events", [None, {}, 3, "[]"])
+def test_events_that_are_no_array_are_refused(events: object) -> None:
+    file = KinetoFile(fields={"traceEvents": events})
+    text = json.dumps(json.loads(file.body()) | {"traceEvents": events})
+    with pytest.raises(InvalidTraceError, match="traceEvents is no array") as caught:
+        decode(text.encode(), None, limits=LIMITS)
+    assert caught.value.stable_code == "trace.bad_event"
+
+
+def test_a_duration_beyond_all_times_costs_its_operation_only() -> None:
+    file = host_steps()
+    whole = operations(read_trace(file))
+    sent = next(at for at, event in enumerate(file.events) if "gloo:send" in event)
+    file.events[sent] = re.sub(r'"dur":[0-9.]+', '"dur":1e99', file.events[sent])
+    found = operations(read_trace(file))
+    assert set(found) == set(whole)
+    assert sum(found[key] != whole[key] for key in whole) == 1
+
+
+@pytest.mark.parametrize("again", [lambda events: events * 2, lambda events: sorted(events * 2)])
+def test_a_recording_that_holds_its_events_twice_is_read_once(
+    again: Callable[[list[str]], list[str]],
+) -> None:
+    file = host_steps()
+    whole = decode(file.body(), None, limits=LIMITS)
+    file.events = again(file.events)
+    twice = decode(file.body(), None, limits=LIMITS)
+
+    assert operations(twice.trace) == operations(whole.trace)
+    assert len(twice.trace) == len(whole.trace)
+    assert [(one.what, one.count) for one in twice.unmapped] == [
+        ("labelled ranges that the recording holds twice", 16)
+    ]
