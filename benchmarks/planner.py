@@ -20,10 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from app.analysis.planning.job.costs import GEMM_EFFICIENCY
+from app.analysis.planning.job.model import JobDevice, JobSpec
+from app.analysis.planning.job.plan import plan_job
 from app.analysis.planning.plan import FoundPlan, plan
 from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.model import METHODS, DeviceType, Layer, Spec
+from app.analysis.planning.spec.transformer import Accelerator, Transformer
 from app.analysis.planning.template import evaluate
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError
@@ -39,6 +43,11 @@ from benchmarks.support.clusters import (
 
 _REPEATS: Final = 20
 _LARGE: Final = (32, 64, 128, 256, 512)
+# Whole jobs by their GPUs, and what is meant of them.
+_JOBS: Final = (128, 1024)
+_JOB_MEANT: Final = {128: "1 s, proven", 1024: "30 s, a gap of 5 %"}
+_JOB_TYPES: Final = ("A100", "H100", "H200", "L40S")
+_JOB_LIMIT_S: Final = 25.0
 # After so long the optimal search says how far it may be off, and other methods are given up.
 _TIME_LIMIT_S: Final = 10.0
 # A search to the end that takes longer than this is cut short: the benchmark ends on any machine.
@@ -137,17 +146,19 @@ def measure_planner() -> Iterator[str]:
         f"{_p95(cpu) * 1e3:.0f} ms (meant: 100 ms)"
     )
     for gpus in _LARGE:
-        yield _in_own_process(gpus)
+        yield _in_own_process("--gpus", gpus)
+    for gpus in _JOBS:
+        yield _in_own_process("--job", gpus)
 
 
 def _p95(seconds: list[float]) -> float:
     return statistics.quantiles(seconds, n=20)[-1]
 
 
-def _in_own_process(gpus: int) -> str:
+def _in_own_process(option: str, gpus: int) -> str:
     """Plan a large cluster in a process that does nothing else, for its peak memory."""
     done = subprocess.run(  # noqa: S603 - this interpreter and our own module
-        [sys.executable, "-m", "benchmarks.planner", "--gpus", str(gpus)],
+        [sys.executable, "-m", "benchmarks.planner", option, str(gpus)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -173,6 +184,37 @@ def measure_large(gpus: int) -> str:
         f"{gpus} devices of 4 types, {len(spec.layers)} layers: optimal {whole:.2f} s "
         f"({busy:.2f} s of the processor), {proven}, peak memory {peak:.0f} MiB{limited}; "
         f"{other_methods(spec)}"
+    )
+
+
+def whole_job(gpus: int) -> JobSpec:
+    """Return a large model on nodes of two types, on more than 128 GPUs of four."""
+    types = _JOB_TYPES if gpus > _JOBS[0] else _JOB_TYPES[:2]
+    return JobSpec(
+        Transformer(80, 8192, 64, 51200, 2048, 1, 32768, 64),
+        tuple(
+            JobDevice(Accelerator.known(name), gpus // 8 // len(types), GEMM_EFFICIENCY, 200.0)
+            for name in types
+        ),
+        gpus_per_node=8,
+        global_batch=2048 if gpus > _JOBS[0] else 512,
+        inter_node_gbytes_per_s=200.0,
+    )
+
+
+def measure_job(gpus: int) -> str:
+    """Plan a whole job, in at most half a minute."""
+    warm_up()
+    spec = whole_job(gpus)
+    began, busy_since = time.perf_counter(), time.process_time()
+    budget = SearchBudget(time.process_time, busy_since + _JOB_LIMIT_S)
+    found = plan_job(spec, budget, compare=False)
+    whole, busy = time.perf_counter() - began, time.process_time() - busy_since
+    proven = "proven" if found.optimal else f"proven gap {_percent(found.gap, '.2f')}"
+    return (
+        f"whole job, {gpus} devices of {len(spec.devices)} types: {whole:.2f} s "
+        f"({busy:.2f} s of the processor), {proven}, peak memory {peak_bytes() / MIB:.0f} MiB "
+        f"(meant: {_JOB_MEANT[gpus]}, below 1 GB)"
     )
 
 
@@ -284,10 +326,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
     parser.add_argument("--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of Metis")
+    parser.add_argument("--job", type=int, choices=_JOBS, help="one whole job only, by its GPUs")
     parser.add_argument("--gpus", type=int, help="one large cluster only")
     arguments = parser.parse_args()
     if arguments.gpus:
         lines: Iterator[str] = iter([measure_large(arguments.gpus)])
+    elif arguments.job:
+        lines = iter([measure_job(arguments.job)])
     elif arguments.table:
         lines = ditto_table()
     elif arguments.peer:

@@ -9,6 +9,7 @@ With N_b microbatches, S stages of times L_i and k the rightmost slowest of them
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -83,6 +84,22 @@ def has_slight_stage(problem: PlanningProblem, template: Template) -> bool:
     """Return whether devices all but idle: a stage takes under a tenth of the mean one's time."""
     times = stage_times(problem, template)
     return min(times) * len(times) * SLIGHT < sum(times)
+
+
+def divides_nodes_alike(template: Template) -> bool:
+    """Return whether all nodes of a type hold as many stages: none is cut up where others are not.
+
+    Examples
+    --------
+    >>> halves = Stage(0, 1, 0, ((0, 0),)), Stage(1, 2, 0, ((0, 0),))
+    >>> divides_nodes_alike((*halves, Stage(2, 6, 1, ((0, 1),))))
+    False
+    """
+    stages = Counter(node for stage in template for node in stage.nodes)
+    held: dict[int, set[int]] = {}
+    for (kind, _), count in stages.items():
+        held.setdefault(kind, set()).add(count)
+    return all(len(counts) == 1 for counts in held.values())
 
 
 def links(template: Template) -> list[int]:

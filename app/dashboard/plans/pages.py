@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +27,9 @@ from app.dashboard.plans.form import (
     DeviceRow,
     device_rows,
 )
+from app.dashboard.plans.job_files import JOB_FILES
 from app.dashboard.plans.parts import METHOD_NAMES, MS, plan_name
+from app.dashboard.plans.presets import JOB_PRESETS
 from app.dashboard.plans.view import PROVEN, STATES, plan_page
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.csv_text import Table, csv_file
@@ -39,7 +41,7 @@ from app.errors import Fault, NotFoundError
 from app.inputs.plans.request import DEFAULT_TIME_LIMIT_S, MOST_TIME_LIMIT_S
 from app.lists.listing import read
 from app.services.plans.read import PLANS, PlanSummary, PlanView, get_plan
-from app.services.plans.stored import PlanOutline, PlanResult
+from app.services.plans.stored import JobResult, PlanOutline, PlanResult
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -102,8 +104,12 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
     """Add the pages of plans to the dashboard."""
 
     @routes.get("/plans")
-    def plans_route(container: Here, of: str = "") -> Response:
+    def plans_route(container: Here, of: str = "", preset: str = "") -> Response:
         form = EMPTY_FORM
+        if preset in JOB_PRESETS:
+            chosen = JOB_PRESETS[preset]
+            rows_of = device_rows(yaml.safe_load(chosen.spec))
+            form = replace(form, name=chosen.name, spec=chosen.spec, devices=rows_of)
         with pages.reading(container) as (tx, nav):
             if of:
                 try:
@@ -123,6 +129,7 @@ def add_plan_pages(routes: APIRouter, pages: Pages) -> None:
             objective_notes=OBJECTIVE_NOTES,
             device_columns=DEVICE_COLUMNS,
             catalogue=PRESETS,
+            presets=JOB_PRESETS,
             most_s=MOST_TIME_LIMIT_S,
         )
 
@@ -154,10 +161,9 @@ def _add_files(routes: APIRouter) -> None:
         file_name = f"paceline-plan-{str(plan)[:8]}-{name}"
         if name == "faults.csv":
             return csv_file(file_name, Table.of(Fault, view.faults))
-        make = FILES.get(name)
-        if make is None or view.result is None:
+        made = _file(view.result, name)
+        if made is None:
             raise NotFoundError(f"There is no {name} of this plan.")
-        made = make(view.result)
         if isinstance(made, Table):
             return csv_file(file_name, made)
         disposition = f'attachment; filename="{file_name}"'
@@ -166,6 +172,14 @@ def _add_files(routes: APIRouter) -> None:
             media_type="application/json",
             headers=FILE_HEADERS | {"Content-Disposition": disposition},
         )
+
+
+def _file(result: PlanResult | JobResult | None, name: str) -> Table | str | None:
+    if isinstance(result, JobResult):
+        of_job = JOB_FILES.get(name)
+        return None if of_job is None else of_job(result.plan)
+    make = FILES.get(name)
+    return None if make is None or result is None else make(result)
 
 
 def _filled(view: PlanView) -> PlanForm:

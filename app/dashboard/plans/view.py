@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.json_text import plain
 from app.analysis.planning.document import PlanDocument, PlannedStage, SimulatedIteration
+from app.analysis.planning.spec.model import METHODS
+from app.dashboard.plans.job import JobSections, job_facts, job_sections, job_sentence
 from app.dashboard.plans.parts import (
     GIB,
     METHOD_NAMES,
@@ -30,6 +32,7 @@ from app.dashboard.plans.parts import (
 from app.dashboard.ui.format import NBSP, percent, plural, rough_percent, seconds
 from app.dashboard.ui.parts import Fact, Row, StateLabel
 from app.db.states import PlanState
+from app.services.plans.stored import JobResult
 
 if TYPE_CHECKING:
     from app.services.plans.read import PlanView, RequestedPlan
@@ -49,6 +52,7 @@ OBJECTIVE_WORDS: Final = {
     "t_std": "least ΣL + (N − 1)·max L (t_std), of equals the fastest executed",
     "t_oobleck": "least by Oobleck's estimate (t_oobleck), of equals the fastest executed",
 }
+JOB_WORDS: Final = "the whole job: least t_std of its slowest pipeline"
 EXECUTED: Final = "simulated"
 # Stages within this of one another leave nothing to gain by moving a layer.
 _EVEN: Final = 0.1
@@ -92,6 +96,7 @@ class PlanPage:
     why: str
     changes: tuple[Row, ...]
     template: Template | None
+    job: JobSections | None
     request: Mapping[str, Any]
 
 
@@ -99,11 +104,15 @@ def plan_page(view: PlanView) -> PlanPage:
     """Return the page of a plan."""
     row, result = view.row, view.result
     name = plan_name(row.name, row.layers, row.gpus)
-    microbatches = plural(view.requested.microbatches, "microbatch", "microbatches")
-    subject = f"{plural(row.layers, 'layer')} · {microbatches} · {cluster_text(view.requested)}"
-    template = None
+    batch = _batch(view.requested)
+    subject = f"{plural(row.layers, 'layer')} · {batch} · {cluster_text(view.requested)}"
+    template, job = None, None
     heading, why, facts = _waiting(view)
-    if result is not None:
+    if isinstance(result, JobResult):
+        job = job_sections(result.plan, result.timeline, device_names(view.requested))
+        heading, why = job_sentence(result.plan), ""
+        facts = job_facts(result.plan)
+    elif result is not None:
         template = _template(view, result.plan, result.timeline)
         heading, why = sentence(result.plan), ""
         facts = _facts(result.plan, result.timeline)
@@ -117,17 +126,28 @@ def plan_page(view: PlanView) -> PlanPage:
         status=row.state,
         state=PROVEN if proven else STATES[row.state],
         line=(
-            METHOD_NAMES[row.method],
-            OBJECTIVE_WORDS[row.objective],
-            *_constraints(view.requested),
+            # "Proven optimal" says it already.
+            *(() if proven and row.method == METHODS[0] else (METHOD_NAMES[row.method],)),
+            *(
+                (JOB_WORDS,)
+                if view.requested.global_batch
+                else (OBJECTIVE_WORDS[row.objective], *_constraints(view.requested))
+            ),
         ),
         heading=heading,
         facts=facts,
         why=why,
         changes=tuple(Row(fault.column or "", fault.message, fault.code) for fault in view.faults),
         template=template,
+        job=job,
         request=_request(view),
     )
+
+
+def _batch(requested: RequestedPlan) -> str:
+    if requested.global_batch:
+        return f"{plural(requested.global_batch, 'sequence')} a batch"
+    return plural(requested.microbatches or 0, "microbatch", "microbatches")
 
 
 def sentence(document: PlanDocument) -> str:

@@ -24,6 +24,10 @@ class Reading:
     predicts: bool = False  # whether a transformer's times are predicted for each device type
     speeds: dict[str, float] = field(default_factory=dict)  # of each device type so far
 
+    def refuse(self, code: str, message: str, path: str) -> None:
+        """Note a fault that is not of a single field."""
+        self.faults.append(Fault(code, message, column=path))
+
 
 def reading_of(info: ValidationInfo) -> Reading:
     """Return the context of a validator."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from app.analysis.planning.spec.model import OBJECTIVES, Method, Objective, Spec
+from app.analysis.planning.job.costs import least_bytes, room_bytes
+from app.analysis.planning.job.model import JobSpec
+from app.analysis.planning.spec.catalogue import GIB
+from app.analysis.planning.spec.model import METHODS, OBJECTIVES, Method, Objective, Spec
 from app.errors import Fault, InvalidSpecError
 from app.inputs.faults import faults_of
+from app.inputs.plans.job import WrittenJob
 from app.inputs.plans.reading import Reading, reading_of
-from app.inputs.plans.spec import CODES, WrittenSpec, load_spec
+from app.inputs.plans.spec import CODES, AnySpec, WrittenSpec, load_spec
 from app.inputs.values import FromYaml, Name, Written, word
 
 DEFAULT_TIME_LIMIT_S: Final = 60.0
@@ -35,13 +40,24 @@ class WrittenRequest(Written):
         float, Field(gt=0, le=MOST_TIME_LIMIT_S, allow_inf_nan=False), FromYaml
     ] = DEFAULT_TIME_LIMIT_S
     name: Annotated[Name | None, BeforeValidator(lambda value: value or None)] = None
-    spec: Annotated[WrittenSpec, BeforeValidator(_loaded, json_schema_input_type=WrittenSpec | str)]
+    spec: Annotated[
+        AnySpec,
+        BeforeValidator(_loaded, json_schema_input_type=WrittenSpec | WrittenJob | str),
+    ]
 
     @field_validator("spec")
     @classmethod
-    def _limit(cls, spec: WrittenSpec, info: ValidationInfo) -> WrittenSpec:
+    def _limit(
+        cls, spec: WrittenSpec | WrittenJob, info: ValidationInfo
+    ) -> WrittenSpec | WrittenJob:
         reading = reading_of(info)
-        if not reading.faults:
+        if isinstance(spec, WrittenJob):
+            for key, only in (("method", METHODS[0]), ("objective", OBJECTIVES[0])):
+                if info.data.get(key, only) != only:
+                    reading.refuse("conflict", f"a whole job is planned by {only}", key)
+            if not reading.faults:
+                reading.faults += _memory(spec.spec())
+        elif not reading.faults:
             reading.faults += _limits(spec.spec(), info.data.get("objective"))
         return spec
 
@@ -51,11 +67,18 @@ class PlanRequest:
     """A plan that can be asked for."""
 
     document: dict[str, Any]  # the specification as JSON types
-    spec: Spec  # the same, read
+    spec: Spec | JobSpec  # the same, read
     method: Method
     objective: Objective
     time_limit_s: float
     name: str | None
+
+    @property
+    def layers(self) -> int:
+        """Return the layers of the model, embedding and head counted."""
+        if isinstance(self.spec, JobSpec):
+            return self.spec.transformer.layers_count + 2
+        return len(self.spec.layers)
 
 
 def read_request(document: object) -> PlanRequest:
@@ -93,6 +116,21 @@ def read_request(document: object) -> PlanRequest:
         time_limit_s=written.time_limit_s,
         name=written.name,
     )
+
+
+def _memory(spec: JobSpec) -> list[Fault]:
+    """Return the fault of a job that no search has to find too large: its states alone are."""
+    needed, room = least_bytes(spec), room_bytes(spec)
+    if needed <= room:
+        return []
+    nodes = math.ceil(spec.nodes * needed / room)
+    where = "devices[0].nodes" if len(spec.devices) == 1 else "devices"
+    message = (
+        f"weights, gradients and optimizer states take {needed / GIB:,.1f} GiB, and all GPUs have "
+        f"{room / GIB:,.1f} GiB but for the margin: {needed / room:.3g} times the memory of a GPU "
+        f"or {nodes} such nodes are the least that would do"
+    )
+    return [Fault("does_not_fit", message, column=where)]
 
 
 def _limits(spec: Spec, objective: object) -> list[Fault]:

@@ -14,17 +14,21 @@ Codes of the faults of `InvalidSpecError`
 ``conflict``       two statements contradict each other
 ``not_readable``   a profile that cannot be read from here
 ``too_large``      more devices than can be planned for
+``does_not_fit``   a whole job that all memory of its devices is too small for (over HTTP)
 =================  ============================================================================
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     BeforeValidator,
+    Discriminator,
     Field,
+    Tag,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -33,13 +37,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.analysis.documents import UnreadableDocumentError, load_document
+from app.analysis.planning.job.model import JobSpec
 from app.analysis.planning.spec.model import Spec
 from app.errors import Fault, InvalidSpecError
 from app.inputs.faults import faults_of
 from app.inputs.plans.cluster import ProfiledOn, WrittenDevice, WrittenNetwork
+from app.inputs.plans.job import WrittenJob, asks_for_job
 from app.inputs.plans.model import WrittenModel
 from app.inputs.plans.reading import ProfileReader, Reading, reading_of
 from app.inputs.values import Flag, FromYaml, Written, as_json, word
+
+Read = TypeVar("Read")
 
 MOST_TYPES: Final = 16
 MOST_MICROBATCHES: Final = 100_000
@@ -75,6 +83,9 @@ class WrittenSpec(Written):
     replicate: Annotated[Flag, Field(description="Stages may span whole nodes")] = False
     fold_with_communication: Annotated[Flag, Field(description="Ditto's second formula")] = False
     greedy_rule: Annotated[Literal["paper", "code"], BeforeValidator(word)] = "paper"
+    pipelines: Annotated[
+        Literal[1], FromYaml, Field(description="More need global_batch, which asks for the job")
+    ] = 1
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +121,14 @@ class WrittenSpec(Written):
         )
 
 
+# A specification of either kind. Marks in brackets stand in no path.
+AnySpec = Annotated[
+    Annotated[WrittenSpec, Tag("[pipeline]")] | Annotated[WrittenJob, Tag("[job]")],
+    Discriminator(lambda value: "[job]" if asks_for_job(value) else "[pipeline]"),
+]
+_ANY: Final[TypeAdapter[WrittenSpec | WrittenJob]] = TypeAdapter(AnySpec)
+
+
 def load_spec(text: str) -> object:
     """Return what a text of YAML or JSON says, for `parse_spec`.
 
@@ -134,7 +153,12 @@ def unreadable_spec(
 
 
 def parse_spec(document: object, read_profile: ProfileReader | None = None) -> Spec:
-    """Check a specification and return it.
+    """Check a specification of one pipeline and return it: `parse_any_spec` without jobs."""
+    return _parsed(TypeAdapter(WrittenSpec), document, read_profile).spec()
+
+
+def parse_any_spec(document: object, read_profile: ProfileReader | None = None) -> Spec | JobSpec:
+    """Check a specification and return it; with `global_batch` it is one of a whole job.
 
     Parameters
     ----------
@@ -147,9 +171,13 @@ def parse_spec(document: object, read_profile: ProfileReader | None = None) -> S
     InvalidSpecError
         With every fault and its path in `Fault.column`.
     """
+    return _parsed(_ANY, document, read_profile).spec()
+
+
+def _parsed(kind: TypeAdapter[Read], document: object, read_profile: ProfileReader | None) -> Read:
     reading, faults = Reading(read_profile), []
     try:
-        written = WrittenSpec.model_validate(document, context=reading)
+        written = kind.validate_python(document, context=reading)
     except ValidationError as error:
         faults = faults_of(error, CODES, "bad_type", root="the specification")
     faults += reading.faults
@@ -158,4 +186,4 @@ def parse_spec(document: object, read_profile: ProfileReader | None = None) -> S
             f"the specification has {len(faults)} fault{'s' if len(faults) > 1 else ''}",
             faults=tuple(faults),
         )
-    return written.spec()
+    return written

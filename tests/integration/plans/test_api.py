@@ -13,9 +13,12 @@ from jsonschema import Draft202012Validator
 
 from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document
+from app.analysis.planning.job.costs import MEMORY_MARGIN, least_bytes
+from app.analysis.planning.job.model import JobSpec
 from app.analysis.planning.plan import plan
+from app.inputs.plans.request import read_request
 from app.inputs.plans.spec import parse_spec
-from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
+from tests.support.plans import Asked, ask, do, open_run, plan_row, small_job_spec, small_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
 
 PLANS = "/api/v1/plans"
+ONE_NODE = [{"type": "A100", "nodes": 1, "gpus_per_node": 2}]
 
 
 def post(client: httpx.Client, **asked: Any) -> httpx.Response:  # noqa: ANN401 - JSON
@@ -229,7 +233,8 @@ def test_the_openapi_document_shows_what_a_request_holds(client: httpx.Client) -
         "optimal", "ditto", "greedy", "exhaustive",
     ]  # fmt: skip
     assert schemas["WrittenRequest"]["properties"]["spec"]["anyOf"] == [
-        {"$ref": "#/components/schemas/WrittenSpec"}, {"type": "string"},
+        {"$ref": "#/components/schemas/WrittenSpec"}, {"$ref": "#/components/schemas/WrittenJob"},
+        {"type": "string"},
     ]  # fmt: skip
     assert schemas["WrittenSpec"]["required"] == ["model", "devices", "microbatches"]
     assert schemas["WrittenDevice"]["additionalProperties"] is False
@@ -239,3 +244,72 @@ def test_the_openapi_document_shows_what_a_request_holds(client: httpx.Client) -
     Draft202012Validator(
         {"$ref": "#/components/schemas/WrittenRequest", "components": document["components"]}
     ).validate(body["example"])
+
+
+def test_a_whole_job_is_planned_and_shown(container: Container, client: httpx.Client) -> None:
+    response = post(client, spec=small_job_spec(), name="a job")
+    assert do(container, asked_for(container, response))
+    plan_id = response.json()["plan"]
+    found = client.get(f"{PLANS}/{plan_id}").json()
+    assert (found["state"], found["gap"]) == ("planned", 0)
+    sizes, pipelines = found["plan"]["parallelism"], found["plan"]["pipelines"]
+    assert len(pipelines) == sizes["dp"]
+    assert sum(one["microbatches"] for one in pipelines) * sizes["microbatch"] == 64
+    page = client.get(f"/plans/{plan_id}", headers={"Accept": "text/html"})
+    assert page.status_code == 200
+    for shown in ("64\N{NO-BREAK SPACE}sequences a batch", "If nodes are lost", "Megatron-Core"):
+        assert shown in page.text
+    assert f"--tensor-model-parallel-size {sizes['tp']}" in page.text
+    assert client.get(f"/plans/{plan_id}/plan.json").json() == found["plan"]
+    rows = client.get(f"/plans/{plan_id}/pipelines.csv").text.splitlines()
+    assert len(rows) == 1 + sizes["dp"]
+    for name, of in (("losses", "after_losses"), ("simpler", "comparison")):
+        rows = client.get(f"/plans/{plan_id}/{name}.csv").text.splitlines()
+        assert len(rows) == 1 + len(found["plan"][of]) > 1
+    listed = client.get("/plans", headers={"Accept": "text/html"})
+    assert listed.status_code == 200
+    assert f"/plans/{plan_id}" in listed.text
+    edited = client.get("/plans", params={"of": plan_id})
+    assert "global_batch: 64" in edited.text
+
+
+def test_a_whole_job_that_contradicts_itself_is_refused(client: httpx.Client) -> None:
+    response = post(client, spec=small_job_spec(parallelism={"tp": 16}))
+    assert response.status_code == 422
+    [fault] = response.json()["faults"]
+    assert (fault["column"], fault["code"]) == ("parallelism.tp", "conflict")
+    assert "8 would do" in fault["message"]
+    response = post(client, spec=small_job_spec(), method="ditto")
+    assert [fault["column"] for fault in response.json()["faults"]] == ["method"]
+
+
+def test_a_job_whose_states_alone_fit_nowhere_is_refused(client: httpx.Client) -> None:
+    small = [{"type": "A100", "nodes": 1, "gpus_per_node": 2, "memory_bytes": 2**30}]
+    response = post(client, spec=small_job_spec(devices=small))
+    assert (response.status_code, response.json()["code"]) == (422, "spec.invalid")
+    [fault] = response.json()["faults"]
+    assert (fault["code"], fault["column"]) == ("does_not_fit", "devices[0].nodes")
+    assert "the least that would do" in fault["message"]
+
+
+def test_a_job_that_fits_nowhere_says_what_would_do(
+    container: Container, client: httpx.Client
+) -> None:
+    request = read_request({"spec": small_job_spec(devices=ONE_NODE)})
+    assert isinstance(request.spec, JobSpec)
+    # The states alone fit, and nothing else does.
+    needed = least_bytes(request.spec) / 2 / (1 - MEMORY_MARGIN) * 1.001
+    small = [{**ONE_NODE[0], "memory_bytes": needed}]
+    response = post(client, spec=small_job_spec(devices=small))
+    assert do(container, asked_for(container, response))
+    found = client.get(f"{PLANS}/{response.json()['plan']}").json()
+    assert (found["state"], found["reason_code"]) == ("infeasible", "plan.infeasible")
+    assert {"more_memory", "more_nodes"} <= {fault["code"] for fault in found["faults"]}
+    page = client.get(f"/plans/{response.json()['plan']}", headers={"Accept": "text/html"})
+    assert "there is a plan" in page.text
+
+
+def test_presets_of_whole_jobs_fill_the_form(client: httpx.Client) -> None:
+    page = client.get("/plans", params={"preset": "llama-3-70b"})
+    assert "Llama 3 70 B on 128 H100" in page.text
+    assert "global_batch: 512" in page.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from app.analysis.planning.search.arrangement import rearranged
@@ -24,6 +24,7 @@ from app.analysis.planning.template import (
     SLIGHT,
     Template,
     TemplateTimes,
+    divides_nodes_alike,
     evaluate,
     fits,
     has_slight_stage,
@@ -33,7 +34,7 @@ from app.analysis.planning.template import (
 
 # How much worse than the best a listed template may be.
 NEAR: Final = 0.02
-# How much longer an execution may take that leaves no device all but idle.
+# How much longer an execution may take that leaves no device all but idle and divides nodes alike.
 SLOWER: Final = 0.01
 # Templates looked at for each limit of the slowest stage.
 _RIVALS: Final = 24
@@ -84,7 +85,8 @@ def near_optimal(
     objective : str
         By ``t_std`` or ``t_oobleck``, templates as good as the best are looked for, and those
         within `NEAR` are returned; by ``simulated``, those that execute fastest, without any that
-        leaves devices all but idle, unless every other one takes longer by more than `SLOWER`.
+        leaves devices all but idle, or divides nodes of a type in other ways, unless every other
+        one takes longer by more than `SLOWER`.
     others : iterable of Template
         Further templates to begin with.
     """
@@ -99,7 +101,7 @@ def near_optimal(
     while best != (best := near.best):
         for template in sorted(near.times, key=near.rank)[:_BEST]:
             near.improve(rearranged(passes.problem, template), _REARRANGED)
-    near.leave_out_slight(best)
+    near.leave_out_odd(best)
     return near.within(near.cost(near.best))
 
 
@@ -169,14 +171,17 @@ class _Near:
             )
             self._add(moved)
 
-    def leave_out_slight(self, best: Template) -> None:
-        """Leave out templates with slight stages if another one executes about as fast."""
+    def leave_out_odd(self, best: Template) -> None:
+        """Leave out templates that are not worth it if another one executes about as fast."""
         allowed = int(self.times[best].simulated * (1 + SLOWER))
         if has_slight_stage(self.problem, best) and not self.budget.spent:
             self._look_for_full(best, allowed)
-        full = {t: own for t, own in self.times.items() if not has_slight_stage(self.problem, t)}
-        if any(own.simulated <= allowed for own in full.values()):
-            self.times = full
+        self._keep([t for t in self.times if not has_slight_stage(self.problem, t)], allowed)
+        self._keep([t for t in self.times if divides_nodes_alike(t)], allowed)
+
+    def _keep(self, templates: Sequence[Template], allowed: int) -> None:
+        if any(self.times[template].simulated <= allowed for template in templates):
+            self.times = {template: self.times[template] for template in templates}
 
     def _look_for_full(self, best: Template, allowed: int) -> None:
         made = _fuller(self.passes, best, allowed // self.problem.spec.microbatches)

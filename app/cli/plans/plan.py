@@ -14,11 +14,13 @@ from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.json_text import to_json
 from app.analysis.planning.build import plan_document
 from app.analysis.planning.document import NoAnswer, PlanDocument
+from app.analysis.planning.job.model import JobSpec
 from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import SearchBudget
 from app.cli.files import FileError, read_document
+from app.cli.plans.job import plan_whole_job
 from app.errors import InvalidSpecError
-from app.inputs.plans.spec import parse_spec, unreadable_spec
+from app.inputs.plans.spec import parse_any_spec, unreadable_spec
 
 GIB = 2**30
 MS_PER_S = 1e3
@@ -28,9 +30,12 @@ def plan_file(
     path: Path, method: str, objective: str, time_limit: float | None, *, as_json: bool
 ) -> None:
     """Plan what a file specifies and print what came out."""
-    spec = parse_spec(read_spec(path), lambda name: read_spec(path.parent / name))
+    spec = parse_any_spec(read_spec(path), lambda name: read_spec(path.parent / name))
     deadline = None if time_limit is None else time.monotonic() + time_limit
     budget = SearchBudget(time.monotonic, deadline)
+    if isinstance(spec, JobSpec):
+        plan_whole_job(spec, budget, as_json=as_json)
+        return
     found = plan(spec, method=method, objective=objective, budget=budget, compare=True)
     if method == "ditto":
         found = with_oobleck_templates(found, SearchBudget(time.monotonic))

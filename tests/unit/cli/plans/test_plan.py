@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from app.analysis.documents import MOST_CHARS
-from app.cli.plan import plan_file
+from app.cli.plans.plan import plan_file
 from app.errors import InfeasiblePlanError, InvalidSpecError
 from benchmarks.support.clusters import example, uniform_layers
+from tests.support.plans import small_job_spec
 
 
 @pytest.fixture
@@ -96,3 +97,46 @@ def test_method_without_an_answer(spec: Path) -> None:
     spec.write_text(json.dumps(document))
     with pytest.raises(InfeasiblePlanError, match="there are 8"):
         plan_file(spec, "greedy", "t_std", None, as_json=False)
+
+
+def test_a_whole_job_prints_sizes_pipelines_losses_and_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(small_job_spec()))
+    plan_file(path, "optimal", "simulated", None, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "paceline.plan/1"
+    sizes = document["parallelism"]
+    assert set(sizes) == {"tp", "pp", "dp", "microbatch", "recompute", "interleave"}
+    done = sum(one["microbatches"] for one in document["pipelines"])
+    assert done * sizes["microbatch"] == document["global_batch"] == 64
+    assert len(document["pipelines"]) == sizes["dp"]
+    assert 0 < document["model_flops_utilization"] < 1
+    assert sum(document["time"].values()) == pytest.approx(1)
+    simpler = document["comparison"]
+    assert set(simpler) == {"one_pipeline", "slowest_everywhere", "without_A100", "A100_alone"}
+    assert all(other["relative"] > 1 for other in simpler.values())
+    assert [loss["device"] for loss in document["after_losses"]] == ["A100", "H100"]
+    assert all(loss["iteration_time_ms"] for loss in document["after_losses"])
+    plan_file(path, "optimal", "simulated", None, as_json=False)
+    out = capsys.readouterr().out
+    assert f"dp {sizes['dp']} × pp {sizes['pp']} × tp {sizes['tp']}" in out
+    assert "proven: no plan is better by t_std" in out
+    assert f"Megatron-Core: --tensor-model-parallel-size {sizes['tp']}" in out
+    assert "cannot express unequal stages" in out
+
+
+def test_a_model_that_fits_nowhere_names_what_would_do(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    small = [{"type": "A100", "nodes": 1, "gpus_per_node": 2, "memory_bytes": 2**30}]
+    path.write_text(yaml.safe_dump(small_job_spec(devices=small)))
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan_file(path, "optimal", "simulated", None, as_json=True)
+    changes = {fault.code: fault for fault in caught.value.faults}
+    assert {"more_memory", "more_nodes"} <= set(changes)
+    assert changes["more_memory"].column == "devices[0].memory_bytes"
+    enough = float(changes["more_memory"].message.split()[1])
+    small[0]["memory_bytes"] = enough * 1.01 * 2**30
+    path.write_text(yaml.safe_dump(small_job_spec(devices=small)))
+    plan_file(path, "optimal", "simulated", None, as_json=True)

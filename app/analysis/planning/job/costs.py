@@ -1,0 +1,297 @@
+"""What blocks, embedding and head of a transformer take and hold on one device of a TP group.
+
+A block's kernels run one after another: its matrix products at a share of the device's peak, then
+what only moves memory. Stored activations are those of Korthikanti et al. (arXiv:2205.05198,
+Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block, without the scores
+(5·a·s/h) if they are recomputed, s·b·h·2/t if the whole block is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from app.analysis.planning.job.model import Recompute
+from app.analysis.planning.problem import LONGEST_PS
+from app.analysis.planning.spec.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY
+
+if TYPE_CHECKING:
+    from app.analysis.planning.job.model import JobDevice, JobSpec, Parallelism
+    from app.analysis.planning.spec.transformer import Transformer
+
+PS: Final = 1e12
+# What collectives reach of the links' bandwidth.
+LINK_EFFICIENCY: Final = 0.75
+# What a send from one stage to the next reaches: it has few channels.
+SEND_EFFICIENCY: Final = 0.5
+# What matrix products of a transformer reach of the peak, where no efficiency is given.
+GEMM_EFFICIENCY: Final = 0.62
+# Bytes that an element's kernels move for each byte that they store: one read, one write.
+MOVED_PER_STORED: Final = 2.0
+# Bytes of a block's stored activations for each token and hidden unit (Korthikanti et al., Eq. 1):
+# layer norms and attention without its scores, and the feed-forward part of width 4·h.
+STORED_ATTENTION: Final = 15.0
+STORED_FEED_FORWARD: Final = 19.0
+STORED_SCORES: Final = 5.0
+STORED_INPUT: Final = 2.0
+# All-reduces of a block in each direction (Shoeybi et al., arXiv:1909.08053).
+COLLECTIVES: Final = 2
+# The share of the backward pass's collectives that the weights' gradients do not hide.
+BACKWARD_EXPOSED: Final = 0.5
+# Optimizer state a parameter (fp32 weights, two moments), and what its step moves. Gradients of
+# fewer bytes have a copy in fp32 as well (Megatron-Core, distributed optimizer).
+OPTIMIZER_BYTES: Final = 12.0
+FP32_BYTES: Final = 4
+OPTIMIZER_MOVED_BYTES: Final = 30.0
+LOGIT_BYTES: Final = 4.0
+# What is left free of a device's memory: contexts, communication buffers, fragments.
+MEMORY_MARGIN: Final = 0.08
+# The share of the gradients' synchronization that the backward pass hides.
+SYNC_OVERLAP: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """Times in ps of one microbatch, sizes in bytes of one device."""
+
+    block_forward_ps: int
+    block_backward_ps: int  # with what is recomputed
+    tensor_parallel_ps: int  # of both, what is exposed communication
+    embedding_ps: int
+    head_ps: int
+    receive_inside_ps: int  # activations or gradients of a boundary, inside a node
+    receive_between_ps: int
+    block_parameters: float
+    table_parameters: float  # of the embedding, and of the head
+    stored_bytes: float  # a block and a microbatch in flight
+    working_bytes: float  # once: what is recomputed of one block
+    input_bytes: float  # of the embedding, a microbatch in flight
+    logits_bytes: float
+    capacity_bytes: float  # infinite where it does not limit
+
+    @property
+    def block_ps(self) -> int:
+        """Return forward and backward of a block."""
+        return self.block_forward_ps + self.block_backward_ps
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Work of a block's forward pass on one of `tp` devices, for `microbatch` sequences."""
+
+    gemm_flops: float
+    scores_flops: float
+    weights_bytes: float
+    linear_bytes: float
+    scores_bytes: float
+    boundary_bytes: float
+
+
+def _block(model: Transformer, tp: int, microbatch: int) -> _Block:
+    h, s, tokens = model.hidden, model.sequence, model.sequence * microbatch
+    attention = 2 * h * h + 2 * h * (h * model.kv_heads // model.heads)
+    feed_forward = (3 if model.gated else 2) * h * model.intermediate
+    used = attention + feed_forward * model.active_experts
+    width = model.active_experts * feed_forward / (8 * h * h)
+    stored = STORED_ATTENTION + STORED_FEED_FORWARD * width
+    return _Block(
+        gemm_flops=2.0 * tokens * used / tp,
+        scores_flops=4.0 * tokens * s * h / tp,
+        weights_bytes=float(used * model.number_bytes) / tp,
+        linear_bytes=stored * tokens * h / tp,
+        scores_bytes=STORED_SCORES * model.heads * s * tokens / tp,
+        boundary_bytes=float(tokens * h * model.number_bytes),
+    )
+
+
+def block_parameters(model: Transformer) -> int:
+    """Return the parameters of a block, all experts counted."""
+    h = model.hidden
+    attention = 2 * h * h + 2 * h * (h * model.kv_heads // model.heads)
+    return attention + (3 if model.gated else 2) * h * model.intermediate * model.experts
+
+
+def forward_flops(model: Transformer) -> float:
+    """Return the model's operations of one sequence, forward (Narayanan et al., Eq. 3)."""
+    block = _block(model, 1, 1)
+    head = 2.0 * model.sequence * model.hidden * model.vocabulary
+    return model.layers_count * (block.gemm_flops + block.scores_flops) + head
+
+
+def stage_costs(
+    spec: JobSpec, device: JobDevice, tp: int, microbatch: int, recompute: Recompute
+) -> StageCosts:
+    """Return the costs on one device of a type in a TP group of `tp`."""
+    model, chip = spec.transformer, device.accelerator
+    block = _block(model, tp, microbatch)
+    traffic = chip.bytes_per_s * TRAFFIC_EFFICIENCY
+    flops = chip.peak_flops * device.efficiency
+
+    def seconds(gemm: float, moved: float, weights: float = 0.0) -> float:
+        return max(gemm / flops, weights / traffic) + moved / traffic
+
+    scores_s = seconds(block.scores_flops, MOVED_PER_STORED * block.scores_bytes)
+    linear_s = seconds(block.gemm_flops, MOVED_PER_STORED * block.linear_bytes, block.weights_bytes)
+    link = device.link_gbytes_per_s
+    collective_s = 0.0
+    if tp > 1 and link is not None:
+        moved = 2 * (tp - 1) / tp * block.boundary_bytes
+        collective_s = COLLECTIVES * moved / (link * 1e9 * LINK_EFFICIENCY)
+    forward_s, backward_s = linear_s + scores_s, BACKWARD_WORK * (linear_s + scores_s)
+    own = _calibration(spec, device)
+    again_s = {Recompute.NONE: 0.0, Recompute.SELECTIVE: scores_s, Recompute.FULL: forward_s}
+    repeated = 1 if recompute is Recompute.FULL else 0
+    stored = {
+        Recompute.NONE: block.linear_bytes + block.scores_bytes,
+        Recompute.SELECTIVE: block.linear_bytes,
+        Recompute.FULL: STORED_INPUT * block.boundary_bytes / model.number_bytes / tp,
+    }
+    boundary = block.boundary_bytes / tp
+    between = spec.inter_node_gbytes_per_s
+    mine = None if between is None else between / spec.gpus_per_node
+    tokens = model.sequence * microbatch
+    logits = LOGIT_BYTES * tokens * model.vocabulary / tp
+    head_s = seconds(2.0 * tokens * model.hidden * model.vocabulary / tp, MOVED_PER_STORED * logits)
+    return StageCosts(
+        block_forward_ps=_ps(forward_s * own[0] + collective_s),
+        block_backward_ps=_ps(
+            backward_s * own[1]
+            + again_s[recompute] * own[0]
+            + (BACKWARD_EXPOSED + repeated) * collective_s
+        ),
+        tensor_parallel_ps=_ps((1 + BACKWARD_EXPOSED + repeated) * collective_s),
+        embedding_ps=_ps((1 + BACKWARD_WORK) * 3 * boundary / traffic),
+        head_ps=_ps((1 + BACKWARD_WORK) * head_s),
+        receive_inside_ps=_ps(_transfer_s(boundary, link, SEND_EFFICIENCY)),
+        receive_between_ps=_ps(_transfer_s(boundary, mine, SEND_EFFICIENCY)),
+        block_parameters=block_parameters(model) / tp,
+        table_parameters=float(model.vocabulary * model.hidden) / tp,
+        stored_bytes=stored[recompute],
+        working_bytes=block.linear_bytes + block.scores_bytes - stored[recompute],
+        input_bytes=boundary / model.number_bytes,
+        logits_bytes=logits,
+        capacity_bytes=float("inf")
+        if chip.memory_bytes is None
+        else chip.memory_bytes * (1 - MEMORY_MARGIN),
+    )
+
+
+def _calibration(spec: JobSpec, device: JobDevice) -> tuple[float, float]:
+    """Return measured over predicted time of a block, forward and backward; 1 without any."""
+    model = spec.transformer
+    blocks = [
+        one
+        for one in model.measured
+        if one.device == device.name and 0 < one.layer <= model.layers_count
+    ]
+    if not blocks:
+        return 1.0, 1.0
+    predicted_s = _alone_s(spec, device)
+    forward = _median([one.forward_ms / 1e3 / predicted_s for one in blocks])
+    backward = [
+        one.backward_ms / 1e3 / (BACKWARD_WORK * predicted_s)
+        for one in blocks
+        if one.backward_ms is not None
+    ]
+    return forward, _median(backward) if backward else forward
+
+
+def alone_ms(
+    spec: JobSpec, device: JobDevice, sizes: Parallelism, forward_ms: float, backward_ms: float
+) -> tuple[float, float]:
+    """Return a block's times on one device alone, which `_calibration` takes, from those in a job.
+
+    What collectives are predicted to take is taken off, half of what was measured at most: the
+    plan adds them again, for its own TP size.
+
+    Parameters
+    ----------
+    sizes : Parallelism
+        As the job ran; `spec` has no measured times, and its microbatch.
+    forward_ms, backward_ms : float
+        Of one microbatch on a device of the TP group, with collectives and what is recomputed.
+    """
+    costs = stage_costs(spec, device, sizes.tp, sizes.microbatch, sizes.recompute)
+    repeated = 1 if sizes.recompute is Recompute.FULL else 0
+    collective_ps = costs.tensor_parallel_ps / (1 + BACKWARD_EXPOSED + repeated)
+    exposed_ps = (BACKWARD_EXPOSED + repeated) * collective_ps
+    forward_ps = costs.block_forward_ps - collective_ps
+    again_ps = costs.block_backward_ps - exposed_ps - BACKWARD_WORK * forward_ps
+    measured_ps = forward_ms * PS / 1e3, backward_ms * PS / 1e3
+    ahead = max(measured_ps[0] - collective_ps, measured_ps[0] / 2) / forward_ps
+    off_ps = exposed_ps + again_ps * ahead
+    behind = max(measured_ps[1] - off_ps, measured_ps[1] / 2) / (BACKWARD_WORK * forward_ps)
+    predicted_ms = _alone_s(spec, device) * 1e3
+    return ahead * predicted_ms, behind * BACKWARD_WORK * predicted_ms
+
+
+def _alone_s(spec: JobSpec, device: JobDevice) -> float:
+    """Return what a block's forward pass is predicted to take on one device, s."""
+    model, chip = spec.transformer, device.accelerator
+    block = _block(model, 1, model.microbatch)
+    traffic = chip.bytes_per_s * TRAFFIC_EFFICIENCY
+    flops = (block.gemm_flops + block.scores_flops) / (chip.peak_flops * device.efficiency)
+    return flops + MOVED_PER_STORED * (block.linear_bytes + block.scores_bytes) / traffic
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _transfer_s(size: float, gbytes_per_s: float | None, efficiency: float) -> float:
+    return 0.0 if gbytes_per_s is None else size / (gbytes_per_s * 1e9 * efficiency)
+
+
+def _ps(seconds: float) -> int:
+    return int(min(round(seconds * PS), LONGEST_PS))
+
+
+def static_bytes_per_parameter(spec: JobSpec, dp: int) -> tuple[float, float, float]:
+    """Return bytes of weights, gradients and optimizer state for each parameter of a device."""
+    share = dp if spec.shard_optimizer else 1
+    copied = FP32_BYTES if spec.gradient_bytes < FP32_BYTES else 0
+    state = (OPTIMIZER_BYTES + copied) / share
+    return float(spec.transformer.number_bytes), float(spec.gradient_bytes), state
+
+
+def least_bytes(spec: JobSpec) -> float:
+    """Return what any plan holds on all devices together, without activations."""
+    model, dp = spec.transformer, spec.fixed.dp or 1
+    parameters = model.layers_count * block_parameters(model) + 2 * model.vocabulary * model.hidden
+    return parameters * dp * sum(static_bytes_per_parameter(spec, dp))
+
+
+def room_bytes(spec: JobSpec) -> float:
+    """Return what all devices have together, without the margin; infinite without a limit."""
+    sizes = [(device.accelerator.memory_bytes, device.nodes) for device in spec.devices]
+    each = [float("inf") if size is None else size * nodes for size, nodes in sizes]
+    return sum(each) * spec.gpus_per_node * (1 - MEMORY_MARGIN)
+
+
+def synchronization_ps(
+    spec: JobSpec, slowest: JobDevice, parameters: float, dp: int, in_node: int
+) -> tuple[int, int]:
+    """Return what of the gradients' all-reduce is exposed, and the optimizer's step.
+
+    Hierarchical: the `in_node` replicas that share a node first, then each with a part over its
+    own share of the node's link.
+
+    Parameters
+    ----------
+    parameters : float
+        Of one device, of the mean stage: what later stages take longer, the drain hides.
+    """
+    chip = slowest.accelerator
+    sharded = dp if spec.shard_optimizer else 1
+    step_s = OPTIMIZER_MOVED_BYTES * parameters / sharded / (chip.bytes_per_s * TRAFFIC_EFFICIENCY)
+    if dp == 1:
+        return 0, _ps(step_s)
+    size = parameters * spec.gradient_bytes
+    inside, across = min(in_node, dp), -(-dp // in_node)
+    total_s = _transfer_s(
+        2 * (inside - 1) / inside * size, slowest.link_gbytes_per_s, LINK_EFFICIENCY
+    )
+    if spec.inter_node_gbytes_per_s is not None:
+        mine = spec.inter_node_gbytes_per_s / spec.gpus_per_node
+        total_s += _transfer_s(2 * (across - 1) / across * size / inside, mine, LINK_EFFICIENCY)
+    return _ps((1 - SYNC_OVERLAP) * total_s), _ps(step_s)

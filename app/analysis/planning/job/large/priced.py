@@ -1,0 +1,358 @@
+# ruff: noqa: PLR0913, PLR0915, PLR0917, PLR0912, C901 - compiled loops: no objects there
+"""What no plan of some sizes can be below, from a price for each type's TP groups.
+
+A pipeline u with k_u groups of each type does at most 1 + (T − A_u)/m_u microbatches in a time T,
+where m is its slowest stage and A all stages and what follows them. Let dp pipelines do N on G
+groups in T, and let π be prices, not negative where groups may be idle. If T were below
+A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they would do fewer than
+Σ(1 + c + π·k_u) ≤ N. So
+
+    T ≥ min over all pipelines u of A_u + m_u·(c + π·k_u),
+
+which is concave in π: it is raised by a proximal bundle method. Its minimum is found by a dynamic
+program over stages from the last one, for intervals of m: that close to the least are halved.
+Blocks are whole, and those that fit a stage depend on its place. What is left out: nodes may be cut
+into single stages, in any order of the types.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from app.analysis.compiled import compiled
+from app.analysis.planning.job.costs import synchronization_ps
+from app.analysis.planning.job.space import KernelCosts, divisors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.planning.job.space import Space
+    from app.analysis.planning.search.budget import SearchBudget
+
+    IntArray = NDArray[np.int64]
+    FloatArray = NDArray[np.float64]
+
+# Ratio of the ends of an interval of m at first, and of one that is not halved.
+_COARSE: Final = 1.06
+_FINE: Final = 1.004
+# Intervals that are looked into after the first ones, each time that prices change; and at last.
+_MOST_HALVED: Final = 150
+_MOST_AT_LAST: Final = 2000
+# Of the steps that raise the prices, and the share of the target that the last one promises.
+_CLOSE: Final = 1.01
+_STEPS: Final = 40
+_GAIN: Final = 1e-3
+# How far the first step may go, in prices, and steps to each one's end.
+_REACH: Final = 0.3
+_NEWTON: Final = 8
+_EPSILON: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priced:
+    """A bound, and what a TP group of each type is worth for it, in microbatches."""
+
+    bound_ps: int
+    prices: FloatArray
+
+
+class _Kind(NamedTuple):
+    """Pipelines that share each node by a number of replicas: times in ps, by type."""
+
+    middle: FloatArray  # what a stage receives, the mean of a node's stages
+    ends: FloatArray  # what the first and the last stage receive less
+    least: FloatArray  # what any stage between them receives
+    tails: FloatArray  # shape (stages + 1,): what follows, by the pipeline's stages
+
+
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """The least of A + m·(c + π·k), and how it changes with each price."""
+
+    value: float
+    slope: FloatArray
+
+
+def priced_bound(
+    space: Space,
+    some: tuple[int, ...],
+    target_ps: int,
+    budget: SearchBudget,
+    start: FloatArray | None = None,
+) -> Priced:
+    """Return what no plan of some numbers of pipelines takes less than, and its prices.
+
+    Parameters
+    ----------
+    some : tuple of int
+        Numbers of pipelines, ascending: memory is that of the last one, synchronization that of
+        the first one.
+    target_ps : int
+        A plan's time: a bound that reaches it is not raised further.
+    start : float64 array, shape (types,), optional
+        Prices to begin with.
+    """
+    oracle = _Oracle.of(space, some)
+    groups, scale = oracle.groups, space.layers * space.arrays.block.astype(np.float64)
+    # a first guess: groups are worth what they compute
+    share = (target_ps / scale - 1).clip(0)
+    if start is None:
+        start = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
+    at = start
+    best = oracle.least(at, _CLOSE)
+    bundle = _Bundle(scale, positive=space.spec.allow_idle)
+    bundle.add(at, best)
+    best_at = at
+    for _ in range(_STEPS):
+        if budget.spent or best.value >= target_ps or not np.isfinite(best.value):
+            break
+        at, promised = bundle.next(best_at, best.value)
+        if promised <= best.value + _GAIN * target_ps:
+            break
+        found = oracle.least(at, _CLOSE)
+        bundle.add(at, found)
+        better = found.value > best.value
+        bundle.weight *= 0.5 if better else 1.3
+        if better:
+            best, best_at = found, at
+    value = oracle.least(best_at, _FINE, _MOST_AT_LAST).value
+    never = int(np.iinfo(np.int64).max)
+    return Priced(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
+
+
+class _Bundle:
+    """What is known of the bound as prices change: planes that it is below; a proximal bundle."""
+
+    def __init__(self, scale: FloatArray, *, positive: bool) -> None:
+        self.scale, self.positive, self.weight = scale, positive, 0.0
+        self.offsets: list[float] = []
+        self.slopes: list[FloatArray] = []
+
+    def add(self, at: FloatArray, found: _Least) -> None:
+        """Add the plane of a pipeline."""
+        slope = found.slope / self.scale
+        self.offsets.append(found.value - float(found.slope @ at))
+        self.slopes.append(slope)
+        if not self.weight:
+            reach = max(float(np.abs(at * self.scale).max()), _EPSILON)
+            self.weight = float(np.abs(slope).max()) / (_REACH * reach)
+
+    def next(self, center: FloatArray, value: float) -> tuple[FloatArray, float]:
+        """Return the prices that promise most near some, and what they promise."""
+        if not self.weight:  # no price changes anything
+            return center, value
+        offsets, slopes = np.array(self.offsets), np.array(self.slopes)
+        origin = center * self.scale
+        at = origin.copy()
+
+        def soft(point: FloatArray, width: float) -> tuple[float, FloatArray]:
+            planes = -(offsets + slopes @ point) / width
+            top = planes.max()
+            weights = np.exp(planes - top)
+            away = point - origin
+            lost = self.weight / 2 * float(away @ away)
+            return -width * float(top + np.log(weights.sum())) - lost, weights / weights.sum()
+
+        for width in (value * 1e-2, value * 1e-3, value * 1e-4):
+            for _ in range(_NEWTON):
+                here, share = soft(at, width)
+                mean = share @ slopes
+                gradient = mean - self.weight * (at - origin)
+                bend = (slopes.T * share) @ slopes - np.outer(mean, mean)
+                step = np.linalg.solve(bend / width + self.weight * np.eye(len(at)), gradient)
+                length = 1.0
+                while length > _EPSILON and soft(at + length * step, width)[0] < here:
+                    length /= 2
+                if length <= _EPSILON:
+                    break
+                at = at + length * step
+        if self.positive:
+            at = at.clip(0)
+        return at / self.scale, float((offsets + slopes @ at).min())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Oracle:
+    """Finds the least of A + m·(c + π·k)."""
+
+    space: Space
+    kinds: tuple[_Kind, ...]
+    groups: FloatArray
+    numbers: tuple[int, int]
+
+    @classmethod
+    def of(cls, space: Space, some: tuple[int, ...]) -> _Oracle:
+        groups = np.array([device.nodes for device in space.spec.devices]) * float(space.slots)
+        kinds = tuple(_kind(space, replicas, some) for replicas in divisors(space.slots))
+        return cls(space, kinds, groups, (some[0], some[-1]))
+
+    def least(self, prices: FloatArray, close: float, most: int = _MOST_HALVED) -> _Least:
+        """Return the least, to within `close` of m or after `most` more intervals."""
+        space = self.space
+        rest = space.microbatches - float(prices @ self.groups)
+        number = self.numbers[1] if rest >= 0 else self.numbers[0]
+        constant = rest / number - 1
+        block, arrays = space.arrays.block, space.arrays
+        lowest = float(block.min())
+        highest = float(
+            space.layers * block.max()
+            + arrays.embedding.max()
+            + arrays.head.max()
+            + 2 * max(arrays.inside.max(), arrays.between.max())
+        )
+        edges = lowest * _COARSE ** np.arange(
+            np.ceil(np.log(highest / lowest) / np.log(_COARSE)) + 1
+        )
+        serial = itertools.count()
+        heap: list[tuple[float, int, float, float, int, FloatArray]] = []
+
+        def look(low: float, high: float, kind: int) -> None:
+            one = self.kinds[kind]
+            value, used = _least_within(
+                low,
+                high,
+                constant,
+                prices,
+                *one,
+                arrays,
+                space.static(self.numbers[1]),
+                space.layers,
+                space.microbatches,
+                space.spec.fixed.pp or 0,
+            )
+            if np.isfinite(value):
+                heapq.heappush(heap, (value, next(serial), low, high, kind, used))
+
+        for low, high in itertools.pairwise(edges.tolist()):
+            for kind in range(len(self.kinds)):
+                look(low, high, kind)
+        first = next(serial)
+        while heap:
+            value, _, low, high, kind, used = heapq.heappop(heap)
+            if high <= low * close or next(serial) > first + most:
+                slope = (low + high) / 2 * (used - self.groups / number)
+                return _Least(value, slope)
+            middle = (low * high) ** 0.5
+            look(low, middle, kind)
+            look(middle, high, kind)
+        return _Least(np.inf, self.groups * 0)
+
+
+def _kind(space: Space, replicas: int, some: tuple[int, ...]) -> _Kind:
+    arrays, here = space.arrays, space.slots // replicas
+    inside, between = arrays.inside.astype(np.float64), arrays.between.astype(np.float64)
+    longest = min(space.layers, space.groups)
+    whole = space.layers * arrays.block_parameters + 2 * arrays.table_parameters
+    tails = np.full(longest + 1, np.inf)
+    for stages in range(here, longest + 1, here):
+        tails[stages] = min(
+            synchronization_ps(space.spec, device, whole / stages, some[0], replicas)[0]
+            + synchronization_ps(space.spec, device, whole / stages, some[-1], replicas)[1]
+            for device in space.spec.devices
+        )
+        if stages == here:  # in one node
+            tails[stages] -= 2 * stages * float(np.abs(between - inside).max())
+    least = [between * 2, inside + between, inside * 2][min(here, 3) - 1]
+    return _Kind(2 * ((here - 1) * inside + between) / here, between, least, tails)
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def _least_within(
+    low: float,
+    high: float,
+    constant: float,
+    prices: FloatArray,
+    middle: FloatArray,
+    ends: FloatArray,
+    least: FloatArray,
+    tails: FloatArray,
+    costs: KernelCosts,
+    static: float,
+    layers: int,
+    microbatches: int,
+    fixed: int,
+) -> tuple[float, FloatArray]:
+    """Return the least of A + m·(c + π·k) for m in [low, high], and its k."""
+    types, longest = prices.shape[0], tails.shape[0] - 1
+    best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
+    value = np.full((longest + 1, layers + 1), np.inf)
+    chosen = np.zeros((longest + 1, layers + 1), dtype=np.int64)
+    taken = np.zeros((longest + 1, layers + 1), dtype=np.int64)
+    value[0, 0] = 0.0
+    queue = np.empty(layers + 1, dtype=np.int64)
+    paid = prices.min() >= 0  # each stage adds to the value
+    for q in range(1, longest + 1):
+        flight = min(q, microbatches)
+        # as the first stage
+        for t in range(types):
+            extra = float(costs.embedding[t])
+            room = costs.capacity[t] - costs.working
+            room -= static * costs.table_parameters + flight * costs.inputs
+            within = high - costs.embedding[t]
+            if q == 1:
+                extra += costs.head[t]
+                room -= static * costs.table_parameters + costs.logits
+                within -= costs.head[t]
+            else:
+                extra += middle[t] - ends[t]
+            each = static * costs.block_parameters + flight * costs.stored
+            most = min(np.floor(within / costs.block[t]), float(layers))
+            if np.isfinite(room):
+                most = min(most, np.floor(room / each))
+            if fixed not in (0, q):
+                most = 0.0
+            for b in range(1, int(most) + 1):
+                before = value[q - 1, layers - b]
+                if before < np.inf:
+                    now = before + extra + b * costs.block[t] + low * (prices[t] + constant)
+                    now += tails[q]
+                    if now < best:
+                        best, best_stages, best_type, best_blocks = now, q, t, b
+        # as one that others are before
+        cheapest = np.inf
+        for t in range(types):
+            extra = middle[t]
+            room = costs.capacity[t] - costs.working
+            within = high - least[t]
+            if q == 1:
+                extra += costs.head[t] - ends[t]
+                room -= static * costs.table_parameters + costs.logits
+                within = high - costs.head[t]
+            each = static * costs.block_parameters + flight * costs.stored
+            most = min(np.floor(within / costs.block[t]), float(layers))
+            if np.isfinite(room):
+                most = min(most, np.floor(room / each))
+            span = int(most)
+            if span < 1:
+                continue
+            head, tail = 0, 0
+            step, whole = float(costs.block[t]), extra + low * prices[t]
+            for n in range(1, layers):
+                # the window of what is behind: n - span to n - 1 blocks
+                new = value[q - 1, n - 1] - (n - 1) * step
+                while tail > head and value[q - 1, queue[tail - 1]] - queue[tail - 1] * step >= new:
+                    tail -= 1
+                queue[tail] = n - 1
+                tail += 1
+                if queue[head] < n - span:
+                    head += 1
+                behind = queue[head]
+                now = value[q - 1, behind] + (n - behind) * step + whole
+                if now < value[q, n]:
+                    value[q, n], chosen[q, n], taken[q, n] = now, t, n - behind
+                    cheapest = min(cheapest, now)
+        if paid and cheapest + low * constant >= best:
+            break
+    used = np.zeros(types)
+    if best_stages:
+        used[best_type] += 1
+        n = layers - best_blocks
+        for q in range(best_stages - 1, 0, -1):
+            used[chosen[q, n]] += 1
+            n -= taken[q, n]
+    return best, used

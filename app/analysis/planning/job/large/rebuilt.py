@@ -1,0 +1,177 @@
+"""Plans on clusters that are too large for the program over all nodes: built and rebuilt in part.
+
+Nodes that are left, and those of a few pipelines that are taken out, are divided anew as well as
+can be for a time a little below the plan's, again and again. Units that are tried are those of few
+nodes and at most two types that prices say are nearly worth their nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.analysis.planning.job.cuts import cover, most_microbatches
+from app.analysis.planning.job.mixed import MixedSearch, walk
+from app.analysis.planning.job.space import Space, Unit, divisors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from app.analysis.planning.job.result import JobPlan
+    from app.analysis.planning.search.budget import SearchBudget
+
+    IntArray = NDArray[np.int64]
+    FloatArray = NDArray[np.float64]
+
+# Nodes of a type in a unit that is tried, and units that are tried.
+_MOST_NODES: Final = 8
+_MOST_UNITS: Final = 400
+# Nodes of units of one type that are tried whatever their prices say.
+_SMALL: Final = 2
+# States of the nodes that are divided anew.
+_MOST_STATES: Final = 3000
+# The time that is aimed at is below the plan's by these shares, one after another; each is given
+# up after this number of rounds without a better plan.
+_AIMS: Final = (0.04, 0.015, 0.005, 0.002)
+_ROUNDS: Final = 60
+
+
+class Rebuilding:
+    """A division of a cluster's nodes into units, as it is improved.
+
+    Parameters
+    ----------
+    own : sequence of Unit
+        To begin with; there may be none.
+    dp : int
+        Pipelines that memory and synchronization assume; plans are costed with their own.
+    prices : float64 array, shape (types,)
+        What a TP group of each type is worth, in microbatches.
+    """
+
+    def __init__(self, space: Space, own: Sequence[Unit], dp: int, prices: FloatArray) -> None:
+        self.space, self.dp = space, dp
+        units = list(dict.fromkeys([*own, *_small_units(space)]))
+        mixed = MixedSearch(space, tuple(units), (dp,))
+        kept = _worthwhile(mixed, prices, len(set(own)))
+        self.mixed = MixedSearch(space, tuple(units[i] for i in kept), (dp,))
+        position = {unit: i for i, unit in enumerate(self.mixed.units)}
+        self.current = [position[unit] for unit in own if unit in position]
+        self.draw = random.Random(0)  # noqa: S311 - the same plan each time
+
+    def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
+        """Return the best plan that is found; `time_ps` is aimed at first."""
+        best, aim = self._plan(), 0
+        worth = self._worth(time_ps)
+        failed = 0
+        while aim < len(_AIMS) and not budget.spent:
+            changed = self._divide_anew(worth)
+            failed += 1
+            if changed and (best is None or worth[self.current].sum() >= self.space.microbatches):
+                found = self._plan()
+                if found is not None and (best is None or found.time_ps < best.time_ps):
+                    best, failed = found, 0
+                    worth = self._worth(int(best.time_ps * (1 - _AIMS[aim])))
+            if failed >= _ROUNDS:
+                aim, failed = aim + 1, 0
+                if best is None:
+                    worth = self._worth(int(time_ps * 2**aim))
+                elif aim < len(_AIMS):
+                    worth = self._worth(int(best.time_ps * (1 - _AIMS[aim])))
+        return best
+
+    def _plan(self) -> JobPlan | None:
+        """Return the plan of the units; None where nodes are left, or they do not fit."""
+        idle = self.mixed.shape - self.mixed.sizes[self.current].sum(axis=0)
+        dp = int(self.mixed.replicas[self.current].sum())
+        fixed = self.space.spec.fixed.dp
+        if (
+            not self.current
+            or (idle.any() and not self.space.spec.allow_idle)
+            or dp > self.space.microbatches
+            or fixed not in {None, dp}
+        ):
+            return None
+        some = list(dict.fromkeys(self.current))
+        exact = MixedSearch(self.space, tuple(self.mixed.units[i] for i in some), (dp,))
+        return exact.share([some.index(i) for i in self.current])
+
+    def _worth(self, time_ps: int) -> IntArray:
+        """Return the microbatches that each unit does in a time."""
+        mixed = self.mixed
+        most = most_microbatches(mixed.points, mixed.starts, time_ps, mixed.tails)
+        return most * mixed.replicas
+
+    def _divide_anew(self, worth: IntArray) -> bool:
+        """Divide nodes that are left, and those of some units, as well as can be."""
+        mixed, current, draw = self.mixed, self.current, self.draw
+        idle = mixed.shape - mixed.sizes[current].sum(axis=0)
+        nodes = np.zeros_like(idle)
+        for kind in draw.sample(range(len(idle)), len(idle)):
+            fit = _MOST_STATES // int(np.prod(nodes + 1)) - 1
+            nodes[kind] = draw.randint(0, max(min(int(idle[kind]), fit), 0))
+        left = int(nodes.sum())
+        out: list[int] = []
+        for place in draw.sample(range(len(current)), len(current)):
+            more = nodes + mixed.sizes[current[place]]
+            if out and np.prod(more + 1) > _MOST_STATES:
+                break
+            nodes, out = more, [*out, place]
+            if len(out) > 1 and draw.random() < 1 / 3:
+                break
+        removed = [current[place] for place in out]
+        pipelines, before = int(mixed.replicas[removed].sum()), int(worth[removed].sum())
+        usable = np.flatnonzero((worth > 0) & (mixed.sizes <= nodes).all(axis=1))
+        most = min(2 * pipelines + left * self.space.slots + 2, self.space.microbatches)
+        sizes, replicas = mixed.sizes[usable], mixed.replicas[usable]
+        table, choice = cover(sizes, replicas, worth[usable], nodes, most)
+        final = table if self.space.spec.allow_idle else table[:, -1:]
+        d, state = divmod(int(final.argmax()), final.shape[1])
+        if final[d, state] < (0 if left else before):
+            return False
+        state += table.shape[1] - final.shape[1]
+        added = walk(choice, sizes, replicas, nodes, d, state)
+        kept = [unit for place, unit in enumerate(current) if place not in out]
+        self.current = [*kept, *usable[added].tolist()]
+        return True
+
+
+def _small_units(space: Space) -> list[Unit]:
+    shape = [device.nodes for device in space.spec.devices]
+    found = []
+    for count in (1, 2):
+        for kinds in itertools.permutations(range(len(shape)), count):
+            ranges = [range(1, min(shape[kind], _MOST_NODES) + 1) for kind in kinds]
+            for numbers in itertools.product(*ranges):
+                here = dict(zip(kinds, numbers, strict=True))
+                nodes = tuple(here.get(kind, 0) for kind in range(len(shape)))
+                found += [
+                    unit
+                    for replicas in divisors(space.slots)
+                    if space.stages(unit := Unit(nodes, kinds, replicas)) <= space.layers
+                    and space.spec.fixed.pp in {None, space.stages(unit)}
+                ]
+    return found
+
+
+def _worthwhile(mixed: MixedSearch, prices: FloatArray, first: int) -> list[int]:
+    """Return the units that are tried: the first ones, small ones, and those nearest to worth."""
+    space = mixed.space
+    groups = mixed.shape * space.slots
+    constant = (space.microbatches - float(prices @ groups)) / mixed.dp - 1
+    times = np.full(len(mixed.units), np.inf)
+    for i in range(len(mixed.units)):
+        points = mixed.points[mixed.starts[i] : mixed.starts[i + 1]]
+        if len(points):
+            paid = float(prices @ mixed.sizes[i]) * space.slots / int(mixed.replicas[i])
+            times[i] = (points[:, 0] + points[:, 1] * (constant + paid)).min() + mixed.tails[i]
+    alone = (mixed.sizes > 0).sum(axis=1) == 1
+    times[alone & (mixed.sizes.sum(axis=1) <= _SMALL) & np.isfinite(times)] = 0
+    times[:first] = 0
+    order = np.argsort(times, kind="stable")[:_MOST_UNITS]
+    return sorted(order[np.isfinite(times[order])].tolist())

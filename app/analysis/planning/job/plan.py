@@ -1,0 +1,152 @@
+"""Plan a whole job, and say what would do where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from app.analysis.planning.job.costs import stage_costs
+from app.analysis.planning.job.model import FixedParallelism, JobSpec, Recompute
+from app.analysis.planning.job.search import search_job
+from app.analysis.planning.search.budget import SearchBudget
+from app.errors import Fault, InfeasiblePlanError
+
+if TYPE_CHECKING:
+    from app.analysis.planning.job.result import FoundJob, JobPlan
+
+_GIB: Final = 2**30
+# Memory is looked for up to this many times what there is, and as closely.
+_MOST_MEMORY: Final = 64.0
+_CLOSE: Final = 1.01
+_MOST_PLANNED: Final = 1024
+# A comparison on a clock may take so long; it is the best plan that was found until then.
+_COMPARED_S: Final = 2.0
+
+
+def plan_job(
+    spec: JobSpec, budget: SearchBudget | None = None, *, compare: bool = True
+) -> FoundJob:
+    """Return the fastest plan of a job.
+
+    Parameters
+    ----------
+    compare : bool
+        Also plan simpler ways to run it; their time is their own.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Nothing fits, with changes each of which would do.
+    """
+    found = search_job(spec, budget)
+    if found is None:
+        raise InfeasiblePlanError(
+            "no plan fits the devices", faults=tuple(_changes(spec, budget or SearchBudget()))
+        )
+    if not compare:
+        return found
+    return replace(found, comparison=_compared(spec, budget or SearchBudget()))
+
+
+def _compared(spec: JobSpec, budget: SearchBudget) -> dict[str, JobPlan | None]:
+    """Return the best plan of each simpler way by its name; None where nothing fits."""
+    found: dict[str, JobPlan | None] = {}
+    for name, simpler in _ways(spec):
+        deadline = None if budget.deadline_s is None else budget.clock() + _COMPARED_S
+        best = search_job(simpler, SearchBudget(budget.clock, deadline))
+        found[name] = None if best is None else best.plan
+    return found
+
+
+def _ways(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    if spec.as_it_runs is not None:
+        sizes = spec.as_it_runs.sizes
+        if len(spec.devices) > 1:  # pipelines over several types run plain 1F1B
+            sizes = replace(sizes, interleave=1)
+        yield "same_sizes", replace(spec, fixed=sizes)
+    if spec.fixed == FixedParallelism():
+        yield "one_pipeline", replace(spec, fixed=FixedParallelism(dp=1))
+    if len(spec.devices) == 1:
+        return
+    pace = [stage_costs(spec, device, 1, 1, Recompute.NONE).block_ps for device in spec.devices]
+    slow = pace.index(max(pace))
+    everywhere = replace(spec.devices[slow], nodes=spec.nodes)
+    yield "slowest_everywhere", replace(spec, devices=(everywhere,))
+    fast = tuple(device for kind, device in enumerate(spec.devices) if kind != slow)
+    yield f"without_{spec.devices[slow].name}", replace(spec, devices=fast)
+    if len(spec.devices) > 2:  # noqa: PLR2004 - of two, each alone is one that stands above
+        for device in fast:
+            yield f"{device.name}_alone", replace(spec, devices=(device,))
+    yield f"{spec.devices[slow].name}_alone", replace(spec, devices=(spec.devices[slow],))
+
+
+def _changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
+    """Yield the smallest changes, one of each kind, that make a plan possible."""
+    memory = _least(lambda factor: _with_memory(spec, factor), budget)
+    for number, device in enumerate(spec.devices if memory is not None else ()):
+        size = device.accelerator.memory_bytes
+        if size is not None and memory is not None:
+            every = " on every type" if len(spec.devices) > 1 else ""
+            message = f"with {size * memory / _GIB:.1f} GiB a GPU{every} there is a plan"
+            yield Fault("more_memory", message, column=f"devices[{number}].memory_bytes")
+            break
+    for factor in range(2, _MOST_PLANNED // spec.nodes + 1):
+        budget.check()
+        if _possible(_with_nodes(spec, factor), budget):
+            message = f"with {factor} times the nodes there is a plan"
+            yield Fault("more_nodes", message, column="devices")
+            break
+    if not spec.allow_idle and _possible(replace(spec, allow_idle=True), budget):
+        message = "allow idle devices: with nodes left out there is a plan"
+        yield Fault("allow_idle", message, column="allow_idle")
+    for key in ("recompute", "tp", "pp", "dp", "microbatch", "interleave"):
+        if getattr(spec.fixed, key) is not None:
+            freed = replace(spec, fixed=replace(spec.fixed, **{key: None}))
+            if _possible(freed, budget):
+                message = "without it there is a plan"
+                yield Fault("free_size", message, column=f"parallelism.{key}")
+
+
+def _with_nodes(spec: JobSpec, factor: int) -> JobSpec:
+    devices = tuple(replace(device, nodes=device.nodes * factor) for device in spec.devices)
+    return replace(spec, devices=devices)
+
+
+def _with_memory(spec: JobSpec, factor: float) -> JobSpec:
+    return replace(
+        spec,
+        devices=tuple(
+            replace(
+                device,
+                accelerator=replace(
+                    device.accelerator,
+                    memory_bytes=None
+                    if device.accelerator.memory_bytes is None
+                    else device.accelerator.memory_bytes * factor,
+                ),
+            )
+            for device in spec.devices
+        ),
+    )
+
+
+def _least(changed: Callable[[float], JobSpec], budget: SearchBudget) -> float | None:
+    """Return the least factor with which there is a plan; None where the largest does not do."""
+    low, high = 1.0, _MOST_MEMORY
+    if not _possible(changed(high), budget):
+        return None
+    while high > low * _CLOSE:
+        budget.check()
+        middle = (low * high) ** 0.5
+        if _possible(changed(middle), budget):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _possible(spec: JobSpec, budget: SearchBudget) -> bool:
+    """Return whether there is any plan: the search ends at its first one."""
+    at_once = SearchBudget(lambda: budget.clock() * 0 + 1.0, 0.0)
+    return search_job(spec, at_once) is not None

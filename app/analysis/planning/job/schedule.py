@@ -1,0 +1,129 @@
+"""One iteration of a pipeline, executed: 1F1B, or Megatron-Core's interleaved 1F1B.
+
+Transfers are received in a stage's own time, as where sends and receives wait for each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.analysis.compiled import compiled
+from app.analysis.planning.job.space import arrange, padded
+from app.analysis.planning.simulation import execute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.planning.job.result import JobPipeline, JobPlan
+    from app.analysis.planning.job.space import Space
+
+    IntArray = NDArray[np.int64]
+
+
+def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:
+    """Return what each stage takes for one microbatch, ps: forward, backward, with transfers."""
+    extra = stage_extras(space, pipeline)
+    stages = pipeline.template.stages
+    forward = np.array(
+        [one.blocks * space.costs[one.device].block_forward_ps for one in stages], dtype=np.int64
+    )
+    backward = np.array(
+        [one.blocks * space.costs[one.device].block_backward_ps for one in stages], dtype=np.int64
+    )
+    ahead = extra // 3
+    return forward + ahead, backward + extra - ahead
+
+
+def stage_extras(space: Space, pipeline: JobPipeline) -> IntArray:
+    """Return what each stage takes in addition to its blocks for one microbatch, ps."""
+    return arranged(space, pipeline)[1]
+
+
+def arranged(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray, IntArray]:
+    """Return `arrange` of a pipeline's unit."""
+    unit = pipeline.template.unit
+    return arrange(
+        np.array(unit.nodes, dtype=np.int64),
+        np.array(padded(unit.order, len(unit.nodes)), dtype=np.int64),
+        space.slots // unit.replicas,
+        space.arrays,
+        0.0,
+        space.sizes.interleave,
+        space.microbatches,
+    )
+
+
+def executed_ps(space: Space, pipeline: JobPipeline) -> int:
+    """Return what a pipeline's iteration takes when it is executed, ps, with what follows it."""
+    forward, backward = stage_passes(space, pipeline)
+    if space.sizes.interleave > 1:
+        chunks = space.sizes.interleave
+        last = run_interleaved(forward // chunks, backward // chunks, chunks, pipeline.microbatches)
+    else:
+        sends = np.zeros(max(len(forward) - 1, 1), dtype=np.int64)
+        _, end = execute(forward, backward, sends, sends, pipeline.microbatches)
+        last = int(end.max())
+    return int(last) + pipeline.template.tail_ps
+
+
+def iteration_ps(plan: JobPlan) -> int:
+    """Return what the slowest pipeline takes when it is executed; equal ones are executed once."""
+    distinct = {(one.template, one.microbatches): one for one in plan.pipelines}
+    return max(executed_ps(plan.space, one) for one in distinct.values())
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def run_interleaved(  # noqa: C901 - one walk
+    forward: IntArray, backward: IntArray, chunks: int, microbatches: int
+) -> int:
+    """Return when interleaved 1F1B ends (Narayanan et al., arXiv:2104.04473, section 2.2).
+
+    Parameters
+    ----------
+    forward, backward : int64 array, shape (stages,)
+        What one chunk of a stage takes for one microbatch.
+    microbatches : int
+        A multiple of the stages.
+    """
+    stages = forward.shape[0]
+    total = microbatches * chunks
+    round_ = stages * chunks
+    ends = np.full((2, stages, chunks, microbatches), -1, dtype=np.int64)
+    free = np.zeros(stages, dtype=np.int64)
+    done = np.zeros((2, stages), dtype=np.int64)
+    left = 2 * stages * total
+    while left:
+        for s in range(stages):
+            warm_up = total
+            if microbatches != stages:
+                warm_up = min(2 * (stages - s - 1) + (chunks - 1) * stages, total)
+            while done[1, s] < total:
+                f, b = done[0, s], done[1, s]
+                ahead = f < total and f - b <= warm_up
+                k = f if ahead else b
+                chunk = (k % round_) // stages
+                m = k // round_ * stages + k % stages
+                ready = np.int64(0)
+                if ahead:
+                    if s > 0:
+                        ready = ends[0, s - 1, chunk, m]
+                    elif chunk > 0:
+                        ready = ends[0, stages - 1, chunk - 1, m]
+                else:
+                    chunk = chunks - 1 - chunk
+                    if s < stages - 1:
+                        ready = ends[1, s + 1, chunk, m]
+                    elif chunk < chunks - 1:
+                        ready = ends[1, 0, chunk + 1, m]
+                    else:
+                        ready = ends[0, s, chunk, m]
+                if ready < 0:
+                    break
+                direction = 0 if ahead else 1
+                free[s] = max(free[s], ready) + (forward[s] if ahead else backward[s])
+                ends[direction, s, chunk, m] = free[s]
+                done[direction, s] += 1
+                left -= 1
+    return int(free.max())

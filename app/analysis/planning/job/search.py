@@ -1,0 +1,277 @@
+"""The search for the plan of a whole job: best first over sizes and numbers of pipelines.
+
+Every combination of sizes and dp has a lower bound (`bounds`). The one with the lowest is looked
+into: on one type of nodes all pipelines are alike and each division of the nodes is costed; on
+several a dynamic program over the nodes of each type says whether pipelines can do the batch in a
+time, and bisection finds the least such time. What is open when the time is up, or is too large for
+the program, leaves its bound (`large.ranges`): the gap
+that is proven. Of the plans that are as good by t_std, the one that executes fastest is taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from app.analysis.planning.job.bounds import lower_bounds_ps
+from app.analysis.planning.job.large.divided import divided, equal_units
+from app.analysis.planning.job.large.ranges import bound_of_large
+from app.analysis.planning.job.mixed import MixedSearch
+from app.analysis.planning.job.model import INTERLEAVES, MICROBATCHES, Recompute
+from app.analysis.planning.job.result import NO_BOUND, BestJobs, FoundJob, JobPipeline, JobPlan
+from app.analysis.planning.job.schedule import iteration_ps
+from app.analysis.planning.job.space import (
+    Sizes,
+    Space,
+    Unit,
+    divisors,
+    space_of,
+    template_of,
+    units_of,
+)
+from app.analysis.planning.problem import powers_of_two
+from app.analysis.planning.search.budget import SearchBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from app.analysis.planning.job.model import JobSpec
+
+    IntArray = NDArray[np.int64]
+
+# Alternatives that are kept.
+ALTERNATIVES: Final = 10
+# Plans of one type of nodes that may be among them are costed although they cannot be the best.
+_NEAR: Final = 1.25
+# Steps of the program over nodes, for each time that is asked for; more is left open.
+_MOST_STEPS: Final = 3e7
+# Of plans that differ by less in t_std, the one that executes fastest is taken.
+_AS_GOOD: Final = 1.01
+
+
+def search_job(spec: JobSpec, budget: SearchBudget | None = None) -> FoundJob | None:
+    """Search for the fastest plan; None where nothing fits.
+
+    Parameters
+    ----------
+    budget : SearchBudget, optional
+        With a time limit the best plan so far is returned, with the gap that is proven.
+    """
+    budget = budget or SearchBudget()
+    began_s = budget.clock()
+    best = BestJobs()
+    spaces = [space_of(spec, sizes) for sizes in sizes_of(spec)]
+    open_ = [
+        (bound, number, dp)
+        for number, space in enumerate(spaces)
+        if len(some := numbers_of(space))
+        for dp, bound in zip(some.tolist(), lower_bounds_ps(space, some).tolist(), strict=True)
+        if bound < NO_BOUND
+    ]
+    heapq.heapify(open_)
+    if len(spec.devices) == 1:
+        least = _uniform(spaces, open_, best, budget)
+    else:
+        least = _mixed(spaces, open_, best, budget)
+    if not best.plans:
+        return None
+    ranked = sorted(best.plans.values(), key=lambda plan: plan.time_ps)
+    near = [plan for plan in ranked[:ALTERNATIVES] if plan.time_ps <= best.time_ps * _AS_GOOD]
+    return FoundJob(
+        plan=min(near, key=iteration_ps),
+        least_ps=best.time_ps,
+        lower_bound_ps=min(least, best.time_ps),
+        alternatives=tuple(ranked[:ALTERNATIVES]),
+        planning_time_s=budget.clock() - began_s,
+    )
+
+
+def numbers_of(space: Space) -> IntArray:
+    """Return the numbers of pipelines that there can be, ascending."""
+    spec, most = space.spec, min(space.groups, space.microbatches)
+    if len(spec.devices) > 1 or spec.allow_idle:
+        some = set(range(1, most + 1))
+    else:
+        some = {
+            replicas * count
+            for replicas in divisors(space.slots)
+            for count in divisors(spec.nodes)
+            if replicas * count <= most
+        }
+    return np.array(sorted(dp for dp in some if spec.fixed.dp in {None, dp}), dtype=np.int64)
+
+
+def sizes_of(spec: JobSpec) -> Iterator[Sizes]:
+    """Yield the sizes that are searched, or what is fixed of them."""
+    fixed, model = spec.fixed, spec.transformer
+    degrees = [
+        tp
+        for tp in powers_of_two(spec.gpus_per_node)
+        if spec.gpus_per_node % tp == 0 and model.heads % tp == 0
+    ]
+    microbatches = [b for b in MICROBATCHES if spec.global_batch % b == 0]
+    chunks = INTERLEAVES if len(spec.devices) == 1 else INTERLEAVES[:1]
+    for tp in degrees if fixed.tp is None else [fixed.tp]:
+        for microbatch in microbatches if fixed.microbatch is None else [fixed.microbatch]:
+            for recompute in Recompute if fixed.recompute is None else [fixed.recompute]:
+                for interleave in chunks if fixed.interleave is None else [fixed.interleave]:
+                    yield Sizes(tp, microbatch, recompute, interleave)
+
+
+# ---- one type of nodes
+
+
+def _uniform(
+    spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
+) -> int:
+    """Cost every division into equal pipelines; return the bound of what is left."""
+    while open_ and open_[0][0] < best.time_ps * _NEAR:
+        bound, number, dp = heapq.heappop(open_)
+        for unit in _equal_units(spaces[number], dp):
+            best.offer(_equal_plan(spaces[number], unit, dp))
+        if best.plans and budget.spent:
+            return min(bound, best.time_ps)
+    return best.time_ps
+
+
+def _equal_units(space: Space, dp: int) -> Iterator[Unit]:
+    """Yield the units that `dp` equal pipelines can have on nodes of one type."""
+    spec = space.spec
+    for replicas in divisors(space.slots):
+        count, rest = divmod(dp, replicas)
+        if rest or count > spec.nodes:
+            continue
+        nodes, idle = divmod(spec.nodes, count)
+        sizes = range(1, nodes + 1) if spec.allow_idle else () if idle else (nodes,)
+        for size in sizes:
+            unit = Unit((size,), (0,), replicas)
+            if space.stages(unit) <= space.layers and spec.fixed.pp in {None, space.stages(unit)}:
+                yield unit
+
+
+def _equal_plan(space: Space, unit: Unit, dp: int) -> JobPlan | None:
+    shares = equal_shares(space, dp, space.stages(unit))
+    if shares is None:
+        return None
+    template = template_of(space, unit, dp, shares[0])
+    if template is None:
+        return None
+    size = unit.nodes[0]
+    return JobPlan(
+        space,
+        tuple(
+            JobPipeline(
+                template,
+                share,
+                tuple((0, i // unit.replicas * size + node) for node in range(size)),
+            )
+            for i, share in enumerate(shares)
+        ),
+    )
+
+
+def equal_shares(space: Space, dp: int, stages: int) -> list[int] | None:
+    """Return the microbatches of equal pipelines; interleaved ones take multiples of their stages.
+
+    None where there are too few, or no such multiples.
+    """
+    each = stages if space.sizes.interleave > 1 else 1
+    number, rest = divmod(space.microbatches, each)
+    if rest or number < dp:
+        return None
+    share, more = divmod(number, dp)
+    return [(share + 1) * each] * more + [share * each] * (dp - more)
+
+
+# ---- several types of nodes
+
+
+def _mixed(
+    spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
+) -> int:
+    """Look into ranges of dp, the lowest bound first; return the bound of what is left."""
+    spec = spaces[0].spec
+    states = math.prod(device.nodes + 1 for device in spec.devices)
+    _types_divided(spaces, open_, best, budget)
+    bounds: dict[int, dict[int, int]] = {}
+    for bound, number, dp in open_:
+        bounds.setdefault(number, {})[dp] = bound
+    ranges = [(min(some.values()), number, tuple(sorted(some))) for number, some in bounds.items()]
+    units: dict[int, tuple[Unit, ...]] = {}
+    exact: list[tuple[int, int, tuple[int, ...]]] = []
+    large: list[tuple[int, int, tuple[int, ...]]] = []
+    for bound, number, some in ranges:
+        space = spaces[number]
+        tp = space.sizes.tp
+        if states**2 * some[-1] <= _MOST_STEPS and tp not in units:
+            units[tp] = units_of(space)
+        few = tp in units and states * len(units[tp]) * some[-1] <= _MOST_STEPS
+        (exact if few else large).append((bound, number, some))
+    left = bound_of_large(spaces, large, bounds, best, budget)
+    heapq.heapify(exact)
+    while exact and exact[0][0] < best.time_ps:
+        bound, number, some = heapq.heappop(exact)
+        if best.plans and budget.spent:
+            left = min(left, bound)
+            break
+        space = spaces[number]
+        mixed = MixedSearch(space, units[space.sizes.tp], some)
+        if not mixed.units:
+            continue
+        if len(some) == 1:
+            left = min(left, _least_time(mixed, bound, best, budget))
+        else:
+            kept = mixed.possible(best.time_ps - 1)
+            for half in (kept[: len(kept) // 2], kept[len(kept) // 2 :]):
+                if half:
+                    least = max(bound, min(bounds[number][dp] for dp in half))
+                    heapq.heappush(exact, (least, number, half))
+        budget.tell(max(best.time_ps / max(min(left, bound), 1) - 1, 0.0))
+    return min(left, best.time_ps)
+
+
+def _least_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBudget) -> int:
+    """Find a plan that is better than the best, and the best such one; return its bound."""
+    if best.plans:
+        found = mixed.plan_within(best.time_ps - 1)
+    else:
+        high = 2 * bound
+        while (found := mixed.plan_within(high)) is None and high < NO_BOUND // 8:
+            high *= 2
+    if found is None:
+        return NO_BOUND
+    low = bound
+    while found is not None:
+        best.offer(found)
+        high = found.time_ps
+        while low < high:
+            if budget.spent:
+                return low
+            middle = (low + high) // 2
+            found = mixed.plan_within(middle)
+            if found is not None:
+                break
+            low = middle + 1
+        else:
+            return high
+    return low
+
+
+def _types_divided(
+    spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
+) -> None:
+    """Offer plans in which nodes of some types, each divided equally, make equal pipelines."""
+    units: dict[int, tuple[Unit, ...]] = {}
+    for bound, number, dp in sorted(open_):
+        if bound >= best.time_ps or (best.plans and budget.spent):
+            return
+        if dp & (dp - 1) == 0 or spaces[0].spec.fixed.dp is not None:
+            space = spaces[number]
+            if space.sizes.tp not in units:
+                units[space.sizes.tp] = equal_units(space)
+            best.offer(divided(space, units[space.sizes.tp], dp))

@@ -1,0 +1,342 @@
+# ruff: noqa: PLR0913, PLR0917, C901 - compiled loops: no objects there
+"""What can be a pipeline: whole nodes of some types in an order, shared by equal pipelines.
+
+A *unit* is a set of whole nodes that one pipeline, or `replicas` equal ones, run on. Each node
+holds `slots / replicas` stages of each, one behind another; stages on nodes of one type follow each
+other. All pipelines of a plan have the same `Sizes`, so that the shards of their gradients match.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from app.analysis.compiled import compiled
+from app.analysis.planning.job.costs import (
+    StageCosts,
+    stage_costs,
+    static_bytes_per_parameter,
+    synchronization_ps,
+)
+from app.analysis.planning.job.cuts import best_cut, front_of
+from app.analysis.planning.job.model import Recompute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.analysis.planning.job.model import JobSpec
+
+    IntArray = NDArray[np.int64]
+    FloatArray = NDArray[np.float64]
+
+# Blocks that fit where memory does not limit.
+_ANY: Final = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What all pipelines of a plan have in common."""
+
+    tp: int
+    microbatch: int
+    recompute: Recompute
+    interleave: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Nodes of each type, the types' order in the pipeline, and how many pipelines share them."""
+
+    nodes: tuple[int, ...]
+    order: tuple[int, ...]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStage:
+    """Blocks of a stage, and the type and number of its node within the unit."""
+
+    blocks: int
+    device: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobTemplate:
+    """A unit with its cut; `sum_ps` and `slowest_ps` are ΣC and max C, `tail_ps` what follows."""
+
+    unit: Unit
+    stages: tuple[JobStage, ...]
+    sum_ps: int
+    slowest_ps: int
+    tail_ps: int
+
+    def time_ps(self, microbatches: int) -> int:
+        """Return what a pipeline takes for some microbatches."""
+        return self.sum_ps + (microbatches - 1) * self.slowest_ps + self.tail_ps
+
+
+class KernelCosts(NamedTuple):
+    """`StageCosts` of every type as arrays, for compiled code."""
+
+    block: IntArray
+    embedding: IntArray
+    head: IntArray
+    inside: IntArray
+    between: IntArray
+    capacity: FloatArray
+    block_parameters: float
+    table_parameters: float
+    stored: float
+    working: float
+    inputs: float
+    logits: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """A job at given sizes."""
+
+    spec: JobSpec
+    sizes: Sizes
+    costs: tuple[StageCosts, ...]
+    arrays: KernelCosts
+    microbatches: int
+
+    @property
+    def slots(self) -> int:
+        """Return the TP groups of a node."""
+        return self.spec.gpus_per_node // self.sizes.tp
+
+    @property
+    def groups(self) -> int:
+        """Return the TP groups of all nodes."""
+        return self.spec.nodes * self.slots
+
+    @property
+    def layers(self) -> int:
+        """Return the blocks of the model."""
+        return self.spec.transformer.layers_count
+
+    def stages(self, unit: Unit) -> int:
+        """Return the stages of each pipeline of a unit."""
+        return sum(unit.nodes) * self.slots // unit.replicas
+
+    def tail_ps(self, unit: Unit, dp: int) -> int:
+        """Return what follows the last backward pass: exposed synchronization, optimizer."""
+        return sum(self.tail_parts_ps(unit, dp))
+
+    def tail_parts_ps(self, unit: Unit, dp: int) -> tuple[int, int]:
+        """Return exposed synchronization and optimizer of a unit's mean stage."""
+        spec, stages = self.spec, self.stages(unit)
+        total = self.layers * self.arrays.block_parameters + 2 * self.arrays.table_parameters
+        slowest = min(
+            (spec.devices[kind] for kind in unit.order),
+            key=lambda device: (
+                device.accelerator.bytes_per_s,
+                float("inf") if device.link_gbytes_per_s is None else device.link_gbytes_per_s,
+            ),
+        )
+        return synchronization_ps(spec, slowest, total / stages, dp, unit.replicas)
+
+    def static(self, dp: int) -> float:
+        """Return bytes held for each parameter of a device."""
+        return sum(static_bytes_per_parameter(self.spec, dp))
+
+
+def space_of(spec: JobSpec, sizes: Sizes) -> Space:
+    """Work out the costs of a job at given sizes."""
+    costs = tuple(
+        stage_costs(spec, device, sizes.tp, sizes.microbatch, sizes.recompute)
+        for device in spec.devices
+    )
+    one = costs[0]
+    arrays = KernelCosts(
+        block=np.array([cost.block_ps for cost in costs], dtype=np.int64),
+        embedding=np.array([cost.embedding_ps for cost in costs], dtype=np.int64),
+        head=np.array([cost.head_ps for cost in costs], dtype=np.int64),
+        inside=np.array([cost.receive_inside_ps for cost in costs], dtype=np.int64),
+        between=np.array([cost.receive_between_ps for cost in costs], dtype=np.int64),
+        capacity=np.array([cost.capacity_bytes for cost in costs]),
+        block_parameters=one.block_parameters,
+        table_parameters=one.table_parameters,
+        stored=one.stored_bytes,
+        working=one.working_bytes,
+        inputs=one.input_bytes,
+        logits=one.logits_bytes,
+    )
+    return Space(spec, sizes, costs, arrays, spec.global_batch // sizes.microbatch)
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def in_flight(stages: int, position: int, interleave: int, microbatches: int) -> float:
+    """Return the microbatches whose activations a stage holds: 1F1B, or interleaved 1F1B."""
+    if interleave == 1:
+        return float(min(stages - position, microbatches))
+    chunks = 2 * (stages - position - 1) + (interleave - 1) * stages + 1
+    return min(chunks / interleave, float(microbatches))
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def arrange(
+    nodes: IntArray,
+    order: IntArray,
+    here: int,
+    costs: KernelCosts,
+    static: float,
+    interleave: int,
+    microbatches: int,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return each stage's type, what it takes without its blocks, and how many of them fit.
+
+    Parameters
+    ----------
+    nodes : int64 array, shape (types,)
+        Nodes of each type.
+    order : int64 array, shape (types,)
+        Types as the pipeline passes them; -1 behind the last one.
+    here : int
+        Stages in each node.
+    static : float
+        Bytes held for each parameter.
+    """
+    stages = 0
+    for t in range(nodes.shape[0]):
+        stages += nodes[t] * here
+    kind = np.empty(stages, dtype=np.int64)
+    at = 0
+    for o in range(order.shape[0]):
+        if order[o] >= 0:
+            for _ in range(nodes[order[o]] * here):
+                kind[at] = order[o]
+                at += 1
+    extra = np.zeros(stages, dtype=np.int64)
+    most = np.empty(stages, dtype=np.int64)
+    for j in range(stages):
+        t = kind[j]
+        first, last = j == 0, j == stages - 1
+        flight = in_flight(stages, j, interleave, microbatches)
+        fixed = costs.working
+        if first:
+            extra[j] += costs.embedding[t]
+            fixed += static * costs.table_parameters + flight * costs.inputs
+        if last:
+            extra[j] += costs.head[t]
+            fixed += static * costs.table_parameters + costs.logits
+        if stages > 1:
+            # activations from before, gradients from behind; chunks go round
+            for edge in range(2):
+                at_end = first if edge == 0 else last
+                crosses = j % here == 0 if edge == 0 else (j + 1) % here == 0
+                times = interleave - 1 if at_end else interleave
+                crosses = stages > here if at_end else crosses
+                extra[j] += times * (costs.between[t] if crosses else costs.inside[t])
+        if np.isfinite(costs.capacity[t]):
+            room = costs.capacity[t] - fixed
+            each = static * costs.block_parameters + flight * costs.stored
+            most[j] = max(int(np.floor(room / each)), 0)
+        else:
+            most[j] = _ANY
+    return kind, extra, most
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def fronts(
+    nodes: IntArray,
+    orders: IntArray,
+    here: IntArray,
+    costs: KernelCosts,
+    static: float,
+    layers: int,
+    microbatches: int,
+    least: int,
+) -> tuple[IntArray, IntArray]:
+    """Return the fronts of many units, one after another, and where each begins; 1F1B."""
+    count = nodes.shape[0]
+    starts = np.zeros(count + 1, dtype=np.int64)
+    points = np.empty((1024, 2), dtype=np.int64)
+    for i in range(count):
+        kind, extra, most = arrange(nodes[i], orders[i], here[i], costs, static, 1, microbatches)
+        block = costs.block[kind]
+        mine = front_of(block, extra, most, layers, least)
+        end = starts[i] + mine.shape[0]
+        while end > points.shape[0]:
+            points = np.concatenate((points, np.empty_like(points)))
+        points[starts[i] : end] = mine
+        starts[i + 1] = end
+    return points[: starts[count]].copy(), starts
+
+
+def padded(order: tuple[int, ...], types: int) -> list[int]:
+    """Return the order of a unit's types, filled up with -1."""
+    return [*order, *[-1] * (types - len(order))]
+
+
+def template_of(space: Space, unit: Unit, dp: int, microbatches: int) -> JobTemplate | None:
+    """Return a unit with its best cut for some microbatches; None if none fits."""
+    here = space.slots // unit.replicas
+    chunks = space.sizes.interleave
+    kind, extra, most = arrange(
+        np.array(unit.nodes, dtype=np.int64),
+        np.array(padded(unit.order, len(unit.nodes)), dtype=np.int64),
+        here,
+        space.arrays,
+        space.static(dp),
+        chunks,
+        space.microbatches,
+    )
+    block = space.arrays.block[kind]
+    if chunks > 1:
+        found = _interleaved(most, space)
+    else:
+        found = best_cut(block, extra, most, space.layers, microbatches)
+    if found is None:
+        return None
+    _, blocks = found
+    times = extra + np.array(blocks) * block
+    total, slowest = int(times.sum()), int(times.max())
+    nodes = [
+        (device, node)
+        for device in unit.order
+        for node in range(unit.nodes[device])
+        for _ in range(here)
+    ]
+    return JobTemplate(
+        unit=unit,
+        stages=tuple(JobStage(b, *at) for b, at in zip(blocks, nodes, strict=True)),
+        sum_ps=slowest + -(-(total - slowest) // chunks),
+        slowest_ps=slowest,
+        tail_ps=space.tail_ps(unit, dp),
+    )
+
+
+def _interleaved(most: IntArray, space: Space) -> tuple[int, tuple[int, ...]] | None:
+    """Return equal stages of whole chunks: what interleaved 1F1B runs."""
+    stages, chunks = len(most), space.sizes.interleave
+    each, rest = divmod(space.layers, stages)
+    if stages == 1 or rest or each % chunks or int(most.min()) < each:
+        return None
+    return 0, (each,) * stages
+
+
+def units_of(space: Space) -> tuple[Unit, ...]:
+    """Return every unit of a cluster, each order of its types once."""
+    shape = [device.nodes for device in space.spec.devices]
+    slots, fixed = space.slots, space.spec.fixed.pp
+    found = []
+    for nodes in itertools.product(*(range(number + 1) for number in shape)):
+        used = [kind for kind, number in enumerate(nodes) if number]
+        for replicas in divisors(slots):
+            stages = sum(nodes) * slots // replicas
+            if not used or stages > space.layers or fixed not in {None, stages}:
+                continue
+            found += [Unit(nodes, order, replicas) for order in itertools.permutations(used)]
+    return tuple(found)
+
+
+def divisors(number: int) -> list[int]:
+    """Return 1 to the number, what divides it."""
+    return [one for one in range(1, number + 1) if number % one == 0]
