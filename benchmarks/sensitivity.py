@@ -1,7 +1,7 @@
 """Move each threshold of the diagnosis by 20 % and say which verdicts change; `make sensitivity`.
 
-Jobs are decoded and replayed once, and only the diagnosis runs again: for the thresholds that it
-has read of a job, as no other can change its verdict.
+Jobs are decoded and replayed once, and only what judges runs again, diagnosis and budget or who is
+waited for: for the thresholds that it has read of a job, as no other can change its verdict.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -18,11 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from app.analysis import diagnosis
+from app.analysis import arrivals, budget, diagnosis
+from app.analysis.arrivals.build import arrivals_of
 from app.analysis.budget.document import budget_of
 from app.analysis.budget.split import split
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.headline import headline
+from app.analysis.diagnosis.named.between_steps import all_causes
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
@@ -48,12 +50,22 @@ _DRAWN: Final = {
 SYNTHETIC: Final = (*ALL_SCENARIOS, *_DRAWN)
 
 
+# What holds thresholds: of causes, within steps and between them, and of who is waited for.
+_PACKAGES: Final = (diagnosis, budget, arrivals)
+
+
 class Verdict(NamedTuple):
     """What must not hang on a constant: the level, the first cause and the workers of that."""
 
     level: str
     cause: str | None
     workers: tuple[Worker, ...]
+
+
+class WaitedFor(NamedTuple):
+    """The same of ranks that meet: which one others wait for, if any."""
+
+    rank: int | None
 
 
 class Threshold(NamedTuple):
@@ -83,9 +95,11 @@ class _Recorded:
 
 
 def thresholds() -> dict[str, Any]:
-    """Return the thresholds of the diagnosis, by module."""
+    """Return the thresholds of all that judges, by module."""
     names = [
-        found.name for found in pkgutil.walk_packages(diagnosis.__path__, "app.analysis.diagnosis.")
+        found.name
+        for package in _PACKAGES
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     modules = {name: importlib.import_module(name) for name in names}
     return {name: module for name, module in modules.items() if hasattr(module, "THRESHOLDS")}
@@ -106,11 +120,27 @@ def judge(trace: Trace, replayed: Replayed, metrics: Metrics) -> Verdict:
     )
     withheld = None if unseen is None else unseen.verdict
     shares = budget_of(split(replayed, metrics)).shares
-    said = verdict(job, metrics, causes, shown, DISCREPANCY_LIMIT, shares=shares, withheld=withheld)
-    first = causes[0] if causes else None
-    if first is None:
+    said = verdict(
+        job,
+        metrics,
+        causes,
+        shown,
+        DISCREPANCY_LIMIT,
+        shares=shares,
+        between=found.between,
+        turn_s=found.turn_s,
+        withheld=withheld,
+    )
+    every = all_causes(causes, found.between, found.lost_s)
+    if not every:
         return Verdict(said.level, None, ())
-    return Verdict(said.level, first.cause, first.where.workers)
+    return Verdict(said.level, every[0].cause, every[0].where.workers)
+
+
+def waited_for(trace: Trace, replayed: Replayed) -> WaitedFor:
+    """Return which rank keeps others waiting, as the report of a session has it."""
+    found = arrivals_of(trace, replayed.steps.tolist()).arrivals
+    return WaitedFor(found.worst.rank if found is not None and found.straggles else None)
 
 
 @contextmanager
@@ -136,23 +166,32 @@ def changes_of(job: str, folders: Sequence[Path]) -> list[Change]:
     trace = _trace(job, folders)
     replayed = prepare_replay(trace)
     metrics = measure(replayed)
+    judges: tuple[Callable[[], NamedTuple], ...] = (
+        lambda: judge(trace, replayed, metrics),
+        lambda: waited_for(trace, replayed),
+    )
+    return [change for one in judges for change in _changes(job, one)]
+
+
+def _changes(job: str, judged: Callable[[], NamedTuple]) -> Iterator[Change]:
+    """Yield which moved thresholds lead to another verdict, of those that it reads."""
     modules, read = thresholds(), set[Threshold]()
     own = {name: module.THRESHOLDS for name, module in modules.items()}
     for module in modules.values():
         module.THRESHOLDS = _Recorded(module, read)
-    usual = judge(trace, replayed, metrics)
-    for name, module in modules.items():
-        module.THRESHOLDS = own[name]
-    found = []
+    try:
+        usual = judged()
+    finally:
+        for name, module in modules.items():
+            module.THRESHOLDS = own[name]
     for threshold in sorted(read):
         values = own[threshold.module]
         for factor in FACTORS:
             value = moved(getattr(values, threshold.name), factor)
             other = replace(values, **{threshold.name: value})
             with standing_in(modules[threshold.module], other):
-                if judge(trace, replayed, metrics) != usual:
-                    found.append(Change(threshold, factor, job))
-    return found
+                if judged() != usual:
+                    yield Change(threshold, factor, job)
 
 
 def recorded(folders: Sequence[Path]) -> dict[str, Path]:
@@ -197,7 +236,8 @@ def table(changes: Sequence[Change], real: int) -> str:
             [change.job for change in changes if change[:2] == (threshold, factor)]
             for factor in FACTORS
         ]
-        name = f"{threshold.module.removeprefix('app.analysis.diagnosis.')}.{threshold.name}"
+        module = threshold.module.removeprefix("app.analysis.").removeprefix("diagnosis.")
+        name = f"{module}.{threshold.name}"
         shown = (f"{len(jobs)}: {', '.join(jobs)}" if jobs else "0" for jobs in cells)
         lines.append(f"| `{name}` | {' | '.join(shown)} |")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import yaml
@@ -46,6 +47,27 @@ class UnreadableDocumentError(Exception):
         self.message = message
         self.code = code
         self.line = line
+
+
+def document_text(path: Path) -> str:
+    """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit.
+
+    Raises
+    ------
+    UnreadableDocumentError
+        It is too long, or not UTF-8.
+    OSError
+        The file cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MOST_CHARS + 1)
+    if len(content) > MOST_CHARS:
+        raise UnreadableDocumentError(f"over {MOST_CHARS} bytes", "too_large")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UnreadableDocumentError(f"not UTF-8: {error.reason}", line=line) from error
 
 
 def load_document(text: str) -> object:
@@ -111,6 +133,30 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise UnreadableDocumentError("a key stands twice in one mapping")
     return found
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    r"""Return the 1-based lines of the keys of the outermost mapping of a document.
+
+    Parameters
+    ----------
+    text : str
+        What `load_document` has read. What is too long for YAML has no lines.
+
+    Examples
+    --------
+    >>> lines_of_keys("dp: 2\npp: 4")
+    {'dp': 1, 'pp': 2}
+    """
+    if len(text) > MOST_YAML_CHARS:
+        return {}
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc, valid-type]

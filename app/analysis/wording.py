@@ -30,6 +30,20 @@ def hours(value: float) -> str:
     return f"{value:.2g}" if size >= 0.001 else "0"  # noqa: PLR2004 - less is nothing
 
 
+def gpu_time(gpu_hours: float) -> str:
+    """Return GPU-hours with their unit, in a smaller one where they are few.
+
+    Examples
+    --------
+    >>> gpu_time(3.25), gpu_time(0.05), gpu_time(0.0007)
+    ('3.2 GPU-hours', '3.0 GPU-minutes', '2.5 GPU-seconds')
+    """
+    for scale, unit in ((1, "hours"), (60, "minutes")):
+        if abs(gpu_hours) * scale >= 1:
+            return f"{hours(gpu_hours * scale)} GPU-{unit}"
+    return f"{hours(gpu_hours * 3600)} GPU-seconds" if gpu_hours else "0 GPU-hours"
+
+
 def named(what: str, names: Sequence[str]) -> str:
     """Name one or several things: ``worker (1, 2)``, ``workers (1, 2), (3, 0) and 4 more``."""
     listed = ", ".join(names[:_NAMED])

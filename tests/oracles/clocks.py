@@ -14,10 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.clocks.alignment import (
     BOUNDARY_NS,
     CORRECTED_NS,
     CORRECTED_RESIDUALS,
+    FEW_STEPS_NS,
     LEAST_STEPS,
     WINDOW_STEPS,
 )
@@ -75,6 +77,7 @@ def read_clocks(
     apart = sorted({part[rank] for rank in ranks})
     if len(apart) > 1:
         matches |= boundaries(layouts, apart)
+    few = len(begins) < LEAST_STEPS
     windows = windows_of(begins) if absolute else [list(range(len(begins)))]
     fitted: dict[int, Fitted] = {}
     for window in windows:
@@ -99,13 +102,19 @@ def read_clocks(
         for fit in of_window
         for rank in ranks
     )
-    if len(apart) > 1:
+    if few:
+        wrong &= any(
+            clocks_apart_ns(layout, graph)
+            > max(FEW_STEPS_NS, CORRECTED_RESIDUALS * max(residual.values()))
+            for layout, graph in zip(layouts, graphs, strict=True)
+        )
+    elif len(apart) > 1:
         wrong |= any(
             abs(furthest[rank]) > max(BOUNDARY_NS, CORRECTED_RESIDUALS * residual[rank])
             for rank in ranks
         )
     return ReadClocks(
-        aligned=wrong and len(begins) >= LEAST_STEPS,
+        aligned=wrong,
         offset_ns=furthest,
         residual_ns=residual,
         drift_ppm={r: 1e6 * median(fit.rate.get(r, 0.0) for fit in of_window) for r in ranks},

@@ -57,12 +57,16 @@ class Loop:
     noise: float = 0.0  # standard deviation of each piece, relative
     turn_ms: float = 0.0  # between two steps of a rank, on average
     turn_noise: float = 0.0
+    # How long each rank loads its batch before a step, recorded in that step, or in the one before.
+    loading_ms: tuple[float, ...] = ()
+    loads_ahead: bool = False
     seed: int = 0
     meta: Mapping[str, object] = field(default_factory=dict)
 
     def healthy(self) -> Loop:
-        """Return the loop with all ranks alike."""
-        return replace(self, factors=(1.0,) * self.ranks)
+        """Return the loop with all ranks alike, as the one that loads fastest."""
+        loading_ms = (min(self.loading_ms),) * self.ranks if self.loading_ms else ()
+        return replace(self, factors=(1.0,) * self.ranks, loading_ms=loading_ms)
 
     def run(self) -> Ran:
         """Execute all steps."""
@@ -91,6 +95,8 @@ class _Run:
         for self._step in range(loop.steps):
             turn = loop.turn_ms * self._noisy(loop.turn_noise)
             self._now += np.maximum(turn, 0.0)
+            if loop.loading_ms:
+                self._load()
             for item in loop.program:
                 if isinstance(item, Meet):
                     self._meet(item)
@@ -101,6 +107,13 @@ class _Run:
 
     def _noisy(self, deviation: float) -> np.ndarray:
         return 1 + deviation * self._random.standard_normal(self._loop.ranks)
+
+    def _load(self) -> None:
+        begin = self._now.copy()
+        self._now += np.array(self._loop.loading_ms)
+        step = self._step - self._loop.loads_ahead
+        if step >= 0:
+            self._record("data-loading", begin, step=step)
 
     def _compute(self, item: Compute) -> None:
         begin = self._now.copy()
@@ -117,14 +130,16 @@ class _Run:
         self._now[:] = begin.max() + item.ms
         self._record(item.op, begin)
 
-    def _record(self, op: str, begin: np.ndarray, mb: int | None = None) -> None:
+    def _record(
+        self, op: str, begin: np.ndarray, mb: int | None = None, step: int | None = None
+    ) -> None:
         for rank, (start, end) in enumerate(zip(begin, self._now, strict=True)):
             start_ns = _BEGIN_NS + round(start * MS)
             row: dict[str, object] = {
                 "rank": rank,
                 "dp": rank,
                 "pp": 0,
-                "step": self._step,
+                "step": self._step if step is None else step,
                 "op": op,
                 "start_ns": start_ns,
                 "dur_ns": _BEGIN_NS + round(end * MS) - start_ns,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
@@ -114,7 +115,7 @@ def judge_job(seed: int, job: Job) -> Verdict:
             f"{'' if shape.scatter_recorded else ' no scatter'}"
         ),
         slowdown=job.slowdown,
-        headline=report.headline.slowdown,
+        headline=_said(job, report),
         published=report.slowdown,
         named=tuple(cause.cause for cause in report.causes),
         worker_right=worker_right,
@@ -123,6 +124,17 @@ def judge_job(seed: int, job: Job) -> Verdict:
         fixes=tuple(fix.action for fix in report.recommendations),
         sentence=report.verdict.sentence,
     )
+
+
+def _said(job: Job, report: Report) -> float:
+    """Return how slow a report says a job is.
+
+    What holds it up between steps is in no headline, but its causes say what it costs of the time.
+    """
+    if job.fault is None or not job.fault.between:
+        return report.headline.slowdown
+    lost_s = sum(cause.cost_s or 0.0 for cause in report.causes)
+    return 1 / (1 - lost_s / report.diagnosis.turn_s) if report.diagnosis.turn_s else 1.0
 
 
 def draw_fault(seed: int, healthy: float) -> str | None:

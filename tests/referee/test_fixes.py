@@ -37,6 +37,13 @@ SEED = 2026
         ("data_loading + checkpoint", "load_ahead"),
         ("worker constant and link", "replace_worker"),
         ("lengths very rare", "even_microbatches"),
+        ("loaders stall", "load_ahead"),
+        ("loader of a rank stalls", "load_ahead"),
+        ("checkpoints between steps", "save_in_background"),
+        ("evaluations", "evaluate_elsewhere"),
+        ("standstills", "name_standstill"),
+        ("loader_stalls + checkpoints_written", "load_ahead"),
+        ("slow_worker + checkpoints_written", "save_in_background"),
         ("network of a stage", "repair_link"),
         ("worker, layers known", TEMPLATE),
         ("head and worker", TEMPLATE),
@@ -53,6 +60,47 @@ def test_a_fix_brings_what_is_promised(fault: str, action: str) -> None:
             assert promises[action].error <= NEAR
             return
     pytest.fail("no job has the fix")
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault", "action"),
+    [
+        # The first stage waits for data before it writes, in some steps.
+        (922000030, "checkpoints and data late", "save_in_background"),
+        (922000038, "checkpoints and data late", "load_ahead"),
+        # All steps wait for data, and a quarter of them for checkpoints.
+        (944000013, "data_loading + checkpoint", "load_ahead"),
+        # One of two ranks writes.
+        (944000008, "checkpoint of a rank", "save_in_background"),
+        # Hosts that wait for their sends launch forwards late: nothing pauses them.
+        (922000011, "lengths rare", "even_microbatches"),
+    ],
+)
+def test_what_other_causes_take_is_not_promised(seed: int, fault: str, action: str) -> None:
+    promises = {p.action: p for p in referee(seed, 0.0, fault, "both").promises}
+    assert promises[action].error <= NEAR
+    assert not promises[action].open
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault", "action"),
+    [
+        # One worker, and a few microbatches of a session ten times as long as the others.
+        (933000096, "lengths very rare", "restore_speed"),
+        # Ranks go on one by one after what nothing names.
+        (955000183, "between_steps", "save_in_background"),
+    ],
+)
+def test_what_is_not_there_is_not_advised(seed: int, fault: str, action: str) -> None:
+    actions = {promise.action for promise in referee(seed, 0.0, fault, "both").promises}
+    assert action not in actions
+
+
+def test_of_standstills_that_may_be_checkpoints_up_to_is_said() -> None:
+    (promise,) = referee(922000001, 0.0, "data_loading + checkpoint", "both").promises
+    assert promise.action == "load_ahead"
+    assert promise.open
+    assert promise.promised > promise.realised
 
 
 def test_a_rank_that_writes_checkpoints_alone_is_not_told_to_load_ahead() -> None:

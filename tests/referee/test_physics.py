@@ -180,6 +180,11 @@ def test_the_product_reads_all_that_is_recorded(name: str) -> None:
         "context rank",
         "causal division",
         "favorite experts",
+        "loaders stall",
+        "loader of a rank stalls",
+        "checkpoints between steps",
+        "evaluations",
+        "standstills",
     ],
 )
 def test_plain_faults_are_told_from_one_another(name: str) -> None:

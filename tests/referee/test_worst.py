@@ -11,6 +11,7 @@ import pytest
 from tests.referee.judging import NONE
 from tests.referee.worst.__main__ import Asked, judge_draws, lines
 from tests.referee.worst.draw import PHYSICS, Draw, Judged, Physics, Wanted, draw
+from tests.referee.worst.few_steps import physics_of
 from tests.referee.worst.journal import Journal
 
 CAUSES = ("network", "data_loading", "checkpoint")
@@ -105,11 +106,27 @@ def test_a_stopped_draw_tells_what_it_has_judged(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_too_mild_to_count_is_not_analyzed() -> None:
-    judged = PHYSICS["independent"].judge(41, "network")
+    judged = PHYSICS["independent"].judge(40, "network")
 
-    assert judged == Judged(41, "network", NONE, slow=False, near=False, worker_right=None)
+    assert judged == Judged(40, "network", NONE, slow=False, near=False, worker_right=None)
 
 
 @pytest.mark.parametrize("physics", list(PHYSICS.values()), ids=list(PHYSICS))
 def test_nothing_is_named_of_a_healthy_job_of_either_physics(physics: Physics) -> None:
     assert physics.judge(1 << 25, NONE).lead == NONE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "independent"])
+def test_a_single_step_is_judged_by_what_is_true_of_it(name: str) -> None:
+    physics = physics_of(1)[name]
+    assert "slow_worker" in physics.causes
+    assert not {"checkpoint", "slow_together", "thermal_throttling"} & set(physics.causes)
+    found = draw(physics, 777_000_100, 2, 0)
+    assert [(one.lead, one.near) for one in found.jobs] == [(NONE, True)] * 2
+    slow = next(
+        one
+        for one in (physics.judge(seed, "slow_worker") for seed in range(777_000_200, 777_000_220))
+        if one.slow
+    )
+    assert (slow.lead, slow.near, slow.worker_right) == ("slow_worker", True, True)

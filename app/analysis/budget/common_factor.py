@@ -109,7 +109,7 @@ def common_factor(
     logs = logs - median(logs)
     common = median(np.ascontiguousarray(logs.T))
     nothing = CommonFactor(
-        np.exp(common - np.median(common)), np.zeros(count, bool), np.ones(count, bool)
+        np.exp(common - median(common)), np.zeros(count, bool), np.ones(count, bool)
     )
     least = np.log1p(THRESHOLDS.slow)
     if count < 2 * THRESHOLDS.fewest or np.ptp(common) < least:
@@ -160,7 +160,7 @@ def _spells(common: FloatArray) -> FloatArray:
         found = _spell(means[begin:end], scatter)
         if found is None:
             steps = slice(begin * each, min(end * each, len(common)))
-            levels[steps] = np.median(common[steps])
+            levels[steps] = median(common[steps])
             continue
         first, last = begin + found[0], begin + found[1]
         waiting += [
@@ -196,7 +196,7 @@ def _two_levels(common: FloatArray) -> FloatArray:
     few = min(len(low), len(high)) < _enough(len(common))
     if few or high[0] - low[-1] < THRESHOLDS.to_width * width:
         return np.zeros(len(common))
-    return np.where(common > (low[-1] + high[0]) / 2, np.median(high), np.median(low))
+    return np.where(common > (low[-1] + high[0]) / 2, median(high), median(low))
 
 
 def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFactor | None:

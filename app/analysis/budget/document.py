@@ -13,6 +13,7 @@ from app.analysis.budget.split import Split
 _NS: Final = 1e-9
 # What is lost is said from this share of the time on.
 WORTH_SAYING: Final = 0.05
+_LOST: Final = tuple(part for part in Part if part.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,29 @@ class Shares:
     @property
     def lost(self) -> float:
         """Return the share that a job without stragglers and standstills would not need."""
-        return sum(self.of(part) for part in Part if part.lost)
+        return sum(self.of(part) for part in _LOST)
 
     @property
     def stragglers(self) -> float:
         """Return the share that is lost to stragglers: what not all workers lose alike."""
         return self.lost - self.slow_together - self.between_steps_above
 
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What of the time is lost, as shares of it."""
+
+    stragglers: float
+    """To what not all workers lose alike."""
+    between: float
+    """Between steps, beyond what has to pass there."""
+    together: float
+    """By all workers together: in steps in which all compute slower."""
+
     @property
-    def losses(self) -> tuple[float, float, float]:
-        """Return what is lost to stragglers, between steps, and by all workers together."""
-        return self.stragglers, self.between_steps_above, self.slow_together
+    def lost(self) -> float:
+        """Return the share that is lost to any of it."""
+        return self.stragglers + self.between + self.together
 
 
 @dataclass(frozen=True, slots=True)

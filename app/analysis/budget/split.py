@@ -84,7 +84,7 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     )
 
     usual = np.minimum(windows.between_ns, windows.usual_ns)[:, None]
-    usual = usual + np.minimum(named, np.median(named, axis=1, keepdims=True))
+    usual = usual + np.minimum(named, _usual(named))
     between = windows.between_ns[:, None] + named
     parts: dict[Part, FloatArray] = {
         Part.COMPUTING: computing[..., None],
@@ -103,6 +103,16 @@ def split(replayed: Replayed, metrics: Metrics, together: CommonFactor | None = 
     for part, time_ns in parts.items():
         parts_ns[_PLACE[part]] = time_ns
     return Split(windows.wall_ns, parts_ns, together)
+
+
+def _usual(named_ns: FloatArray) -> FloatArray:
+    """Return what something usually takes on a stage, shape (pp, 1, 1), ns.
+
+    On its fastest worker: what others take longer in each step is lost.
+    """
+    if not named_ns.any():
+        return np.zeros((len(named_ns), 1, 1))
+    return np.asarray(np.median(named_ns, axis=1, keepdims=True).min(axis=2, keepdims=True))
 
 
 def _spent(replayed: Replayed, windows: Windows) -> Spent:
@@ -170,6 +180,8 @@ def _named_ns(replayed: Replayed, windows: Windows) -> FloatArray:
     Batches that are loaded, checkpoints that are written, evaluation.
     """
     host_operations, inside = replayed.host_operations, np.zeros(windows.ends_ns.shape)
+    if not len(host_operations):
+        return inside
     step = np.searchsorted(windows.starts_ns, host_operations.start_ns, side="right") - 1
     # one that begins before a step may end within it
     for first in (step, step + 1):

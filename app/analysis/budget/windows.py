@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median
 from app.analysis.replay.session import Replayed, ends_of
 
 
@@ -59,7 +60,7 @@ def windows_of(replayed: Replayed) -> Windows:
         until_ns - begins_ns + odd_ns[:, None],
         between_ns,
         empty_ns - between_ns + odd_ns,
-        float(np.median(between_ns[known])) if known.any() else 0.0,
+        float(median(between_ns[known])) if known.any() else 0.0,
     )
 
 

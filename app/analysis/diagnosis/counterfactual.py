@@ -23,10 +23,13 @@ from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
 
-# Of some nodes by each of some causes: time that is lost, of each node; factor, transfer duration.
-_Changes = tuple[tuple[Sequence[FloatArray], FloatArray | None, FloatArray | None], ...]
+# Of some nodes by each of some causes: durations in place of the recorded ones and time that is
+# lost, of each node; factor, transfer duration.
+_Changes = tuple[
+    tuple[Sequence[FloatArray], Sequence[FloatArray], FloatArray | None, FloatArray | None], ...
+]
 # Of a node by a cause.
-_Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None]
+_Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatArray | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +164,12 @@ class Counterfactuals:
         changed: dict[int, set[int]] = {}
         for cause in frozenset().union(*sets):
             change = self.changes[cause]
-            for node in (*change.less_ns, *change.times, *change.transfers_ns):
+            for node in (
+                *change.instead_ns,
+                *change.less_ns,
+                *change.times,
+                *change.transfers_ns,
+            ):
                 changed.setdefault(node, set()).add(cause)
         return changed
 
@@ -212,6 +220,7 @@ class Counterfactuals:
             own = [
                 tuple(
                     (
+                        change.instead_ns.get(node),
                         change.less_ns.get(node),
                         change.times.get(node),
                         change.transfers_ns.get(node),
@@ -251,27 +260,36 @@ class Counterfactuals:
         return np.add.reduce(others) if others else 0.0
 
 
-def _kind(changes: tuple[_Change, ...]) -> tuple[tuple[bool, int, int], ...]:
+def _kind(changes: tuple[_Change, ...]) -> tuple[tuple[bool, bool, int, int], ...]:
     """Return what tells rows apart that are not changed together: workers' nodes share factors."""
-    return tuple((less is not None, id(times), id(transfers)) for less, times, transfers in changes)
+    return tuple(
+        (instead is not None, less is not None, id(times), id(transfers))
+        for instead, less, times, transfers in changes
+    )
 
 
-def _together(*rows: _Change) -> tuple[Sequence[FloatArray], FloatArray | None, FloatArray | None]:
+def _together(
+    *rows: _Change,
+) -> tuple[Sequence[FloatArray], Sequence[FloatArray], FloatArray | None, FloatArray | None]:
     """Return what a cause changes of rows of a kind."""
-    _, times, transfers = rows[0]
-    return [less for less, _, _ in rows if less is not None], times, transfers
+    _, _, times, transfers = rows[0]
+    instead = [of_node for of_node, _, _, _ in rows if of_node is not None]
+    return instead, [less for _, less, _, _ in rows if less is not None], times, transfers
 
 
 def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
     """Make durations, shape (nodes, steps, dp), what they are with some changes."""
-    for less, _, _ in changes:
+    for instead, _, _, _ in changes:
+        for row, own in zip(durations, instead, strict=False):
+            row[:] = _of(steps, own)
+    for _, less, _, _ in changes:
         if less:
             lost = np.empty_like(durations)
             for row, own in zip(lost, less, strict=True):
                 row[:] = _of(steps, own)
             durations -= lost
             np.maximum(durations, 0.0, out=durations)
-    for _, times, transfers in changes:
+    for _, _, times, transfers in changes:
         if times is not None:
             durations *= _of(steps, times)
         if transfers is not None:

@@ -12,15 +12,16 @@ import numpy as np
 
 from app.analysis.diagnosis.between.passing import passing_of
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
-from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS
+from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.counterfactual import NS, Claim, Counterfactuals
-from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding, Judged
+from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
-from app.analysis.diagnosis.loss import confidence, loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.named.between_steps import standing_still
+from app.analysis.diagnosis.named.causes import Found, named_causes
+from app.analysis.diagnosis.named.loss import loses_little, named_loss, one_or_all
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.past.comparison import EarlierSession
-from app.analysis.diagnosis.ranks.chance import by_chance_s
+from app.analysis.diagnosis.ranks.chance import by_chance_s, single_chance_s
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
@@ -33,24 +34,22 @@ from app.analysis.replay.mismatch import recorded_otherwise
 from app.analysis.replay.session import (
     Replayed,
     with_graph,
+    with_shorter_turn,
     without_lags,
 )
 from app.analysis.replay.turns import between_steps_ns
-from app.analysis.wording import percent
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What decides whether the unexplained rest is named."""
+    """What decides how sure a cause is that no replay can judge."""
 
-    # What no cause explains is named when it is this share of the lost time.
-    unknown_share: float = 0.5
-    unknown_cost: float = 0.05  # …and costs this share of a step
-    # The confidence in a slow worker whose cost is not known.
-    without_cost: float = 0.8
+    without_cost: float = 0.8  # the confidence in a slow worker whose cost is not known
 
 
 THRESHOLDS: Final = Thresholds()
+
+_ONE_STEP: Final = "a single step does not show what changes from step to step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,8 @@ class Diagnosis:
     judged: Judged | None = None  # None where too little is lost to look for causes
     # The causes that make launches late, where the replay is near the recording with no others.
     delaying: tuple[str, ...] = ()
-    # What a mean step loses by chance, where ranks share processors: no cause, and no loss.
+    # What a mean step loses by chance, where ranks share processors or steps are too few to tell
+    # it from what recurs: no cause, and no loss.
     chance_s: float = 0.0
     # What is lost between steps, where no replay has it.
     between: tuple[Cause, ...] = ()
@@ -86,14 +86,6 @@ class Diagnosis:
         of durations alone is not.
         """
         return self.causes if self.discrepancy <= limit else ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """A kind of cause whose sign is there."""
-
-    kind: CauseKind
-    finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +114,9 @@ def diagnose(
     passing = passing_of(replayed, metrics.recorded_s)
     signs = Signs(observation, step_ns, earlier, passing)
     diagnosis, between = _within_steps(signs, replayed, metrics), standing_still(signs)
+    if not diagnosis.causes:
+        single_s = single_chance_s(observation, metrics)
+        diagnosis = replace(diagnosis, chance_s=max(diagnosis.chance_s, single_s))
     named = {cause.cause for cause in between}
     return replace(
         diagnosis,
@@ -153,22 +148,28 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     found = _find(signs, KINDS.values())
     launches = [sign.finding.launches for sign in found]
     regular = frozenset[int]().union(*(one.regular for one in launches))
+    turn_ns = max((one.turn_ns for one in launches), default=0.0)
     late = {
         # two causes may explain the same time
-        node: np.minimum(late_ns, signs.observation.delay_ns(node, regular=node in regular))
+        node: np.minimum(
+            late_ns,
+            observation.delay_ns(
+                node, regular=node in regular or (turn_ns > 0 and not observation.after[node])
+            ),
+        )
         for node, late_ns in summed(one.late_ns for one in launches).items()
     }
     changes = [sign.finding.change for sign in found]
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
-    group = without_lags(replayed.main, regular)
+    group = with_shorter_turn(without_lags(replayed.main, regular), turn_ns)
     few = sampled(group.layout)
     lags_ns = {edge: ns for one in launches for edge, ns in one.lags_ns.items()}
     if not lags_ns and not regular:
         lags_ns = dict(lags_after_transfers(few, group.graph, group.durations.ideal_ns))
     graph = in_turn(few, group.graph)
-    adapted = bool(lags_ns) or graph is not group.graph
+    adapted = bool(lags_ns) or graph is not group.graph or turn_ns > 0
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         adapting = replace(observation, group=group)
@@ -246,25 +247,27 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
         else kind.cannot_judge(signs)
         for kind in KINDS.values()
     }
+    if len(signs.observation.layout.steps) == 1:
+        reasons |= {kind.name: _ONE_STEP for kind in KINDS.values() if kind.over_steps}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _find(signs: Signs, among: Iterable[CauseKind]) -> list[_Found]:
+def _find(signs: Signs, among: Iterable[CauseKind]) -> list[Found]:
     """Return what left its sign; what is more special is looked for first."""
-    found: list[_Found] = []
+    found: list[Found] = []
     shared = signs.observation.shares_processors
     turn = attrgetter("turn")
     for _, kinds in groupby(sorted(among, key=turn), key=turn):
         possible = [kind for kind in kinds if not (shared and kind.needs_own_devices)]
         findings = [(kind, kind.find(signs)) for kind in possible]
-        new = [_Found(kind, finding) for kind, finding in findings if finding is not None]
+        new = [Found(kind, finding) for kind, finding in findings if finding is not None]
         if new:
             found += new
             signs = signs.less(_explained(found))
     return found
 
 
-def _explained(found: Sequence[_Found]) -> Explained:
+def _explained(found: Sequence[Found]) -> Explained:
     """Return the time that findings explain."""
     findings = [sign.finding for sign in found]
     return Explained(
@@ -276,7 +279,7 @@ def _explained(found: Sequence[_Found]) -> Explained:
 
 def _weigh(
     replays: Counterfactuals,
-    found: Sequence[_Found],
+    found: Sequence[Found],
     measured: _Measured,
     ideal_s: FloatArray,
     unjudged: dict[str, str],
@@ -285,45 +288,11 @@ def _weigh(
     now_s = replays.without(frozenset())
     mean_s = float(np.mean(now_s))
     numbers, loss = named_loss(replays, len(found), ideal_s, measured.slowdown, measured.chance_s)
-    shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
-    causes = []
-    for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
-        cost, finding = shares_s[number], found[number].finding
-        sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
-        cause = Cause(
-            cause=found[number].kind.name,
-            contribution=float(np.mean(cost)) / loss.lost_s,
-            cost_s=float(np.mean(cost)),
-            confidence=sure if doubt is None else min(sure, doubt.most),
-            evidence=finding.evidence,
-            where=finding.where,
-            figure=finding.figure,
-            saves=replays.gain(frozenset({number})) / mean_s,
-        )
-        causes.append(cause)
-        if doubt is not None and doubt.alternative is not None:
-            # the same time has been given to the cause before
-            causes.append(
-                Cause(
-                    cause=ALTERNATIVES[cause.cause],
-                    contribution=None,
-                    cost_s=None,
-                    confidence=cause.confidence,
-                    evidence=doubt.alternative.evidence,
-                    where=doubt.alternative.where,
-                )
-            )
-    rest_s = loss.unknown_s
-    if (
-        rest_s >= THRESHOLDS.unknown_share * loss.lost_s
-        and rest_s >= THRESHOLDS.unknown_cost * mean_s
-    ):
-        unknown = _unknown(rest_s, loss.lost_s, len(causes))
-        place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
-        causes.insert(place, unknown)
+    causes = named_causes(replays, found, numbers, loss)
     chosen = {cause.cause for cause in causes}
+    unjudged = {name: why for name, why in unjudged.items() if name not in chosen}
     diagnosis = Diagnosis(
-        causes=tuple(_with_runners_up(causes, found)),
+        causes=causes,
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
@@ -403,28 +372,3 @@ def _of_whole_steps(diagnosis: Diagnosis, between_s: float) -> Diagnosis:
     )
     slowdown = float(np.mean(judged.steps_s)) / float(np.mean(judged.reference_s))
     return replace(diagnosis, slowdown=slowdown, judged=judged)
-
-
-def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
-    explained = (
-        "what the causes named here explain" if others else "any cause that this session can show"
-    )
-    return Cause(
-        cause=UNKNOWN,
-        contribution=rest_s / lost_s,
-        cost_s=rest_s,
-        confidence=None,
-        evidence=(
-            Evidence(f"{percent(rest_s / lost_s, 0)} of the lost time is beyond {explained}"),
-        ),
-    )
-
-
-def _with_runners_up(causes: list[Cause], found: Sequence[_Found]) -> list[Cause]:
-    """Give each cause the next best explanation: the next cause, or else the next finding."""
-    names = [cause.cause for cause in causes]
-    spare = next((sign.kind.name for sign in found if sign.kind.name not in names), None)
-    return [
-        replace(cause, runner_up=following)
-        for cause, following in zip(causes, [*names, spare][1:], strict=True)
-    ]

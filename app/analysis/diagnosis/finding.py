@@ -22,6 +22,9 @@ UNKNOWN: Final = "unknown"
 class Change:
     """What the session would be without a cause, by node; arrays broadcast to (steps, dp)."""
 
+    # Durations in place of the recorded ones, before all other changes: where ranks run other
+    # numbers of microbatches.
+    instead_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     # Time that computations lose, factors of their remaining time, and durations of transfers.
     less_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     times: Mapping[int, FloatArray] = field(default_factory=dict)
@@ -46,6 +49,8 @@ class Doubt:
     # Where and why it may be the cause that the registry says; None where only the finding itself
     # is in doubt.
     alternative: Alternative | None = None
+    # Whether some of its time may be another cause's, which stays when it is removed.
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ class Launches:
     regular: frozenset[int] = frozenset()
     # What passes before launches without it, after what they follow: by (node, node).
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # Of what regularly passes between two steps of a rank: how much of that is among `late_ns`, of
+    # what steps begin with.
+    turn_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +113,7 @@ class Cause:
     where: Where = field(default_factory=Where)
     figure: FigureData | None = None
     saves: float | None = None  # the share of a mean step that removing it alone saves
+    at_most: bool = False  # whether that is the most that it can save
     runner_up: str | None = None  # the next best explanation
     between_s: float = 0.0  # the part of `cost_s` that passes between steps
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
-from app.analysis.diagnosis.loss import is_explained
+from app.analysis.diagnosis.named.loss import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_DRAWN, FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
@@ -186,8 +186,12 @@ def interval_of(judged: Judged) -> Interval | None:
 
 def too_few_steps(steps: int) -> str:
     """Return why there is no interval of the slowdown against the job without its causes."""
-    return f"it needs {FEWEST_STEPS} steps, to tell how often a job has spells; these are {steps}"
+    return f"it needs {FEWEST_STEPS} steps, to tell how often a job has spells; {_these_are(steps)}"
 
 
 def _too_few_to_draw(metrics: Metrics) -> str:
-    return f"it needs {FEWEST_DRAWN} steps; these are {len(metrics.simulated_s)}"
+    return f"it needs {FEWEST_DRAWN} steps; {_these_are(len(metrics.simulated_s))}"
+
+
+def _these_are(steps: int) -> str:
+    return "this is one" if steps == 1 else f"these are {steps}"

@@ -19,8 +19,10 @@ from app.analysis.replay.medians import median
 from app.analysis.replay.session import begins_of, delays_of, launch_delays
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
+    BACKWARD_SEND,
     FORWARD_COMPUTE,
     FORWARD_RECV,
+    FORWARD_SEND,
     GRADS_REDUCE_SCATTER,
     PARAMS_ALL_GATHER,
 )
@@ -154,6 +156,7 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
     if (_beyond_typical(of_backwards) > limit).mean() > THRESHOLDS.backwards * often:
         return None
     late = np.where(late > limit, late, 0.0)
+    late[_awaits_send(observation, forwards, late > 0, least)] = 0.0
     first = np.isin(forwards, _first_forwards(observation))
     others = late[~first] > 0
     if not others.size or float(np.mean(late[first] > 0)) > THRESHOLDS.as_often * float(
@@ -167,6 +170,30 @@ def stalled_launches(observation: Observation, step_ns: float) -> StalledLaunche
         return None
     stalled = late.any(axis=(1, 2))
     return StalledLaunches(forwards[stalled], late[stalled])
+
+
+def _awaits_send(
+    observation: Observation, forwards: NDArray[np.int64], late: NDArray[np.bool_], soon_ns: float
+) -> NDArray[np.bool_]:
+    """Return which late forwards begin as soon as a send of their worker has ended.
+
+    Hosts whose sends block launch nothing until the other end is there, which is no pause. `late`
+    is of shape (forwards, steps, dp).
+    """
+    layout, nodes = observation.layout, observation.layout.nodes
+    sends = layout.of_types(FORWARD_SEND, BACKWARD_SEND)
+    awaits = np.zeros(late.shape, dtype=bool)
+    for stage in np.unique(nodes.pp[forwards]).tolist():
+        mine = np.flatnonzero(nodes.pp[forwards] == stage)
+        own = np.flatnonzero(sends & (nodes.pp == stage))
+        row, step, dp = np.nonzero(late[mine])
+        if not len(own) or not len(row):
+            continue
+        starts = layout.start_ns[forwards[mine[row]], step, dp]
+        at = (own[:, None], step, dp)
+        since = starts - (layout.start_ns[at] + layout.duration_ns[at])
+        awaits[mine[row], step, dp] = ((since >= 0) & (since <= soon_ns)).any(axis=0)
+    return awaits
 
 
 def _beyond_typical(delays: FloatArray) -> FloatArray:

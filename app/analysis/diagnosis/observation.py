@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.places import Hosts
 from app.analysis.once import LooksOnce
+from app.analysis.replay.adaptations.trial import opens_window
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.medians import median
-from app.analysis.replay.session import ShapeGroup, begins_of, follows_of
+from app.analysis.replay.medians import median, quantile
+from app.analysis.replay.session import ShapeGroup, begins_of, filled_ns, follows_of
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Trace
 from app.analysis.trace.ranks.recorder import recorder_of
@@ -82,8 +83,11 @@ class Observation(LooksOnce):
 
     @property
     def recorded_ns(self) -> FloatArray:
-        """Return durations without waiting, shape (nodes, steps, dp)."""
-        return self.group.durations.recorded_ns
+        """Return durations without waiting, shape (nodes, steps, dp).
+
+        Where DP ranks run different numbers of microbatches, as if all ran as many.
+        """
+        return filled_ns(self.group)
 
     @cached_property
     def after(self) -> dict[int, tuple[int, ...]]:
@@ -112,8 +116,8 @@ class Observation(LooksOnce):
     def delay_ns(self, node: int, *, regular: bool = False) -> FloatArray:
         """Return how late a node is launched after all that it depends on, shape (steps, dp).
 
-        What is explained already does not count, and what regularly passes before it only if asked
-        for.
+        What is explained already does not count, and what regularly passes before it, between steps
+        too, only if asked for.
         """
         start, duration = self.layout.start_ns, self.layout.duration_ns
         graph = self.group.graph
@@ -126,6 +130,8 @@ class Observation(LooksOnce):
             delay -= reduce(np.maximum, ends)
         elif graph.chained:
             delay -= begins_of(self.group, int(self.layout.nodes.pp[node]))
+            if regular:
+                delay[~opens_window(self.layout)] += graph.turn_ns
         if node in self.explained.late_ns:
             delay -= self.explained.late_ns[node]
         late: FloatArray = np.maximum(delay, 0.0)
@@ -258,7 +264,7 @@ def scatter_of_most(values: NDArray[Real]) -> float:
         return 0.0
     distance = np.abs(values - median(values.ravel()))
     # A quarter of normal values lie within this many standard deviations of their mean.
-    return float(np.quantile(distance, 0.25) / 0.3186)
+    return float(quantile(distance.ravel(), 0.25) / 0.3186)
 
 
 def robust_deviation(values: NDArray[Real]) -> float:

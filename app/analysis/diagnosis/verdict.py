@@ -23,7 +23,16 @@ _SLOW: Final = 1 - 1 / STRAGGLING
 
 # Shares of nearly the same time are one.
 _ALIKE: Final = 1.1
+# Communication that takes this share of the time is said where nothing is named that slows it: what
+# is slow for all ranks alike has nothing to be held against.
+_COMMUNICATES: Final = 0.3
 _TOGETHER: Final = "is lost in steps in which all workers compute slower"
+
+# Of a single step it is not known how far the job is from it.
+ONE_STEP: Final = "one step, so no interval"
+
+_NONE: Final = "no straggler to act on"
+_NONE_THERE: Final = "no straggler among the ranks that are there"
 
 # ``none`` where there is no verdict.
 Level = Literal["slow", "ok", "none"]
@@ -46,10 +55,11 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     headline: Headline,
     limit: float,
     *,
-    shares: Shares,
+    shares: Shares | None,
     between: Sequence[Cause] = (),
     turn_s: float = 0.0,
     withheld: str | None = None,
+    missing: str | None = None,
 ) -> Verdict:
     """Say in one sentence how slow the job is and why; what costs most first.
 
@@ -59,21 +69,58 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
         How slow it is, and against what.
     limit : float
         A discrepancy above it withholds the verdict.
-    shares : Shares
-        Where the time goes: what all workers lose is in no slowdown.
+    shares : Shares or None
+        Where the time goes: what all workers lose is in no slowdown. None where that is not known.
     between : sequence of Cause
         Why time is lost between steps, as far as that is known.
     turn_s : float
         What a mean step takes with the gap before it; 0 where that is not known.
     withheld : str, optional
         Why there is no verdict, whatever the discrepancy.
+    missing : str, optional
+        Which ranks were not recorded, and what that leaves open.
     """
+    said = _of_all(job, metrics, causes, headline, limit, shares, between, turn_s, withheld)
+    if missing is not None:
+        said = Verdict(said.sentence.replace(_NONE, _NONE_THERE), said.level)
+    left_open = (
+        None if said.level == "none" else _communicating(shares, causes),
+        ONE_STEP if len(metrics.simulated_s) == 1 and said.level != "none" else None,
+        missing,
+    )
+    return Verdict("; ".join(filter(None, (said.sentence, *left_open))), said.level)
+
+
+def _communicating(shares: Shares | None, causes: Sequence[Cause]) -> str | None:
+    """Say how much of the time ranks communicate, where that is much and no cause is known."""
+    if shares is None or any(cause.cause != UNKNOWN for cause in causes):
+        return None
+    share = shares.communication + shares.communication_above
+    if share < _COMMUNICATES:
+        return None
+    return f"communication takes {percent(share, 0)} of the time, alike on all ranks"
+
+
+def _of_all(  # noqa: PLR0913, PLR0917 - as above
+    job: JobFacts,
+    metrics: Metrics,
+    causes: Sequence[Cause],
+    headline: Headline,
+    limit: float,
+    shares: Shares | None,
+    between: Sequence[Cause],
+    turn_s: float,
+    withheld: str | None,
+) -> Verdict:
+    """Say how slow steps are and why, and what else is lost."""
     said = _of_steps(job, metrics, causes, headline, limit, withheld)
+    if shares is None:
+        return said
     lost = {
         f"{percent(share, 0)} of the time {what}": share
         for share, what in (
             (
-                _between(shares, between, turn_s),
+                lost_between(shares, sum(cause.between_s for cause in between), turn_s),
                 f"is lost between steps{_because(job, between, causes)}",
             ),
             # else one of the causes
@@ -93,13 +140,19 @@ def verdict(  # noqa: PLR0913 - what is known of the session and of its causes
     return Verdict(f"{said.sentence}; {everywhere}", said.level)
 
 
-def _between(shares: Shares, between: Sequence[Cause], turn_s: float) -> float:
+def lost_between(shares: Shares, known_s: float, turn_s: float) -> float:
     """Return which share of the time is lost between steps.
 
     What is recorded there before each step is usual, and lost all the same.
+
+    Parameters
+    ----------
+    known_s, turn_s : float
+        What causes take between the steps of a mean step, and what a mean step takes with that, 0
+        where it is not known; seconds.
     """
     above = shares.between_steps_above
-    known = sum(cause.between_s for cause in between) / turn_s if turn_s else 0.0
+    known = known_s / turn_s if turn_s else 0.0
     # Both tell the same, but for the first step, of which it is not known what preceded it.
     return known if known > _ALIKE * above + shares.between_steps / 2 else above
 
@@ -131,7 +184,7 @@ def _of_steps(  # noqa: PLR0913, PLR0917 - as above
     unsaid = "; S is withheld" if headline.kind is HeadlineKind.LAUNCHES else ""
     if headline.slowdown < STRAGGLING:
         reference = "the step time without its causes" if against_causes else "the ideal step time"
-        return Verdict(f"{shown} {reference}: no straggler to act on{unsaid}", "ok")
+        return Verdict(f"{shown} {reference}: {_NONE}{unsaid}", "ok")
     if against_causes:
         named = sum(cause.cost_s is not None and cause.cause != UNKNOWN for cause in causes)
         reference = without_causes(named)

@@ -24,7 +24,7 @@ from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
 from app.analysis.trace.model import OPTIMIZER, Trace
 from app.analysis.wording import named
 
@@ -98,8 +98,17 @@ def _remedies(causes: Sequence[Cause], hosts: Hosts, now_s: float) -> list[Fix]:
         kind = KINDS.get(cause.cause)
         if kind is not None and kind.remedy is not None and cause.saves is not None:
             remedy = kind.remedy(cause, hosts)
-            words = (remedy.action, remedy.title, remedy.detail)
-            fixes.append(Fix(*words, now_s * (1 - cause.saves), cause.saves, cause=cause.cause))
+            fixes.append(
+                Fix(
+                    remedy.action,
+                    remedy.title,
+                    remedy.detail,
+                    now_s * (1 - cause.saves),
+                    cause.saves,
+                    cause=cause.cause,
+                    at_most=cause.at_most,
+                )
+            )
     return fixes
 
 
@@ -273,7 +282,8 @@ def _at_peers_medians(
     The ideal duration would not do: it is a mean that contains the straggler. `computing` leaves
     transfers as they are.
     """
-    recorded, dp = group.durations.recorded_ns, group.layout.dp
+    recorded, dp = filled_ns(group), group.layout.dp
+    padding = group.layout.padding
     bad = {stage: [rank for rank, pp in workers if pp == stage] for _, stage in sorted(workers)}
     layout = group.layout
     meant = layout.of_types(*COMPUTATIONS, OPTIMIZER) if computing else layout.nodes.pp >= 0
@@ -289,6 +299,9 @@ def _at_peers_medians(
             values = recorded[nodes, steps]
             peers = np.setdiff1d(np.arange(dp), bad[stage])
             values[:, :, bad[stage]] = median_of_rows(values[:, :, peers])[:, :, None]
+            if padding is not None:
+                # each goes on running as many microbatches as it does
+                values[padding.of(nodes, steps)] = 0.0
             changed.append(values)
         return np.concatenate(changed)
 

@@ -43,7 +43,8 @@ def without_standstills(
         gain = saved_s / turn_s
         if gain >= MIN_GAIN:
             words = (remedy.action, remedy.title, remedy.detail)
-            added.append(Fix(*words, turn_s - saved_s, gain, cause=cause.cause))
+            after_s, at_most = turn_s - saved_s, cause.at_most
+            added.append(Fix(*words, after_s, gain, cause=cause.cause, at_most=at_most))
     replaced = {fix.cause for fix in added}
     kept = [fix for fix in fixes if fix.cause not in replaced]
     return sorted([*kept, *added], key=lambda fix: -fix.gain)

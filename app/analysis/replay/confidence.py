@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import quantiles
 from app.analysis.replay.metrics import Contribution, Metrics
 from app.analysis.replay.runs import EvenRuns, even_runs
 
@@ -91,7 +92,7 @@ def bootstrap(metrics: Metrics, workers: tuple[tuple[int, int], ...]) -> Interva
         return interval(recovered[loses] / (simulated - ideal)[loses])
 
     chosen = metrics.by_worker[:, [dp for dp, _ in workers], [pp for _, pp in workers]]
-    low, high = np.quantile((weights @ chosen) / ideal[:, None], QUANTILES, axis=0)
+    low, high = quantiles((weights @ chosen) / ideal[:, None], QUANTILES)
     return Intervals(
         slowdown=slowdown,
         waste=(1 - 1 / slowdown[0], 1 - 1 / slowdown[1]),
@@ -143,7 +144,7 @@ def spread_by_blocks(
         below, above = (
             max(least * abs(log_ratio - of_single), widen * abs(log_ratio - of_blocks))
             for of_single, of_blocks in zip(
-                single, np.quantile(drawn(block), given).tolist(), strict=True
+                single, map(float, quantiles(drawn(block), given)), strict=True
             )
         )
         return below, above
@@ -174,18 +175,18 @@ def _of_cycle(times_s: FloatArray, reference_s: FloatArray, even: EvenRuns) -> I
     for mine, share in ((even.slow, even.share), (~even.slow, 1 - even.share)):
         own, count = times_s[mine], int(mine.sum())
         takes += share * float(own.mean())
-        square += (share * _of_few(count)) ** 2 * float(own.var(ddof=1)) / count
+        square += (share * student_half(count)) ** 2 * float(own.var(ddof=1)) / count
     offset = float(np.log(takes / reference_s.mean())) - log_ratio
     half = square**0.5 / takes
     return half + max(-offset, 0.0), half + max(offset, 0.0)
 
 
-def _of_few(count: int) -> float:
+def student_half(count: int) -> float:
     """Return half of a 95 % interval of a mean in standard errors, after Student.
 
     Examples
     --------
-    >>> round(_of_few(5), 2), round(_of_few(10**6), 2)
+    >>> round(student_half(5), 2), round(student_half(10**6), 2)
     (2.77, 1.96)
     """
     # The quantile's expansion after Fisher and Cornish, off by 3 % for two degrees of freedom.
@@ -216,5 +217,5 @@ def draws(count: int, block: int = 1) -> FloatArray:
 
 def interval(drawn: FloatArray) -> Interval:
     """Return the 95 % interval of what draws give."""
-    low, high = np.quantile(drawn, QUANTILES)
+    low, high = quantiles(drawn, QUANTILES)
     return float(low), float(high)

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.medians import peers_median
-from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 
 NS: Final = 1e-9
@@ -64,8 +64,11 @@ def _microbatch_times(group: ShapeGroup, stage: int) -> tuple[FloatArray, FloatA
             elif key in found:
                 pairs.append((found[key], node))
     recorded = group.durations.recorded_ns
-    forward = recorded[[f for f, _ in pairs]].ravel() * NS
-    return forward, recorded[[b for _, b in pairs]].ravel() * NS
+    forward, backward = recorded[[f for f, _ in pairs]], recorded[[b for _, b in pairs]]
+    if layout.padding is not None:
+        ran = ~layout.padding.where()[[f for f, _ in pairs]]
+        forward, backward = forward[ran], backward[ran]
+    return forward.ravel() * NS, backward.ravel() * NS
 
 
 def compute_ratios(replayed: Replayed) -> tuple[FloatArray, FloatArray]:
@@ -91,7 +94,7 @@ def _mean_times(replayed: Replayed, code: int, stage: int) -> FloatArray:
         chosen = group.layout.nodes.of(code, stage)
         if len(chosen):
             # neighbors: nodes are sorted by type and stage
-            own = group.durations.recorded_ns[chosen[0] : chosen[-1] + 1]
+            own = filled_ns(group)[chosen[0] : chosen[-1] + 1]
             total += own.sum(axis=(0, 1))
             count += len(chosen) * len(group.layout.steps)
     return total / max(count, 1)

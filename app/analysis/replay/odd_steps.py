@@ -10,7 +10,7 @@ how the job runs, and stays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.adaptations.draft import Draft
 from app.analysis.replay.adaptations.nested_collectives import find_nested, take_out
+from app.analysis.replay.filled import filled
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE
 from app.analysis.replay.medians import median
@@ -84,6 +85,7 @@ class _Session:
 
 def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
     """Return the steps that are unlike the others on all ranks, and why; none where many are."""
+    draft = _filled(draft)
     session = _session_of(draft.layouts)
     count = len(session.numbers)
     if count < THRESHOLDS.fewest:
@@ -102,6 +104,16 @@ def find_odd_steps(draft: Draft) -> tuple[DroppedStep, ...]:
     if count - len(kept) < THRESHOLDS.fewest - 1:
         return ()
     return tuple(DroppedStep(int(session.numbers[step]), reasons[step]) for step in kept)
+
+
+def _filled(draft: Draft) -> Draft:
+    """Return a draft whose DP ranks all run as many microbatches: steps of more are not odd."""
+    if all(layout.padding is None for layout in draft.layouts):
+        return draft
+    layouts = [
+        replace(layout, duration_ns=filled(layout, layout.duration_ns)) for layout in draft.layouts
+    ]
+    return replace(draft, layouts=tuple(layouts))
 
 
 def _session_of(layouts: Sequence[Layout]) -> _Session:

@@ -16,7 +16,7 @@ from app.analysis.replay.engine.variants import Replacement
 from app.analysis.replay.launched import launched_step_times
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.metrics import MERGED_TYPES, present_types
-from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 from app.errors import Fault, InvalidQuestionError
 
@@ -270,11 +270,16 @@ def _durations(
     recorded = group.durations.recorded_ns[node, steps]
     if base is BaseDurations.RECORDED:
         return recorded
-    peers, stage = recorded.copy(), int(group.layout.nodes.pp[node])
+    stage, padding = int(group.layout.nodes.pp[node]), group.layout.padding
+    peers = filled_ns(group)[node, steps].copy()
     for nodes, lanes in replaced:
         if nodes[node]:
             peers[lanes[steps, :, stage]] = np.nan
-    return np.asarray(np.nanmedian(peers, axis=1))[:, None]
+    typical = np.asarray(np.nanmedian(peers, axis=1))[:, None]
+    if padding is None:
+        return typical
+    # each goes on running as many microbatches as it does
+    return np.where(padding.of(np.array([node]), steps)[0], 0.0, typical)
 
 
 def _mask(group: ShapeGroup, select: Selection) -> _Mask:

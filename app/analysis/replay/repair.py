@@ -53,8 +53,13 @@ def _count(layouts: Sequence[Layout]) -> RecreatedOperations:
     for layout in layouts:
         if layout.missing is None or layout.free is None:
             continue
-        lost = layout.missing.sum(axis=1)
+        missing = layout.missing
+        if layout.padding is not None:
+            missing = missing & ~layout.padding.where()
+        lost = missing.sum(axis=1)
         lost[layout.free] = 0
+        if layout.absent is not None:
+            lost[layout.absent.T[layout.nodes.pp]] = 0
         for node in np.flatnonzero(lost.any(axis=1)).tolist():
             by_optype[layout.op_names[layout.nodes.op[node]]] += int(lost[node].sum())
             by_worker[:, layout.nodes.pp[node]] += lost[node]
@@ -111,10 +116,19 @@ def _own_durations(layout: Layout, graph: Graph) -> FloatArray:
         if missing is not None:
             lost = missing[members].any(axis=0)
             if unit.across_dp:
-                lost = np.broadcast_to(lost.any(axis=-1, keepdims=True), lost.shape)
+                # Those that are there meet all the same where a worker is absent.
+                absent = _absent(layout, unit)
+                lost = (lost & ~absent).any(axis=-1, keepdims=True) | absent
             for node in members:
                 own[node][lost] = np.nan
     return own
+
+
+def _absent(layout: Layout, unit: Unit) -> NDArray[np.bool_]:
+    """Return the DP ranks of which a unit's worker is absent, shape (dp,)."""
+    if layout.absent is None:
+        return np.zeros(layout.dp, dtype=bool)
+    return np.asarray(layout.absent[:, layout.nodes.pp[list(unit.members)]].any(axis=1))
 
 
 class _Repair:
@@ -129,6 +143,7 @@ class _Repair:
     ) -> None:
         self.layout, self.graph, self.typical = layout, graph, typical
         self.missing = missing
+        self.padded = None if layout.padding is None else layout.padding.where()
         self.start = layout.start_ns.copy()
         self.duration = layout.duration_ns.copy()
 
@@ -162,16 +177,26 @@ class _Repair:
         if name in LOCAL:
             typical = np.zeros(self.layout.dp) if name == GC else self.typical[op][:, stage]
             self.duration[node][lost] = np.broadcast_to(typical, lost.shape)[lost]
+            if self.padded is not None:
+                self.duration[node][self.padded[node]] = 0.0
 
     def _transfer(self, unit: Unit) -> None:
         """End what is missing a transfer after the last launch of its group."""
         members = list(unit.members)
         lost = self.missing[members]
+        if self.padded is not None:
+            # nothing is transferred there: each is over as soon as it is launched
+            lost = lost & ~self.padded[members]
         starts = self.start[members]
         ends = np.where(lost, np.inf, starts + self.duration[members])
         axes = (0, 2) if unit.across_dp else 0
         # who is there cannot have ended before a launch that is only guessed
         bound = ends.min(axis=axes, keepdims=True)
+        if unit.across_dp:
+            # …nor is an absent worker the one that they waited for
+            known = np.where(lost, -np.inf, starts).max(axis=axes, keepdims=True)
+            absent = _absent(self.layout, unit) & np.isfinite(known)
+            starts = np.where(absent, np.minimum(starts, known), starts)
         starts = np.where(lost, np.minimum(starts, bound), starts)
         latest = starts.max(axis=axes, keepdims=True)
         for i, node in enumerate(members):

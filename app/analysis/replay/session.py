@@ -13,13 +13,20 @@ import numpy as np
 from app.analysis.once import LooksOnce
 from app.analysis.replay.adaptations.draft import Draft, Recording
 from app.analysis.replay.adaptations.evidence import Adaptation, Name
-from app.analysis.replay.adaptations.registry import adapt, adapt_refused, adapt_rows
+from app.analysis.replay.adaptations.registry import (
+    adapt,
+    adapt_laid_out,
+    adapt_refused,
+    adapt_rows,
+)
 from app.analysis.replay.adaptations.trial import recorded_times, stage_begins, stage_ends
 from app.analysis.replay.clocks.alignment import RankClocks
+from app.analysis.replay.clocks.settings import set_by_ns
 from app.analysis.replay.engine.durations import FAULT_NS, Durations, ideal_durations
 from app.analysis.replay.engine.pieces import executor_of
 from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.engine.variants import Simulator
+from app.analysis.replay.filled import filled
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
 from app.analysis.replay.layout.graph import Graph
@@ -27,11 +34,13 @@ from app.analysis.replay.layout.host_operations import (
     NONE,
     HostOperations,
     host_operations_of,
+    with_opened,
     without_host_operations,
 )
 from app.analysis.replay.layout.known_graphs import graph_of
 from app.analysis.replay.odd_steps import find_odd_steps
 from app.analysis.replay.repair import RecreatedOperations
+from app.analysis.replay.repairs.absent import marked, with_stand_ins
 from app.analysis.replay.repairs.impossible import ImpossibleDuration, without_impossible
 from app.analysis.replay.repairs.unusable import without_unusable
 from app.analysis.trace.model import Trace
@@ -77,6 +86,8 @@ class Replayed:
     host_operations: HostOperations = NONE  # what ranks are recorded to do between steps
     # Operations whose recorded durations cannot be, and that count with others.
     impossible: tuple[ImpossibleDuration, ...] = ()
+    # Workers of which nothing was recorded, (DP rank, stage): others stand in for them.
+    absent: tuple[tuple[int, int], ...] = ()
 
     @property
     def main(self) -> ShapeGroup:
@@ -117,33 +128,40 @@ class Replayed:
         return np.concatenate(results)[np.argsort(steps)]
 
 
-def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
+def prepare_replay(
+    trace: Trace, without: Collection[Name] = (), *, whole_steps: bool = False
+) -> Replayed:
     """Lay a trace out, derive its dependencies and its ideal durations.
 
     Parameters
     ----------
     without : collection of Name
         Adaptations of the dependency model that are switched off.
+    whole_steps : bool
+        Operations are whole steps, of which nothing is told: they need no others to compare.
 
     Raises
     ------
     UnanalyzableError
-        Where no replay can come from the trace; see `lay_out` and `graph_of`.
+        Where no replay can come from the trace; see `with_stand_ins`, `lay_out` and `graph_of`.
     """
     trace, unusable = without_unusable(trace)
+    trace, absent = with_stand_ins(trace, of_anyone=whole_steps)
     repeated = tuple(DroppedStep(step, reason) for step, reason in trace.repeated_steps)
     steps, between = without_host_operations(trace)
     rows = adapt_rows(steps, without)
-    laid_out = lay_out(rows.trace, rows.routes)
+    pads = Name.PADDED_MICROBATCHES not in without
+    laid_out = lay_out(rows.trace, rows.routes, pads=pads)
     try:
         arranged, graphs, dropped = _with_graphs(laid_out)
     except UnanalyzableError as refused:
         rows = adapt_refused(rows, refused, without)
-        laid_out = lay_out(rows.trace, rows.routes)
+        laid_out = lay_out(rows.trace, rows.routes, pads=pads)
         arranged, graphs, dropped = _with_graphs(laid_out)
     arranged, impossible = without_impossible(arranged, graphs)
+    arranged = [with_opened(marked(layout, absent), trace, between) for layout in arranged]
     draft, torn = _without_torn_steps(Draft.of(arranged, graphs, _recording(trace)))
-    draft, odd, odd_spans_ns = _without_odd_steps(draft)
+    draft, odd, odd_spans_ns = _without_odd_steps(draft, trace.meta.odd_steps)
     draft, made = adapt(draft, without)
     layouts, graphs = list(draft.layouts), list(draft.graphs)
     own = [durations for durations, _ in draft.own]
@@ -163,19 +181,36 @@ def prepare_replay(trace: Trace, without: Collection[Name] = ()) -> Replayed:
         recreated=draft.recreated,
         clocks=draft.clocks,
         unanswered=laid_out.unanswered,
-        adaptations=(*rows.made, *made),
+        adaptations=(*rows.made, *adapt_laid_out(laid_out), *made),
         one_clock=draft.recording.one_clock,
         absolute=draft.absolute,
-        host_operations=host_operations_of(trace, between, ahead_ns),
+        host_operations=_on_one_clock(host_operations_of(trace, between, ahead_ns), draft.clocks),
         impossible=impossible,
+        absent=absent.workers,
     )
 
 
+def _on_one_clock(operations: HostOperations, clocks: RankClocks) -> HostOperations:
+    """Return what ranks do between steps as if no clock had been set."""
+    if not clocks.settings or not len(operations):
+        return operations
+    by_ns = set_by_ns(clocks.settings, operations.step, operations.dp, operations.pp)
+    return operations.earlier(by_ns)
+
+
 def _without_odd_steps(
-    draft: Draft,
+    draft: Draft, named: Mapping[int, str]
 ) -> tuple[Draft, tuple[DroppedStep, ...], dict[int, tuple[float, float]]]:
-    """Return a draft of the ordinary steps, the others, and their first starts and last ends."""
-    odd = find_odd_steps(draft)
+    """Return a draft of the ordinary steps, the others, and their first starts and last ends.
+
+    Parameters
+    ----------
+    named : mapping
+        Steps that the recorder says are odd, and why; of them alone a session is analyzed.
+    """
+    odd = _named_odd_steps(draft, named)
+    odd += find_odd_steps(_without_steps(draft, [item.step for item in odd]) if odd else draft)
+    odd = tuple(sorted(odd, key=attrgetter("step")))
     if not odd:
         return draft, (), {}
     steps = [item.step for item in odd]
@@ -190,6 +225,14 @@ def _without_odd_steps(
                 zip(numbers, zip(begins_ns.tolist(), last_ns, strict=True), strict=True)
             )
     return _without_steps(draft, steps), odd, spans_ns
+
+
+def _named_odd_steps(draft: Draft, named: Mapping[int, str]) -> tuple[DroppedStep, ...]:
+    if not named:
+        return ()
+    steps = sorted(step for layout in draft.arranged for step in layout.steps.tolist())
+    odd = tuple(DroppedStep(step, named[step]) for step in steps if step in named)
+    return odd if len(odd) < len(steps) else ()
 
 
 def _without_torn_steps(draft: Draft) -> tuple[Draft, tuple[DroppedStep, ...]]:
@@ -246,6 +289,13 @@ def with_lags(group: ShapeGroup, lags_ns: Mapping[tuple[int, int], float]) -> Sh
     return with_graph(group, replace(group.graph, lags_ns=lags_ns))
 
 
+def with_shorter_turn(group: ShapeGroup, by_ns: float) -> ShapeGroup:
+    """Return a group in which less passes regularly between two steps of a rank."""
+    if not by_ns:
+        return group
+    return with_graph(group, replace(group.graph, turn_ns=group.graph.turn_ns - by_ns))
+
+
 def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
     """Return a group whose operations follow what they do in another graph of the same nodes."""
     return _group(group.layout, graph, group.durations)
@@ -300,6 +350,11 @@ def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArr
     clamped = int(np.count_nonzero(faulty))
     if clamped:
         delays[faulty] = 0.0
+    if clamped and layout.padding is not None:
+        # Ranks that run fewer microbatches than fill the pipeline launch their first backward
+        # before what others do first: nothing is at fault.
+        counts = layout.padding.counts[steps]
+        clamped = int(np.count_nonzero(faulty[:, counts == counts.max()]))
     chain = group.simulator.executor.program.chain
     if chain is None:
         return delays, clamped
@@ -363,6 +418,18 @@ def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:
 def recorded_step_times(group: ShapeGroup) -> FloatArray:
     """Return how long each step took as recorded, ns; see `recorded_times`."""
     return recorded_times(group.layout, group.graph, ends_of(group))
+
+
+def filled_ns(group: ShapeGroup) -> FloatArray:
+    """Return durations without waiting as if all DP ranks ran as many microbatches; see `filled`.
+
+    Computed once; not to be written to.
+    """
+    return group.once(_filled)
+
+
+def _filled(group: ShapeGroup) -> FloatArray:
+    return filled(group.layout, group.durations.recorded_ns)
 
 
 def ends_of(group: ShapeGroup) -> FloatArray:

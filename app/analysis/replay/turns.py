@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.session import Replayed, ShapeGroup, ends_of
+from app.analysis.replay.medians import median
+from app.analysis.replay.session import Replayed, ShapeGroup, ends_of, follows_of
 
 # Of fewer turns no median tells what usually passes.
 FEWEST_TURNS: Final = 4
@@ -25,7 +26,8 @@ class Turns:
 
     steps: IntArray  # (steps,): ascending
     # (steps,): from the last end of any worker in the step before to the first start of any;
-    # negative where steps overlap
+    # negative where steps overlap. Where ranks go on by themselves, what regularly passes at most:
+    # a launch after that is late.
     gap_ns: FloatArray
     # (steps, pp, dp): from a worker's last end in the step before to its own first start
     by_worker_ns: FloatArray
@@ -42,14 +44,14 @@ class Turns:
     def usual_ns(self) -> float:
         """Return what passes between steps in the median; 0 where that is not known."""
         known = self.gap_ns[self.known]
-        return max(float(np.median(known)), 0.0) if len(known) else 0.0
+        return max(float(median(known)), 0.0) if len(known) else 0.0
 
 
 def turns_of(replayed: Replayed) -> Turns:
     """Return what passes between the steps of a session, those of all shapes.
 
     Nothing is known where starts are no readings of clocks, and where stages go on to the next step
-    by themselves: there a step takes from the end of the one before to its own.
+    by themselves at once: there a step takes from the end of the one before to its own.
     """
     groups = replayed.groups
     order = np.argsort(np.concatenate([group.layout.steps for group in groups]))
@@ -59,10 +61,13 @@ def turns_of(replayed: Replayed) -> Turns:
         for bounds in (_begins, _finishes)
     )
     following = np.diff(steps, prepend=steps[0] - 2) == 1
-    if not replayed.absolute or replayed.graph.chained:
+    chained, regularly_ns = replayed.graph.chained, replayed.graph.turn_ns
+    if not replayed.absolute or (chained and not regularly_ns):
         following[:] = False
     gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
     gap[1:] = begins.min(axis=(1, 2))[1:] - ends.max(axis=(1, 2))[:-1]
+    if chained:
+        gap = np.minimum(gap, regularly_ns)
     by_worker[1:] = begins[1:] - ends[:-1]
     gap[~following], by_worker[~following] = np.nan, np.nan
     return Turns(steps, gap, by_worker, begins, ends)
@@ -71,11 +76,11 @@ def turns_of(replayed: Replayed) -> Turns:
 def between_steps_ns(replayed: Replayed) -> float:
     """Return what usually passes between the end of a step and the begin of the next, ns.
 
-    0 where steps overlap, where the recording does not tell, for a single worker, and in pipelines,
-    whose stages fill and drain in each step.
+    0 where steps overlap, where it is part of each step, where the recording does not tell, for a
+    single worker, and in pipelines, whose stages fill and drain in each step.
     """
     layout = replayed.layout
-    if layout.pp > 1 or layout.dp == 1:
+    if layout.pp > 1 or layout.dp == 1 or replayed.graph.chained:
         return 0.0
     return turns_of(replayed).usual_ns
 
@@ -86,14 +91,7 @@ def _begins(group: ShapeGroup) -> FloatArray:
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
     # What follows nothing comes first; and what is launched first, where the dependency model has
     # another order than the job.
-    roots = np.array(
-        [
-            node
-            for unit in group.graph.units
-            for node, after in zip(unit.members, unit.after, strict=True)
-            if not after
-        ]
-    )
+    roots = np.array([node for node, after in group.once(follows_of).items() if not after])
     for stage, own in enumerate(begins):
         mine = np.flatnonzero(layout.nodes.pp == stage)
         first = mine[layout.launch[mine].argmin()]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.arrivals.build import arrivals_of
 from app.analysis.budget.common_factor import CommonFactor
-from app.analysis.budget.document import budget_of
+from app.analysis.budget.document import Budget, budget_of
 from app.analysis.budget.split import split
 from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
@@ -28,7 +29,7 @@ from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
-from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import (
     Contribution,
     Metrics,
@@ -36,8 +37,9 @@ from app.analysis.replay.metrics import (
     rank_workers,
 )
 from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
-from app.analysis.replay.session import Replayed, prepare_replay
+from app.analysis.replay.session import Replayed
 from app.analysis.replay.unseen import faster_with_stragglers, unseen_of
+from app.analysis.report.coverage import Coverage
 from app.analysis.report.document import (
     SECONDS_AN_HOUR,
     JobSizes,
@@ -61,12 +63,17 @@ from app.analysis.report.measures import (
     WorkersRecovery,
     WorstWorker,
 )
-from app.analysis.report.trust import by_cell, clocks_of, coverage_of, fidelity_of
+from app.analysis.report.trust import (
+    by_cell,
+    clocks_of,
+    coverage_of,
+    fidelity_of,
+    missing_in_words,
+    missing_of,
+)
+from app.analysis.report.unreplayed.prepare import Prepared, replay_or_steps, without_slowdown
 from app.analysis.trace.model import Trace
-from app.errors import Fault, UnanalyzableError
 
-# Of fewer steps no median tells what is usual. These few are judged without intervals.
-MIN_STEPS: Final = 3
 # Points of the forward-backward scatter that travel with the report.
 SAMPLE_POINTS: Final = 700
 # Workers whose slowdown gets an interval.
@@ -89,6 +96,9 @@ def analyze(
 ) -> Analysis:
     """Replay a session with and without stragglers and report what that says.
 
+    Of a session that cannot be replayed the report has arrivals and breakdown alone; see
+    `app.analysis.report.unreplayed.prepare`.
+
     Parameters
     ----------
     without : collection of Name
@@ -99,44 +109,45 @@ def analyze(
     Raises
     ------
     UnanalyzableError
-        No verdict can come from the trace: ``trace.rank_missing``, ``trace.no_complete_step``,
-        ``trace.too_few_steps``, ``trace.transfers_unmatched``, ``trace.dependency_cycle``…
+        No report can come from the trace: ``trace.no_complete_step``;
+        ``trace.transfers_unmatched``, ``trace.dependency_cycle`` where no ranks meet in
+        collectives…
     """
-    replayed = prepare_replay(trace, without)
-    _require_steps(replayed)
+    prepared = replay_or_steps(trace, without)
+    replayed = prepared.replayed
     metrics = measure(replayed)
     ideal = metrics.ideal_s[:, None, None]
+    met = prepared.met or arrivals_of(trace, _believed(replayed))
+    report = replace(
+        _report(prepared, metrics, earlier, coverage_of(trace, replayed, metrics)),
+        arrivals=met.arrivals,
+        breakdown=met.breakdown,
+    )
     return Analysis(
-        report=_report(trace, replayed, metrics, earlier),
+        report=report if prepared.unseen is None else without_slowdown(report),
         heatmaps=(metrics.by_worker / ideal).astype(np.float32),
     )
 
 
-def _require_steps(replayed: Replayed) -> None:
-    complete = len(replayed.steps)
-    if complete >= MIN_STEPS:
-        return
-    steps = "step" if complete == 1 else "steps"
-    message = f"{complete} complete {steps}, at least {MIN_STEPS} are needed"
-    faults = [Fault("too_few_steps", message, column="step")]
-    faults += [
-        Fault("dropped_step", f"Step {item.step}: {item.reason}") for item in replayed.dropped
-    ]
-    raise UnanalyzableError(
-        message, code="trace.too_few_steps", faults=tuple(faults[:MAX_NAMED_FAULTS])
-    )
+def _believed(replayed: Replayed) -> list[int]:
+    """Return the analyzed steps without those of which a duration cannot be, if others are left."""
+    odd = {one.step for one in replayed.impossible}
+    steps: list[int] = replayed.steps.tolist()
+    return [step for step in steps if step not in odd] or steps
 
 
 def _report(
-    trace: Trace, replayed: Replayed, metrics: Metrics, earlier: Sequence[EarlierSession]
+    prepared: Prepared, metrics: Metrics, earlier: Sequence[EarlierSession], coverage: Coverage
 ) -> Report:
-    sizes, slowdown = trace.meta.sizes, metrics.slowdown
+    trace, replayed, unseen = prepared.trace, prepared.replayed, prepared.unseen
+    meta, sizes, slowdown = trace.meta, trace.meta.sizes, metrics.slowdown
     waste = 1 - 1 / slowdown
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
     worst = rank_workers(np.mean(metrics.by_worker, axis=0))[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
-    unseen = unseen_of(replayed)
+    unreplayed = unseen is not None
+    unseen = unseen or unseen_of(replayed)
     observation = Observation(trace, replayed.main)
     diagnosis = diagnose(observation, replayed, metrics, earlier)
     fidelity = fidelity_of(replayed, metrics, unseen, diagnosis)
@@ -156,7 +167,6 @@ def _report(
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
     ranks = by_cell(replayed.layout.ranks)
     by_worker = _by_worker(replayed, metrics, worst, intervals)
-    meta = trace.meta
     job = JobFacts(
         meta.hosts,
         ranks,
@@ -165,19 +175,24 @@ def _report(
         meta.whereabouts.guessed_hosts,
         by_optype=by_optype,
     )
-    withheld = None if unseen is None else unseen.verdict
-    between = diagnosis.between if unseen is None or unseen.timed else ()
-    budget = budget_of(split(replayed, metrics, _together(observation, replayed)))
+    # Recordings that are of no one session have no time in common.
+    withheld, timed = (None, True) if unseen is None else (unseen.verdict, unseen.timed)
+    between = diagnosis.between if timed else ()
+    budget = _budget(observation, replayed, metrics) if timed else None
+    # Where steps cannot be replayed for it, that says it already.
+    step_s = float(np.mean(metrics.recorded_s))
+    missing = None if unreplayed else missing_in_words(missing_of(replayed), step_s)
     said = verdict(
         job,
         metrics,
         causes,
         shown,
         DISCREPANCY_LIMIT,
-        shares=budget.shares,
+        shares=None if budget is None else budget.shares,
         between=between,
         turn_s=diagnosis.turn_s,
         withheld=withheld,
+        missing=missing,
     )
     fixes: Sequence[Fix] = ()
     # Nothing is advised about a job that needs no action.
@@ -222,8 +237,8 @@ def _report(
             dropped=replayed.dropped,
             odd=replayed.odd,
         ),
-        coverage=coverage_of(trace, replayed, metrics),
-        clocks=clocks_of(trace, replayed, metrics),
+        coverage=coverage,
+        clocks=clocks_of(trace, replayed, metrics, timed=timed),
         fidelity=fidelity,
         headline=shown,
         slowdown=slowdown,
@@ -286,6 +301,10 @@ def _report(
         budget=budget,
         computing=computing_of(observation, observation.once(slow_together).factor),
     )
+
+
+def _budget(observation: Observation, replayed: Replayed, metrics: Metrics) -> Budget:
+    return budget_of(split(replayed, metrics, _together(observation, replayed)))
 
 
 def _together(observation: Observation, replayed: Replayed) -> CommonFactor | None:

@@ -97,13 +97,28 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingWorker:
+    """A worker of which nothing was recorded: the replay has a typical one in its place."""
+
+    worker: Worker
+    """Its place: (DP rank, stage)."""
+    rank: int
+    """Its global rank, by the numbers of the others."""
+    awaited_s: float | None
+    """What of a mean step the other DP ranks of its stage pass together in collectives, seconds:
+    the transfers, and the wait for it where it came last. None where no collective is recorded."""
+    came_last: tuple[int, ...]
+    """Steps in which such a collective took far longer than in most: it came last there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """What arrived, what was repaired and what was left out."""
 
     ranks_expected: int
-    """Workers of the job, and those that were recorded; they are equal where there is a report."""
+    """Workers of the job."""
     ranks_present: int
-    """Workers of the job, and those that were recorded; they are equal where there is a report."""
+    """Those of them that were recorded."""
     operations: int
     """Operations of the trace."""
     operations_replayed: int
@@ -129,6 +144,8 @@ class Coverage:
     impossible_durations: tuple[ImpossibleDuration, ...] = field(default=(), metadata=OMITTED)
     """Operations that cannot have taken as long as was recorded: what waits for them on the same
     rank began long before. They count with what they usually take; no key where there are none."""
+    missing: tuple[MissingWorker, ...] = field(default=(), metadata=OMITTED)
+    """Workers that were not recorded; no key where all were."""
     unmapped: tuple[Unmapped, ...] = field(default=(), metadata=OMITTED)
     """What the recording of another program holds that is no operation; no key where there is
     nothing."""
@@ -215,3 +232,7 @@ class Fidelity:
     """How the replay was adapted to what the recording shows, in the order of their trial."""
     late_launches: tuple[LateOpType, ...]
     """Where the time went that the replay does not account for; empty where there is a verdict."""
+    replayed: bool = field(default=True, metadata=OMITTED)
+    """False where operations cannot be replayed: then each rank's steps are, as one computation,
+    and no slowdown tells anything of stragglers; `Report.arrivals` and `Report.breakdown` do. No
+    key where they are."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal
 
+from app.analysis.arrivals.document import Arrivals, Breakdown, RankBreakdown
 from app.analysis.budget.document import Budget
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
@@ -40,6 +41,8 @@ from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
 SCHEMA: Final = "paceline.report/1"
 # Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.
 REVISION: Final = 2
+# Reports of this and later ones are read: later ones only added fields that may be missing.
+OLDEST_REVISION: Final = 2
 SECONDS_AN_HOUR: Final = 3600
 
 
@@ -179,6 +182,11 @@ class Report:
     computing: Computing | None = field(default=None, metadata=OMITTED)
     """What workers compute, which the job's later sessions are held against; no key in a report
     that an older version stored."""
+    arrivals: Arrivals | None = field(default=None, metadata=OMITTED)
+    """Who comes last at collectives, and who waits; no key where no ranks meet in recorded ones,
+    and in reports of earlier versions."""
+    breakdown: Breakdown | None = field(default=None, metadata=OMITTED)
+    """What a step of each rank passes with; no key in reports of earlier versions."""
 
     @property
     def lost_gpu_hours(self) -> float:
@@ -234,6 +242,30 @@ class Report:
         """
         return self.fidelity.verdict or self.headline.kind.without_causes
 
+    def breakdown_of_worst(self) -> tuple[RankBreakdown, tuple[RankBreakdown, ...]] | None:
+        """Return the breakdown of the rank that others wait for longest, and of its peers.
+
+        Of the rank that computes longest where no ranks meet; its peers are those of its stage.
+        None without a breakdown.
+        """
+        if self.breakdown is None or not self.breakdown.ranks:
+            return None
+        by_rank = {one.rank: one for one in self.breakdown.ranks}
+        one = max(self.breakdown.ranks, key=lambda rank: rank.computing_s)
+        if self.arrivals is None:
+            met = {
+                rank
+                for stage in zip(*self.workers.rank, strict=True)
+                if one.rank in stage
+                for rank in stage
+            }
+        else:
+            recorded = (by_rank[at.rank] for at in self.arrivals.ranks if at.rank in by_rank)
+            one = next(recorded, one)
+            met = self.arrivals.met_by(one.rank)
+        peers = sorted(met & by_rank.keys() - {one.rank})
+        return one, tuple(by_rank[rank] for rank in peers)
+
     def rank_of(self, worker: Worker) -> int:
         """Return the traced rank of a worker."""
         dp, pp = worker
@@ -257,8 +289,11 @@ class Report:
         return max(self._workers(), key=itemgetter(0))
 
     def _workers(self) -> Iterator[tuple[float, int, int]]:
+        """Yield those that were recorded, and missing ones that others waited for."""
+        left_out = {one.worker for one in self.coverage.missing if not one.came_last}
         return (
             (value, dp, pp)
             for dp, row in enumerate(self.by_worker.exact)
             for pp, value in enumerate(row)
+            if (dp, pp) not in left_out
         )

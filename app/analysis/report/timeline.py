@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.engine.padded import without_transfers
 from app.analysis.replay.engine.replay import IDEAL, ArrayReplay, Batch, Block
 from app.analysis.replay.layout.dense import FloatArray, Nodes
 from app.analysis.replay.layout.graph import COMPUTE
@@ -57,7 +58,8 @@ class Lanes:
 class Timeline:
     """One step, recorded on the chosen DP ranks and ideal, where all DP ranks are alike.
 
-    `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks).
+    `launch_ns`, `begin_ns`, `end_ns` and `ratio` have the shape (nodes, DP ranks); `runs` says
+    which of the nodes each DP rank runs.
     """
 
     step: int
@@ -68,6 +70,7 @@ class Timeline:
     begin_ns: FloatArray
     end_ns: FloatArray
     ratio: FloatArray
+    runs: NDArray[np.bool_]
     ideal: Lanes
     recorded_s: float
     ideal_s: float
@@ -81,7 +84,8 @@ class Timeline:
         """Return what was recorded on some of the chosen DP ranks, given by their places."""
         times = (self.launch_ns, self.begin_ns, self.end_ns, self.ratio)
         columns = tuple(values[:, list(places)] for values in times)
-        return _lanes(self.nodes, [self.dp_ranks[place] for place in places], columns)
+        ranks = [self.dp_ranks[place] for place in places]
+        return _lanes(self.nodes, ranks, columns, self.runs[:, list(places)])
 
 
 def step_timeline(trace: Trace, step: int, dp_ranks: Sequence[int] | None = None) -> Timeline:
@@ -123,6 +127,10 @@ def replayed_timeline(
     ideal_ns = group.durations.ideal_ns
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(ideal_ns[:, None] > 0, own / ideal_ns[:, None], np.nan)
+    runs, ideal_runs = np.ones(start.shape, dtype=bool), np.ones((len(ideal_ns), 1), dtype=bool)
+    if layout.padding is not None:
+        runs = ~layout.padding.where()[:, index, chosen]
+        ideal_runs = (ideal_ns > 0)[:, None] | (layout.padding.microbatch < 0)[:, None]
     ideal = (
         ideal_start[:, None],
         (ideal_end - ideal_ns)[:, None],
@@ -138,7 +146,8 @@ def replayed_timeline(
         begin_ns=np.maximum(start, end - own),
         end_ns=end,
         ratio=ratio,
-        ideal=_lanes(layout.nodes, [0], ideal),
+        runs=runs,
+        ideal=_lanes(layout.nodes, [0], ideal, ideal_runs),
         recorded_s=last_ns * NS,
         ideal_s=float(ideal_end.max()) * NS,
     )
@@ -153,6 +162,8 @@ def _ideal_times(group: ShapeGroup) -> tuple[FloatArray, FloatArray]:
         launches[node], ends[node] = launch.item(), end.item()
 
     ideal_ns = group.durations.ideal_ns
+    if group.layout.padding is not None:
+        ideal_ns = without_transfers(ideal_ns, group.layout.padding.transfers)
     none = np.empty((0, 1, 1))
     block = Block(slice(0, 1), group.durations.recorded_ns, ideal_ns, none, none)
     batch = Batch(np.full((1, count), IDEAL, dtype=np.int32), np.empty((0, 1), dtype=bool))
@@ -160,10 +171,14 @@ def _ideal_times(group: ShapeGroup) -> tuple[FloatArray, FloatArray]:
     return launches, ends
 
 
-def _lanes(nodes: Nodes, dp_ranks: Sequence[int], times: tuple[FloatArray, ...]) -> Lanes:
-    """Flatten (launch, begin, end, ratio), each of shape (nodes, DP ranks)."""
-    node = np.repeat(np.arange(len(nodes)), len(dp_ranks))
-    place = np.tile(np.arange(len(dp_ranks)), len(nodes))
+def _lanes(
+    nodes: Nodes,
+    dp_ranks: Sequence[int],
+    times: tuple[FloatArray, ...],
+    runs: NDArray[np.bool_],
+) -> Lanes:
+    """Flatten (launch, begin, end, ratio), each of shape (nodes, DP ranks), of what is run."""
+    node, place = np.nonzero(runs)
     order = np.lexsort((times[0][node, place], nodes.pp[node], place))
     node, place = node[order], place[order]
     start, begin, end, ratio = (values[node, place] for values in times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from app.analysis.replay.fidelity import (
 )
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.repairs.absent import together
 from app.analysis.replay.session import Replayed
 from app.analysis.replay.unseen import Unseen
 from app.analysis.report.coverage import (
@@ -29,16 +31,19 @@ from app.analysis.report.coverage import (
     LateOpType,
     LateWorker,
     MadeAdaptation,
+    MissingWorker,
     Recreated,
 )
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.trace.unmapped import said
-from app.analysis.wording import named, percent
+from app.analysis.wording import NBSP, named, percent
 
 PIECE_ROWS: Final = 1 << 17
 
 
 NS_A_SECOND: Final = 1e9
+# The others' time in collectives with missing workers is said from this share of a step on.
+WORTH_SAYING: Final = 0.05
 
 
 # Clocks that are further apart than this share of a step are warned of.
@@ -86,8 +91,11 @@ def fidelity_of(
     )
 
 
-def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
-    """Return how far the clocks of the ranks are apart, and what that may do."""
+def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool) -> Clocks:
+    """Return how far the clocks of the ranks are apart, and what that may do.
+
+    Of recordings that are not of one session (`timed` is False) nothing is warned of.
+    """
     clocks = replayed.clocks
     step_s = float(np.mean(metrics.recorded_s))
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
@@ -106,9 +114,10 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
             f"{percent(residual_s / step_s)} of a step: clocks move between steps, and S may be off"
             + (". Absolute times would tell by how much" if trace.step_relative else "")
         )
-    if clocks.unconnected:
+    unconnected = tuple(one for one in clocks.unconnected if one not in replayed.absent)
+    if len(unconnected) > 1:
         warnings.append(
-            f"No recorded communication connects {len(clocks.unconnected)} groups of ranks: "
+            f"No recorded communication connects {len(unconnected)} groups of ranks: "
             "their clocks are compared by the boundaries of steps"
         )
     return Clocks(
@@ -117,8 +126,8 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Clocks:
         offsets_ns=by_cell(clocks.offsets_ns),
         residual_ns=by_cell(clocks.residual_ns),
         drift_ppm=None if clocks.drift_ppm is None else by_cell(clocks.drift_ppm),
-        unconnected=clocks.unconnected,
-        warnings=tuple(warnings),
+        unconnected=unconnected if len(unconnected) > 1 else (),
+        warnings=tuple(warnings) if timed else (),
         settings=clocks.settings,
     )
 
@@ -152,9 +161,9 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
     known = len(KNOWN_OP_TYPES)
     return Coverage(
         ranks_expected=trace.meta.sizes.workers,
-        ranks_present=int(replayed.layout.ranks.size),
+        ranks_present=int(replayed.layout.ranks.size) - len(replayed.absent),
         operations=len(trace),
-        operations_replayed=sum(group.layout.start_ns.size for group in replayed.groups),
+        operations_replayed=sum(group.layout.operations for group in replayed.groups),
         recreated=Recreated(
             operations=recreated.total,
             by_optype=recreated.by_optype,
@@ -174,6 +183,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         clamped_launch_delays=metrics.clamped_delays,
         copies=trace.copies,
         impossible_durations=replayed.impossible,
+        missing=missing_of(replayed),
         unmapped=said(trace.meta.extra),
     )
 
@@ -189,3 +199,42 @@ def _count_by_type(trace: Trace) -> list[int]:
 def by_cell(values: NDArray[Any]) -> tuple[tuple[Any, ...], ...]:
     """Return an array as rows of plain numbers."""
     return tuple(map(tuple, values.tolist()))
+
+
+def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
+    """Return the workers that are missing, DP rank by DP rank."""
+    found = []
+    for dp, pp in replayed.absent:
+        layout, others = replayed.layout, together(replayed.layout, pp)
+        known = len(others.nodes) > 0
+        found.append(
+            MissingWorker(
+                worker=(dp, pp),
+                rank=int(layout.ranks[dp, pp]),
+                awaited_s=float(others.taken_ns.sum(axis=0).mean()) / NS_A_SECOND
+                if known
+                else None,
+                came_last=tuple(layout.steps[others.longer.any(axis=0)].tolist()),
+            )
+        )
+    return tuple(found)
+
+
+def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | None:
+    """Return who is missing, and what is not known for it; None where all are there."""
+    if not missing:
+        return None
+    who = named("rank", [str(one.rank) for one in missing])
+    said = f"{who} {'is' if len(missing) == 1 else 'are'} missing"
+    it = "it" if len(missing) == 1 else "them"
+    last = sorted({step for one in missing for step in one.came_last})
+    if last:
+        return f"{said}, and came last in {named('step', [str(step) for step in last])}"
+    most_s = max((one.awaited_s or 0.0 for one in missing), default=0.0)
+    if most_s >= WORTH_SAYING * step_s:
+        share = percent(most_s / step_s, 0).replace(NBSP, " ")
+        return (
+            f"{said}, and the others are in collectives with {it} for {share} of a step: how much "
+            f"of that they wait for {it} is not known"
+        )
+    return f"{said}, so how slow {'it is' if len(missing) == 1 else 'they are'} is not known"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import WORTH_SAYING, Losses, Shares
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.past.computing import Computing
 from app.analysis.diagnosis.places import View, Where, Worker
-from app.analysis.diagnosis.verdict import Level
+from app.analysis.diagnosis.verdict import Level, lost_between
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, Report
 from app.analysis.report.findings import NamedCause
 from app.analysis.report.paper import PaperMeasures, measures_of
@@ -219,6 +219,35 @@ class SessionVerdict:
     """What later sessions are held against; None in older documents."""
     shares: Shares | None = None
     """Where the time goes; None in older documents."""
+    lost_between: float | None = None
+    """The share of the time that is lost between steps, as the sentence says it; None where the
+    shares are not known, and in older documents: what is above the usual there."""
+
+    @property
+    def losses(self) -> Losses | None:
+        """Return what of the time is lost to what; None where that is not known."""
+        if self.shares is None:
+            return None
+        between = self.lost_between
+        return Losses(
+            self.shares.stragglers,
+            self.shares.between_steps_above if between is None else between,
+            self.shares.slow_together,
+        )
+
+    @property
+    def lost(self) -> float | None:
+        """Return the largest share that is known to be lost, to whatever: what is said first.
+
+        That of a step where stragglers lose it; of the time where all workers do, from as much on
+        as is worth saying. None where nothing is known.
+        """
+        known = [] if self.known is None else [self.known.waste]
+        losses = self.losses
+        if losses is not None:
+            of_all = (losses.between, losses.together)
+            known += [share for share in of_all if share >= WORTH_SAYING]
+        return max(known, default=None)
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -246,6 +275,7 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
     _, dp, pp = report.worst_worker()
     shown = report.headline
     slowdowns = report.step_slowdown
+    shares = None if report.budget is None else report.budget.shares
     return SessionVerdict(
         sentence=report.verdict.sentence,
         level=report.verdict.level,
@@ -277,7 +307,12 @@ def verdict_of(report: Report, metadata: Mapping[str, Any]) -> SessionVerdict:
         else KnownLoss(waste, report.sizes.world * measured_s * waste / SECONDS_AN_HOUR),
         steps_s=_picked(report.step_times.recorded) if known else (),
         computing=report.computing,
-        shares=None if report.budget is None else report.budget.shares,
+        shares=shares,
+        lost_between=None
+        if shares is None
+        else lost_between(
+            shares, sum(cause.between_s for cause in report.causes), report.diagnosis.turn_s
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tests.oracles.physics.execute import Execution, execute
+from tests.oracles.physics.faults.between import BETWEEN
 from tests.oracles.physics.faults.computing import COMPUTING
 from tests.oracles.physics.faults.hosts import HOSTS
 from tests.oracles.physics.faults.kind import Fault, Struck, Worker, anywhere
@@ -22,7 +23,7 @@ from tests.oracles.physics.shape import Posting, Schedule, Shape
 from tests.oracles.physics.world import World, draw_world
 
 FAULTS: Final[Mapping[str, Fault]] = {
-    fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *LINKS, *TENSOR, *RANKS)
+    fault.name: fault for fault in (*COMPUTING, *LENGTHS, *HOSTS, *BETWEEN, *LINKS, *TENSOR, *RANKS)
 }
 # Those that have two causes, or are rare: of what fixes bring, not of how well causes are told.
 MIXED_FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in MIXED}
@@ -105,7 +106,8 @@ class Job:
     execution : Execution
         With the fault.
     slowdown : float
-        Its time ÷ the time of the same job without the fault, all else drawn alike.
+        Its time ÷ the time of the same job without the fault, all else drawn alike. Of what holds
+        it up between steps from the end of the first step on: nothing before that is recorded.
     """
 
     drawn: Drawn
@@ -179,4 +181,8 @@ def run_job(drawn: Drawn) -> Job:
     """Return a job that was drawn, executed with and without its fault."""
     execution = execute(drawn.struck.world)
     without = execution if drawn.fault is None else execute(drawn.without)
+    if drawn.fault is not None and drawn.fault.between:
+        gaps_s = drawn.gap_s * (drawn.shape.steps - 1)
+        taken_s, healthy_s = (one.step_s[1:].sum() + gaps_s for one in (execution, without))
+        return Job(drawn, execution, float(taken_s / healthy_s))
     return Job(drawn, execution, float(execution.step_s.sum() / without.step_s.sum()))

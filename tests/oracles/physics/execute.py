@@ -102,20 +102,21 @@ def execute(world: World) -> Execution:
 def _begin(world: World, state: _State, number: int) -> _Stage:
     """Gather the parameters of a stage's chunks; its first pass needs them all."""
     shape = world.shape
-    host_s = world.before_s[number].copy()
+    host_s = world.between_s[number] + world.before_s[number]
     free_s = host_s
     for chunk in range(shape.vpp):
         start_s = np.maximum(free_s, host_s)
-        end_s = _joined(start_s) + world.gather_s[number, chunk][:, None]
+        end_s = _collected(world, number, start_s, world.gather_s[number, chunk])
         _note(state, "params-all-gather", number, chunk, 0, start_s, end_s)
         free_s = end_s
     host_s = host_s + world.data_s[number]
     return _Stage(number, program_of(shape, number), host_s, free_s)
 
 
-def _joined(start_s: Times) -> Times:
-    """Return when the last DP rank is there, for each of them."""
-    return np.broadcast_to(start_s.max(axis=1, keepdims=True), start_s.shape)
+def _collected(world: World, stage: int, start_s: Times, moving_s: Times) -> Times:
+    """Return when a collective of the DP ranks of a stage ends, given what it takes in a step."""
+    together_s = _latest(start_s, world.shape.groups)
+    return np.asarray(together_s + moving_s[:, None] + world.of_group_s[stage])
 
 
 def _advance(world: World, state: _State, stage: _Stage) -> bool:
@@ -205,10 +206,14 @@ def _among_experts(
 
 def _of_group(world: World, times_s: Times) -> Times:
     """Return the latest of the DP ranks that share experts, for each of them."""
-    steps, dp = times_s.shape
-    groups = times_s.reshape(steps, dp // world.shape.ep, world.shape.ep)
-    latest = groups.max(axis=-1, keepdims=True)
-    return np.asarray(np.broadcast_to(latest, groups.shape).reshape(steps, dp))
+    return _latest(times_s, world.shape.dp // world.shape.ep)
+
+
+def _latest(times_s: Times, groups: int) -> Times:
+    """Return the latest of the DP ranks of each group of neighbors, for each of them."""
+    of_groups = times_s.reshape(len(times_s), groups, -1)
+    latest = of_groups.max(axis=-1, keepdims=True)
+    return np.asarray(np.broadcast_to(latest, of_groups.shape).reshape(times_s.shape))
 
 
 def _post(  # noqa: PLR0917 - an end of a transfer
@@ -257,7 +262,7 @@ def _finish(world: World, state: _State, stage: _Stage) -> Times:
     free_s = stage.computing_s
     for chunk in range(world.shape.vpp):
         start_s = np.maximum(free_s, stage.host_s)
-        end_s = _joined(start_s) + world.scatter_s[stage.number, chunk][:, None]
+        end_s = _collected(world, stage.number, start_s, world.scatter_s[stage.number, chunk])
         _note(state, "grads-reduce-scatter", stage.number, chunk, 0, start_s, end_s)
         free_s = end_s
     return free_s

@@ -61,6 +61,8 @@ def record(world: World, execution: Execution, *, gap_s: float) -> Recording:
             if event.kind.endswith("-compute")
             for rank in range(shape.tp)
         ]
+    if world.between is not None:
+        noted += [(world.between, _between(world, stage), 0) for stage in range(shape.pp)]
     if shape.cp > 1:
         noted += [
             ("cp-all-gather", _exchange(world, event, rank), rank * shape.tp)
@@ -89,6 +91,7 @@ def _in_order(
     def ns(times_s: Iterable[Times]) -> NDArray[np.int64]:
         return begin_ns[:, None] + np.rint(np.stack([*times_s]) * _NS).astype(np.int64)
 
+    without_mb, without_mc = _OF_THE_STEP | {world.between}, _CHUNKLESS | {world.between}
     events = [event for _, event, _ in noted]
     dp = np.arange(shape.dp)
     stage = by_event(event.stage for event in events)
@@ -99,23 +102,35 @@ def _in_order(
         "dp": dp,
         "pp": stage,
         "tp": inner % shape.tp,
-        "step": np.arange(shape.steps)[:, None] + 100,
-        "mb": by_event(
-            ABSENT if name in _OF_THE_STEP else event.microbatch for name, event, _ in noted
+        "step": np.arange(shape.steps)[:, None]
+        + by_event(
+            100 - (name == world.between and world.between_ends_step) for name, _, _ in noted
         ),
-        "mc": by_event(ABSENT if name in _CHUNKLESS else event.chunk for name, event, _ in noted),
+        "mb": by_event(
+            ABSENT if name in without_mb else event.microbatch for name, event, _ in noted
+        ),
+        "mc": by_event(ABSENT if name in without_mc else event.chunk for name, event, _ in noted),
         "start_ns": start_ns,
         "dur_ns": end_ns - start_ns,
     }
     flat = {key: np.broadcast_to(column, lanes).ravel() for key, column in columns.items()}
     order = np.lexsort((flat["start_ns"], flat["rank"]))
     op = np.broadcast_to(by_event(code[name] for name, _, _ in noted), lanes).ravel()
+    if world.between is not None:
+        # it is not done before every step
+        order = order[(op[order] != code[world.between]) | (flat["dur_ns"][order] > 0)]
     return Recording(
         op_names=names,
         op=op[order].astype(np.int8),
         columns={key: column[order] for key, column in flat.items()},
         metadata=_metadata(world),
     )
+
+
+def _between(world: World, stage: int) -> Event:
+    """Return what ranks of a stage do before each step."""
+    lasts_s = world.between_s[stage]
+    return Event("", stage, 0, 0, np.zeros_like(lasts_s), lasts_s)
 
 
 def _collective(world: World, event: Event, rank: int) -> Event:

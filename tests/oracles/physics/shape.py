@@ -58,6 +58,8 @@ class Shape:
         Context-parallel ranks; where there are several, their collectives are recorded.
     ep : int
         DP ranks that share the experts of each layer, and whose all-to-alls are recorded.
+    groups : int
+        Groups of neighboring DP ranks that each shard the weights of a stage by themselves.
     """
 
     dp: int
@@ -75,6 +77,7 @@ class Shape:
     hosts_of: int = 1
     cp: int = 1
     ep: int = 1
+    groups: int = 1
 
     @property
     def lanes(self) -> tuple[int, int]:

@@ -29,6 +29,8 @@ class World:
         Moving of each transfer once both ends are there; index: the boundary between chunks.
     gather_s, scatter_s : arrays, shape (pp, vpp, steps)
         Collectives over the DP ranks.
+    of_group_s : array, shape (pp, dp)
+        What each of these takes longer in the group of a rank.
     clip_s : array, shape (steps,)
     optimizer_s : array, shape (pp, steps, dp)
     launch_s : array, shape (pp, vpp, microbatches, 2, steps, dp)
@@ -37,6 +39,8 @@ class World:
         Pauses of the host within the launching of a pass.
     before_s, data_s : arrays, shape (pp, steps, dp)
         Waiting of the host before the step's gathering, and after it before the first pass.
+    between_s : array, shape (pp, steps, dp)
+        What the host does between the step before and this one, ahead of `before_s`.
     saving_s : array, shape (2, pp, steps, dp)
         What of `before_s` and of `data_s` is the writing of checkpoints.
     rank_s : array, shape (tp, pp, 2, steps, dp)
@@ -56,6 +60,10 @@ class World:
         Lengths of sequences as [step][dp][microbatch][sequence], where they differ.
     layers : tuple or None
         Layers of each chunk of each stage, as the metadata name them.
+    between : str or None
+        What ranks record of `between_s`; None where they record nothing.
+    between_ends_step : bool
+        Whether they record it as the end of the step before, and not as the begin of the next.
     """
 
     shape: Shape
@@ -65,12 +73,14 @@ class World:
     gradient_s: Times
     gather_s: Times
     scatter_s: Times
+    of_group_s: Times
     clip_s: Times
     optimizer_s: Times
     launch_s: Times
     pause_s: Times
     before_s: Times
     data_s: Times
+    between_s: Times
     saving_s: Times
     rank_s: Times
     late_s: Times
@@ -80,6 +90,8 @@ class World:
     weights: float = 0.0
     lengths: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...] | None = field(default=None)
     layers: tuple[tuple[int, ...], ...] | None = None
+    between: str | None = None
+    between_ends_step: bool = False
 
     def computing_s(self, direction: str, place: tuple[int, int, int]) -> Times:
         """Return what a pass takes to compute, shape (steps, dp)."""
@@ -129,12 +141,14 @@ def draw_world(shape: Shape, rng: np.random.Generator) -> World:
         gradient_s=moving(moving_s, boundaries),
         gather_s=moving(collective_s, (shape.pp, shape.vpp, shape.steps)),
         scatter_s=moving(collective_s * rng.uniform(1, 2), (shape.pp, shape.vpp, shape.steps)),
+        of_group_s=np.zeros((shape.pp, shape.dp)),
         clip_s=moving(0.05 * mean_s, (shape.steps,)),
         optimizer_s=moving(rng.uniform(0.1, 0.6) * mean_s, host),
         launch_s=moving(rng.uniform(0.01, 0.12) * mean_s, launches),
         pause_s=np.zeros(launches),
         before_s=moving(rng.uniform(0.002, 0.03) * mean_s, host),
         data_s=moving(rng.uniform(0.002, 0.03) * mean_s, host),
+        between_s=np.zeros(host),
         saving_s=np.zeros((2, *host)),
         rank_s=1 - np.abs(rng.normal(0, 0.004, ranks)),
         late_s=np.abs(rng.normal(0, 0.002 * mean_s, late)),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from app.analysis.mitigation.fix import ByChunk
 from app.analysis.report.build import analyze
 from tests.oracles.physics.draw import MIXED_FAULTS, Drawn, draw_worlds
-from tests.oracles.physics.execute import execute
+from tests.oracles.physics.execute import Execution, execute
 from tests.oracles.physics.record import Recording, record
 from tests.oracles.physics.world import Times, World
 from tests.referee.fixes.balanced import length_factors
@@ -20,6 +20,7 @@ from tests.referee.fixes.layers import by_stage, chunk_factors, in_order
 from tests.referee.fixes.promise import (
     TEMPLATE,
     Advised,
+    OfJob,
     Promise,
     Refereed,
     advised,
@@ -30,6 +31,9 @@ from tests.referee.judging import NONE, draw_fault, trace_of
 
 PHYSICS: Final = "independent"
 _EVERYWHERE: Final = ("slow_together", "rotating")
+# As ranks record what they do between steps.
+_CHECKPOINT: Final = "checkpoint"
+_EVALUATION: Final = "evaluation"
 _LENGTHS: Final = "sequence_length_imbalance"
 
 # Given a job and a fix of it, returns the job with the fix made.
@@ -40,28 +44,25 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     """Draw the job of a seed, analyze it, and make each fix that its report advises."""
     fault = only if only is not None else _draw_fault(seed, healthy)
     drawn = draw_worlds(seed, fault)
-    now = execute(drawn.struck.world)
-    recording = record(drawn.struck.world, now, gap_s=drawn.gap_s)
+    now_world = drawn.struck.world
+    now = execute(now_world)
+    recording = record(now_world, now, gap_s=drawn.gap_s)
     layers = layers_of(drawn, seed)
     if layers is not None:
         recording = _naming(recording, layers)
     report = analyze(trace_of(recording)).report
 
-    def promise(
-        action: str, gain: float, world: World, *, at_most: bool, itself: bool = True
-    ) -> Promise:
-        return Promise(
-            seed=seed,
-            physics=PHYSICS,
-            fault=fault or NONE,
-            action=action,
-            at_most=at_most,
-            itself=itself,
-            promised=1 / (1 - gain),
-            realised=float(now.step_s.sum() / execute(world).step_s.sum()),
-        )
+    def realised(world: World, *, of_turns: bool) -> float:
+        after = execute(world)
+        if of_turns:
+            # what precedes the first step is not recorded
+            gaps_s = drawn.gap_s * (drawn.shape.steps - 1)
+            return float((now.step_s[1:].sum() + gaps_s) / (after.step_s[1:].sum() + gaps_s))
+        return float(spans_s(now_world, now).sum() / spans_s(world, after).sum())
 
-    promises, unexecuted = [], []
+    of_job = OfJob(seed, PHYSICS, fault or NONE)
+    promises: list[Promise] = []
+    unexecuted: list[str] = []
     for item in advised(report):
         make = MAKES.get(item.fix.action)
         if make is None:
@@ -69,10 +70,10 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
             continue
         fix, made = item.fix, make(drawn, item)
         promises.append(
-            promise(
+            of_job.promise(
                 fix.action,
                 fix.predicted_gain,
-                made,
+                realised(made, of_turns=item.of_turns),
                 at_most=fix.at_most,
                 itself=item.described,
             )
@@ -81,8 +82,21 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
     if template is not None:
         today, after = divisions_of_template(template, report)
         made = arranged(drawn.struck.world, today, after, template.worker_of_stage)
-        promises.append(promise(TEMPLATE, template.predicted_gain, made, at_most=template.at_most))
-    return Refereed(seed, PHYSICS, fault or NONE, fault is None, tuple(promises), tuple(unexecuted))
+        promises.append(
+            of_job.promise(
+                TEMPLATE,
+                template.predicted_gain,
+                realised(made, of_turns=False),
+                at_most=template.at_most,
+            )
+        )
+    return of_job.refereed(promises, unexecuted, healthy=fault is None)
+
+
+def spans_s(world: World, execution: Execution) -> Times:
+    """Return how long steps are recorded: from what any worker launches first, shape (steps,)."""
+    first_s: Times = (world.between_s + world.before_s).min(axis=(0, 2))
+    return execution.step_s - first_s
 
 
 def _draw_fault(seed: int, healthy: float) -> str | None:
@@ -166,6 +180,7 @@ def _repaired(drawn: Drawn, item: Advised) -> World:
     for stage in stages:
         world.gather_s[stage] = healthy.gather_s[stage]
         world.scatter_s[stage] = healthy.scatter_s[stage]
+        world.of_group_s[stage] = healthy.of_group_s[stage]
     return world
 
 
@@ -176,13 +191,33 @@ def _loaded_ahead(drawn: Drawn, item: Advised) -> World:
     before_s, data_s = world.saving_s
     world.before_s[..., ranks] = (healthy.before_s + before_s)[..., ranks]
     world.data_s[..., ranks] = (healthy.data_s + data_s)[..., ranks]
+    if world.between not in (_CHECKPOINT, _EVALUATION):
+        world.between_s[..., ranks] = 0.0
     return world
 
 
 def _saved_in_background(drawn: Drawn, _item: Advised) -> World:
     world = drawn.struck.world
     before_s, data_s = world.saving_s
-    return replace(world, before_s=world.before_s - before_s, data_s=world.data_s - data_s)
+    saved = replace(world, before_s=world.before_s - before_s, data_s=world.data_s - data_s)
+    return _without_between(saved) if world.between == _CHECKPOINT else saved
+
+
+def _evaluated_elsewhere(drawn: Drawn, _item: Advised) -> World:
+    world = drawn.struck.world
+    return _without_between(world) if world.between == _EVALUATION else world
+
+
+def _standing_no_more(drawn: Drawn, _item: Advised) -> World:
+    """Remove what nothing recorded explains: of a checkpoint that is not recorded, too."""
+    world = drawn.struck.world
+    if world.between is not None:
+        return world
+    return _without_between(replace(world, before_s=world.before_s - world.saving_s[0]))
+
+
+def _without_between(world: World) -> World:
+    return replace(world, between_s=np.zeros_like(world.between_s))
 
 
 def _launched_faster(drawn: Drawn, item: Advised) -> World:
@@ -351,6 +386,8 @@ MAKES: Final[Mapping[str, Make]] = {
     "repair_link": _repaired,
     "load_ahead": _loaded_ahead,
     "save_in_background": _saved_in_background,
+    "evaluate_elsewhere": _evaluated_elsewhere,
+    "name_standstill": _standing_no_more,
     "launch_faster": _launched_faster,
     "plan_garbage_collection": _collected_together,
     "restore_speed": _at_best_speed,

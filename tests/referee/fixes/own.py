@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from app.analysis.mitigation.fix import Balancing, ByChunk
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.dials import BETWEEN_STEPS, CAUSES, LAST_STAGE, needs_of
+from app.analysis.synthesis.dials import (
+    CAUSES,
+    CHECKPOINTS_WRITTEN,
+    LAST_STAGE,
+    LOADER_STALLS,
+    needs_of,
+)
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -39,6 +45,7 @@ from tests.referee.fixes.layers import Floats, by_stage, chunk_factors, in_order
 from tests.referee.fixes.promise import (
     TEMPLATE,
     Advised,
+    OfJob,
     Promise,
     Refereed,
     advised,
@@ -87,6 +94,10 @@ MIXED: Final[Mapping[str, tuple[str, ...]]] = {
         (LAST_STAGE, "network"),
         (LAST_STAGE, "garbage_collection"),
         ("data_loading", "checkpoint"),
+        (LOADER_STALLS,),
+        (CHECKPOINTS_WRITTEN,),
+        (LOADER_STALLS, CHECKPOINTS_WRITTEN),
+        ("slow_worker", CHECKPOINTS_WRITTEN),
     )
 }
 
@@ -102,34 +113,22 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
         job = replace(job, layers=(int(rng.integers(3, 17)) * job.sizes.vpp,) * job.sizes.pp)
     session = afflict(job, causes, goal_of(causes, slowdown), seed)
     report = analyze(session.trace).report
-    between = bool(BETWEEN_STEPS & set(causes))
-    now_s = sum(session.truth.turns_s[1:] if between else session.truth.step_times_s)
+    # What precedes the first step is not recorded.
+    turns_s, steps_s = sum(session.truth.turns_s[1:]), sum(session.truth.step_times_s)
 
-    def promise(
-        action: str, gain: float, after_s: float, *, at_most: bool, itself: bool = True
-    ) -> Promise:
-        return Promise(
-            seed=seed,
-            physics=PHYSICS,
-            fault=name or NONE,
-            action=action,
-            at_most=at_most,
-            itself=itself,
-            promised=1 / (1 - gain),
-            realised=now_s / after_s,
-        )
-
-    promises, unexecuted = [], []
+    of_job = OfJob(seed, PHYSICS, name or NONE)
+    promises: list[Promise] = []
+    unexecuted: list[str] = []
     for item in advised(report):
         if item.fix.action not in REMOVES:
             unexecuted.append(item.fix.action)
             continue
-        fix, after_s = item.fix, made_s(session, item)
+        fix, now_s = item.fix, turns_s if item.of_turns else steps_s
         promises.append(
-            promise(
+            of_job.promise(
                 fix.action,
                 fix.predicted_gain,
-                after_s,
+                now_s / made_s(session, item),
                 at_most=fix.at_most,
                 itself=item.described,
             )
@@ -139,9 +138,11 @@ def referee(seed: int, healthy: float, only: str | None) -> Refereed:
         today, after = divisions_of_template(template, report)
         after_s = executed_s(_arranged(session, today, after, template.worker_of_stage), session)
         promises.append(
-            promise(TEMPLATE, template.predicted_gain, after_s, at_most=template.at_most)
+            of_job.promise(
+                TEMPLATE, template.predicted_gain, steps_s / after_s, at_most=template.at_most
+            )
         )
-    return Refereed(seed, PHYSICS, name or NONE, not causes, tuple(promises), tuple(unexecuted))
+    return of_job.refereed(promises, unexecuted, healthy=not causes)
 
 
 def _draw_causes(seed: int, healthy: float) -> str | None:
@@ -161,7 +162,7 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
         if injection.cause in REMOVES[item.fix.action] and _is_meant(injection, job, item)
     }
     if item.fix.action == "even_stages":
-        return executed_s(_divided(session, item), session)
+        return executed_s(_divided(session, item), session, of_turns=item.of_turns)
     work = _healthy(session)
     if item.fix.action == "shed_work":
         work = _work_shed(work, session, item)
@@ -172,14 +173,13 @@ def made_s(session: SyntheticSession, item: Advised) -> float:
     if item.fix.action == "plan_garbage_collection":
         for number in removed:
             _collect_together(work, session, session.injections[number], item)
-    return executed_s(work, session)
+    return executed_s(work, session, of_turns=item.of_turns)
 
 
-def executed_s(work: StepWork, session: SyntheticSession) -> float:
-    """Return what the steps of a session take with other work."""
+def executed_s(work: StepWork, session: SyntheticSession, *, of_turns: bool = False) -> float:
+    """Return what the steps of a session take with other work, or steps and the gaps before."""
     execution = execute(work, session.job.costs.contention)
-    if BETWEEN_STEPS & set(session.truth.causes):
-        # What precedes the first step is not recorded.
+    if of_turns:
         turns_ns = execution.turn_times_ns()[1:] + session.job.costs.turn_ns
         return float(turns_ns.sum()) / 1e9
     return float(execution.step_times_ns().sum()) / 1e9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,8 @@ from app.analysis.report.findings import Recommendation
 NEAR: Final = 0.05
 # What a pipeline template is called among the fixes.
 TEMPLATE: Final = "pipeline_template"
+# Those that, as a bound without a plan, assume an ideal that no change is known to reach.
+ASSUME_IDEAL: Final = frozenset({"even_stages", "even_microbatches"})
 _WORKER: Final = re.compile(r"\((\d+), (\d+)\)")
 
 
@@ -84,6 +87,38 @@ class Refereed:
 
 
 @dataclass(frozen=True, slots=True)
+class OfJob:
+    """What promises of a job have in common, as in `Promise`."""
+
+    seed: int
+    physics: str
+    fault: str
+
+    def promise(
+        self, action: str, gain: float, realised: float, *, at_most: bool, itself: bool = True
+    ) -> Promise:
+        """Return the promise of a gain, a share of today's step."""
+        return Promise(
+            seed=self.seed,
+            physics=self.physics,
+            fault=self.fault,
+            action=action,
+            at_most=at_most,
+            itself=itself,
+            promised=1 / (1 - gain),
+            realised=realised,
+        )
+
+    def refereed(
+        self, promises: Sequence[Promise], unexecuted: Sequence[str], *, healthy: bool
+    ) -> Refereed:
+        """Return all of the job's promises."""
+        return Refereed(
+            self.seed, self.physics, self.fault, healthy, tuple(promises), tuple(unexecuted)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Advised:
     """A fix as whoever makes it reads it, and where.
 
@@ -103,7 +138,13 @@ class Advised:
     def described(self) -> bool:
         """Return whether the report says what is to be changed, not only what is ideal."""
         fix = self.fix
-        return not fix.at_most or fix.division is not None or fix.balancing is not None
+        planned = fix.division is not None or fix.balancing is not None
+        return not fix.at_most or planned or fix.action not in ASSUME_IDEAL
+
+    @property
+    def of_turns(self) -> bool:
+        """Return whether its gain is a share of the time from one step to the next."""
+        return any(c.cause == self.fix.cause and c.between_s for c in self.report.causes)
 
     @property
     def workers(self) -> tuple[Worker, ...]:

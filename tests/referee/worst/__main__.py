@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,8 @@ import numpy as np
 
 from app.analysis.diagnosis.causes.registry import title_of
 from tests.referee.judging import NONE
-from tests.referee.worst.draw import PHYSICS, Draw, Mapping, draw
+from tests.referee.worst.draw import PHYSICS, Draw, Mapping, Physics, draw
+from tests.referee.worst.few_steps import physics_of
 from tests.referee.worst.journal import Journal
 from tests.referee.worst.processes import judging
 
@@ -77,6 +78,7 @@ class Asked:
     each: int
     seed: int | None
     misses: bool
+    physics_of: dict[str, Physics] = field(default_factory=lambda: dict(PHYSICS))
 
 
 def judge_draws(asked: Asked, journal: Journal, mapping: Mapping) -> dict[str, list[Draw]]:
@@ -86,7 +88,7 @@ def judge_draws(asked: Asked, journal: Journal, mapping: Mapping) -> dict[str, l
     """
     done: dict[str, list[Draw]] = {name: [] for name in asked.physics}
     for number, name in product(range(1, asked.draws + 1), asked.physics):
-        physics, key = PHYSICS[name], (name, number)
+        physics, key = asked.physics_of[name], (name, number)
         seed = asked.seed
         first = journal.first_seed(
             key,
@@ -108,6 +110,9 @@ def judge_draws(asked: Asked, journal: Journal, mapping: Mapping) -> dict[str, l
         minutes = (time.monotonic() - began_s) / 60
         rate = (len(journal.jobs(key)) - known) / max(minutes, 1e-9)
         _say(f"{_summary(f'{name}, draw {number}', one)}; {rate:.0f} jobs a minute")
+        if asked.physics_of is not PHYSICS and one.healthy:
+            seems = sum(job.near for job in one.healthy)
+            _say(f"healthy and said to be 1.03 at most: {seems} of {len(one.healthy)}")
         if asked.misses:
             for job in one.jobs:
                 if job.lead != job.cause or (job.cause != NONE and not job.near):
@@ -129,6 +134,7 @@ def main() -> None:
     parser.add_argument("--physics", choices=("both", *PHYSICS), default="both")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, default=None, metavar="FILE", help="to go on from")
+    parser.add_argument("--steps", type=int, default=None, help="sessions cut to as many")
     parser.add_argument("--misses", action="store_true", help="also print what was missed")
     options = parser.parse_args()
     asked = Asked(
@@ -138,6 +144,7 @@ def main() -> None:
         each=max(1, round(_EACH * options.jobs)),
         seed=options.seed,
         misses=options.misses,
+        physics_of=PHYSICS if options.steps is None else physics_of(options.steps),
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with judging(options.processes) as pool:

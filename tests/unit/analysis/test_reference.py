@@ -64,7 +64,7 @@ def test_inherited_fields_are_described_where_they_are_declared(
     ("kind", "keys"),
     [
         (PlannedStage, ["replicas"]),
-        (Coverage, ["chunks", "copies", "impossible_durations", "unmapped"]),
+        (Coverage, ["chunks", "copies", "impossible_durations", "missing", "unmapped"]),
     ],
 )
 def test_keys_that_may_be_missing_are_marked(kind: type, keys: list[str]) -> None:

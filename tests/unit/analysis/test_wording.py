@@ -6,7 +6,7 @@ import pytest
 
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.analysis.wording import hours, percent, sure
+from app.analysis.wording import gpu_time, hours, percent, sure
 from app.dashboard.ui import format as pages
 
 
@@ -38,3 +38,16 @@ def test_the_sentences_of_a_report_that_is_not_believed_write_shares_that_way() 
 )
 def test_gpu_hours_keep_three_digits(value: float, text: str) -> None:
     assert hours(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 GPU-hours"),
+        (3.25, "3.2 GPU-hours"),
+        (0.05, "3.0 GPU-minutes"),
+        (0.0007, "2.5 GPU-seconds"),
+    ],
+)
+def test_few_gpu_hours_are_minutes_or_seconds(value: float, text: str) -> None:
+    assert gpu_time(value) == text

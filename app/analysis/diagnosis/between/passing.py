@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.host_operations import HostOperations
+from app.analysis.replay.medians import median
 from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.replay.turns import FEWEST_TURNS, Turns, turns_of
 from app.analysis.trace.model import BETWEEN_STEPS, GC, OPTIMIZER
@@ -86,25 +87,35 @@ def passing_of(replayed: Replayed, recorded_s: FloatArray) -> Passing:
     turns = turns_of(replayed)
     known = turns.known
     gap_ns = np.where(known, np.maximum(turns.gap_ns, 0.0), 0.0)
-    covered = {name: _covered(turns, replayed.host_operations.of(name)) for name in BETWEEN_STEPS}
-    total = np.sum(list(covered.values()), axis=0)
-    # Two kinds may be done side by side.
-    share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
-    named = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
-    rest_ns = gap_ns - np.minimum(total, gap_ns)
-    turn = recorded_s / NS + gap_ns
+    named, rest_ns = _named(turns, replayed.host_operations, gap_ns)
+    # Steps that are chained begin with the end of the one before.
+    turn = recorded_s / NS + (0.0 if replayed.graph.chained else gap_ns)
     parts = (turns, replayed.host_operations, named)
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
     if known.sum() < FEWEST_TURNS:
         nothing = np.zeros_like(gap_ns)
         return Passing(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
-    usual_ns = float(np.median(rest_ns[known]))
+    usual_ns = float(median(rest_ns[known]))
     above = rest_ns - usual_ns
-    scatter = 1.4826 * float(np.median(np.abs(above[known])))
-    least = max(THRESHOLDS.above * float(np.median(turn[known])), THRESHOLDS.to_scatter * scatter)
+    scatter = 1.4826 * float(median(np.abs(above[known])))
+    least = max(THRESHOLDS.above * float(median(turn[known])), THRESHOLDS.to_scatter * scatter)
     stalled_ns = np.where(known & (above > least), above, 0.0)
     collected_ns = np.roll(replayed.over_steps(_collected), 1)
     return Passing(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
+
+
+def _named(
+    turns: Turns, host_operations: HostOperations, gap_ns: FloatArray
+) -> tuple[dict[str, FloatArray], FloatArray]:
+    """Return how much of the gaps what is recorded takes, by type, and what is left of them, ns."""
+    if not len(host_operations):
+        return {}, gap_ns
+    covered = {name: _covered(turns, host_operations.of(name)) for name in BETWEEN_STEPS}
+    total = np.sum(list(covered.values()), axis=0)
+    # Two kinds may be done side by side.
+    share = np.divide(gap_ns, total, out=np.ones_like(total), where=total > gap_ns)
+    named = {name: time_ns * share for name, time_ns in covered.items() if time_ns.any()}
+    return named, gap_ns - np.minimum(total, gap_ns)
 
 
 def _collected(group: ShapeGroup) -> FloatArray:

@@ -209,4 +209,5 @@ GARBAGE_COLLECTION: Final = CauseKind(
     because=always("forwards stall on random workers, as with garbage collection"),
     find=_find,
     plan=Plan.COLLECT_TOGETHER,
+    recurs=True,
 )

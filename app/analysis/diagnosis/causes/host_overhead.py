@@ -27,7 +27,7 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.layout.graph import P2P
+from app.analysis.replay.layout.graph import DP_COLLECTIVES, P2P
 from app.analysis.replay.medians import median
 from app.analysis.wording import percent
 
@@ -217,7 +217,8 @@ def _find(signs: Signs) -> Finding | None:
     slow = _slow(observation, idling.share)
     if slow is None:
         return None
-    late_ns, on_time = _late_launches(observation, idling, slow)
+    turn_ns = _turn_ns(signs, idling) if slow.everywhere else 0.0
+    late_ns, on_time = _late_launches(observation, idling, slow, turn_ns)
     # A single slow host leaves healthy ones to compare with.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
@@ -234,6 +235,7 @@ def _find(signs: Signs) -> Finding | None:
             late_ns,
             regular,
             _lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
+            turn_ns,
         ),
         uncertainty=(
             slow.uncertainty(observation.layout.dp) if healthy is None else healthy.uncertainty
@@ -280,14 +282,20 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> boo
 
 
 def _late_launches(
-    observation: Observation, idling: _Idling, slow: _Slow
+    observation: Observation, idling: _Idling, slow: _Slow, turn_ns: float
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
-    """Return launch delays by node, and whose they are: computations, and transfers to be posted.
+    """Return launch delays by node, and whose they are.
 
-    A node whose delays are regular is there with those of all DP ranks.
+    Those of computations, of transfers to be posted, and of collectives of DP ranks. A node whose
+    delays are regular is there with those of all DP ranks.
+
+    Parameters
+    ----------
+    turn_ns : float
+        How much of what regularly passes between steps counts.
     """
     layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
-    launched = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS, *P2P))
+    launched = np.isin(layout.nodes.op, layout.codes(*COMPUTATIONS, *P2P, *DP_COLLECTIVES))
     late_ns: dict[int, FloatArray] = {}
     on_time: dict[int, NDArray[np.bool_]] = {}
     for stage in range(layout.pp):
@@ -298,12 +306,29 @@ def _late_launches(
         for node in np.flatnonzero(launched & (layout.nodes.pp == stage)).tolist():
             if not mine.any() and node not in lags:
                 continue
-            late = observation.delay_ns(node, regular=True)
-            if node not in later and not observation.after[node]:
+            begins = not observation.after[node]
+            late = observation.delay_ns(node, regular=turn_ns > 0 or not begins)
+            if node not in later and begins:
                 late = np.minimum(late, THRESHOLDS.first_launches * idling.launch_ns[stage])
             late_ns[node] = np.where(mine, late, late if node in lags else 0.0)
             on_time[node] = np.broadcast_to(mine, late.shape)
     return late_ns, on_time
+
+
+def _turn_ns(signs: Signs, idling: _Idling) -> float:
+    """Return what of the time between steps passes for want of launches where all hosts are slow.
+
+    A host that is never ahead of its device has launched nothing of the next step when that ends
+    one. What ranks are recorded to do meanwhile, loading a batch for example, stays.
+    """
+    turn_ns, passing = signs.observation.group.graph.turn_ns, signs.passing
+    if not turn_ns > 0 or passing is None or not len(passing.steps):
+        return 0.0
+    known = passing.turns.known
+    named_ns = np.sum([np.zeros(len(known)), *passing.named_ns.values()], axis=0)
+    empty_ns = turn_ns - float(np.median(named_ns[known]))
+    longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
+    return min(max(empty_ns, 0.0), longest_ns)
 
 
 def _evidence(observation: Observation, idling: _Idling, slow: _Slow) -> list[Evidence]:
@@ -381,4 +406,5 @@ HOST_OVERHEAD: Final = CauseKind(
     hides=_hides,
     remedy=_remedy,
     turn=Turn.SPECIAL,
+    recurs=True,
 )

@@ -77,6 +77,11 @@ class CauseKind:
     planned_around: bool = False  # whether another division of the layers makes up for it
     of_transfers: bool = False  # whether transfers take longer, which other causes do not explain
     everywhere: bool = False  # whether it is on all DP ranks alike, and names no place
+    # Whether a single step shows it too, but not whether it recurs: of one it may be an accident,
+    # or another cause that comes and goes.
+    recurs: bool = False
+    # Whether its sign is what changes from step to step, so that a single one cannot show it.
+    over_steps: bool = False
     # Whether its sign is what ranks compute by themselves, so that it holds however far the replay
     # is from the recording.
     holds_anyway: bool = False

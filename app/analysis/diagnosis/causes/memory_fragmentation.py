@@ -93,4 +93,5 @@ MEMORY_FRAGMENTATION: Final = CauseKind(
     find=_find,
     remedy=_remedy,
     turn=Turn.WITHIN_WORKERS,
+    recurs=True,
 )

@@ -13,6 +13,7 @@ from app.analysis.diagnosis.figures import Links
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
 from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.past.network import HOW_OF_ALL, OF_ALL, slower_than_before
 from app.analysis.diagnosis.places import (
     Hosts,
     JobFacts,
@@ -22,14 +23,18 @@ from app.analysis.diagnosis.places import (
     Worker,
     WorkerView,
 )
+from app.analysis.diagnosis.ranks.collectives import (
+    LEAST_NS,
+    Collectives,
+    collectives_of,
+    reference_of,
+    typical_of,
+)
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.medians import median
-
-# Transfers shorter than clocks resolve are not compared.
-_LEAST_NS: Final = 1e3
 
 Link = tuple[int, int]
 
@@ -39,8 +44,6 @@ class Thresholds:
     """What decides whether links or the collectives of stages are slow."""
 
     slow: float = 1.8  # A link is slow from this ratio to the reference on.
-    # The reference is this quantile of all links: half of a few may be slow.
-    reference: float = 0.3
     # The only stage has a flapping network when it is slow in this share of the steps; chance
     # strikes in fewer.
     spells: float = 0.15
@@ -70,8 +73,11 @@ def _hides(signs: Signs) -> bool:
     links = _pipeline_links(observation)
     if links.ends and _beyond(links.ratio).any():
         return True
-    stages, by_step = _collectives(observation)
-    return len(stages) > 1 and bool(_beyond(np.mean(by_step, axis=1)).any())
+    if signs.past is not None and signs.past.slow_transfers:
+        return True
+    gathered = collectives_of(observation)
+    several = len(gathered.stages) > 1
+    return bool(gathered.apart.any()) or (several and bool(_slow_stages(gathered).any()))
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -79,17 +85,19 @@ def _find(signs: Signs) -> Finding | None:
     observation = signs.observation
     links = _pipeline_links(observation)
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
-    stages, by_step = _collectives(observation)
-    collectives = np.mean(by_step, axis=1)
-    slow_stages = _beyond(collectives) if len(stages) > 1 else _by_spells(by_step)
-    if not slow_links.any() and not slow_stages.any():
-        return None
+    gathered = collectives_of(observation)
+    slow_stages = (
+        _slow_stages(gathered) if len(gathered.stages) > 1 else _by_spells(gathered.by_step)
+    )
+    if not slow_links.any() and not slow_stages.any() and not gathered.apart.any():
+        return None if signs.past is None else slower_than_before(observation, signs.past)
     transfers = {
         **_off_slow_links(observation, links, slow_links),
-        **_off_slow_stages(observation, stages, slow_stages),
+        **gathered.without(slow_stages),
     }
-    slow_at = {stages[index][0] for index in np.flatnonzero(slow_stages).tolist()}
-    workers = _at_fault(links, slow_links, slow_at, observation.layout.dp)
+    slow_at = {gathered.stages[index] for index in np.flatnonzero(slow_stages).tolist()}
+    shared = _at_fault(links, slow_links, slow_at, observation.layout.dp)
+    workers = (*shared, *(worker for worker in gathered.workers if worker not in shared))
     where = Where(
         links=tuple((dp, *links.ends[index]) for index, dp in np.argwhere(slow_links).tolist()),
         workers=workers,
@@ -98,13 +106,16 @@ def _find(signs: Signs) -> Finding | None:
     figure = None
     if links.ends:
         figure = Links(ends=tuple(links.ends), ratio=tuple(map(tuple, links.ratio.tolist())))
-    ratio = {stages[index][0]: float(collectives[index]) for index in range(len(stages))}
+    ratio = dict(zip(gathered.stages, np.mean(gathered.by_step, axis=1).tolist(), strict=True))
     late = _unrecorded(observation, slow_at)
     return Finding(
         change=Change(
             transfers_ns=transfers, on_time={node: late_ns > 0 for node, late_ns in late.items()}
         ),
-        evidence=tuple(_evidence(observation, links, slow_links, slow_at, ratio, workers)),
+        evidence=(
+            *_evidence(observation, links, slow_links, slow_at, ratio, shared),
+            *gathered.evidence(),
+        ),
         where=where,
         figure=figure,
         launches=Launches(late),
@@ -134,20 +145,6 @@ def _off_slow_links(
             in_order = sorted(nodes, key=op.__getitem__)
             transfers |= {node: of_type[op[node]] for node in in_order}
     return transfers
-
-
-def _off_slow_stages(
-    observation: Observation, stages: list[tuple[int, list[int]]], slow: NDArray[np.bool_]
-) -> dict[int, FloatArray]:
-    """Return the same of the collectives of slow stages, each as long on all DP ranks."""
-    op = observation.layout.nodes.op
-    typical = _typical_on_other_stages(observation, stages, slow) if slow.any() else {}
-    return {
-        node: np.full((1, observation.layout.dp), typical[int(op[node])])
-        for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True)
-        if is_slow
-        for node in nodes
-    }
 
 
 def _unrecorded(observation: Observation, slow_at: set[int]) -> dict[int, FloatArray]:
@@ -183,7 +180,7 @@ def _pipeline_links(observation: Observation) -> _Links:
     for index, link in enumerate(ends):
         typical = observation.group.durations.ideal_ns[by_link[link]]
         taken = np.mean(observation.recorded_ns[by_link[link]], axis=1)
-        ratio[index] = np.mean(taken / np.maximum(typical, _LEAST_NS)[:, None], axis=0)
+        ratio[index] = np.mean(taken / np.maximum(typical, LEAST_NS)[:, None], axis=0)
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
@@ -206,54 +203,28 @@ def _typical_elsewhere(
         chosen = [recorded[nodes][:, :, ranks].ravel() for nodes, ranks in parts]
         return float(median(np.concatenate(chosen)))
 
-    return _typical(observation) | {code: median_of(parts) for code, parts in fast.items()}
-
-
-def _typical_on_other_stages(
-    observation: Observation, stages: list[tuple[int, list[int]]], slow: NDArray[np.bool_]
-) -> dict[int, float]:
-    """Return the same of collectives, on the stages whose network is not slow."""
-    op = observation.layout.nodes.op
-    fast: dict[int, list[FloatArray]] = {}
-    for (_, nodes), is_slow in zip(stages, slow.tolist(), strict=True):
-        for node in () if is_slow else nodes:
-            fast.setdefault(int(op[node]), []).append(observation.recorded_ns[node].ravel())
-    medians = {code: float(median(np.concatenate(parts))) for code, parts in fast.items()}
-    return _typical(observation) | medians
-
-
-def _typical(observation: Observation) -> dict[int, float]:
-    """Return the ideal duration of each type, which is the median of all."""
-    op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
-    return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}
-
-
-def _collectives(
-    observation: Observation,
-) -> tuple[list[tuple[int, list[int]]], FloatArray]:
-    """Return each stage with its collectives over DP ranks, and how much longer they take.
-
-    That is an array of shape (stages, steps).
-    """
-    layout, nodes = observation.layout, observation.layout.nodes
-    by_stage: dict[int, list[int]] = {}
-    if layout.dp > 1:
-        for unit in observation.group.graph.units:
-            if unit.across_dp and len(unit.members) == 1:
-                by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
-    stages = sorted(by_stage.items())
-    ratio = np.empty((len(stages), len(layout.steps)))
-    for index, (_, members) in enumerate(stages):
-        typical = observation.group.durations.ideal_ns[members]
-        taken = np.mean(observation.recorded_ns[members], axis=2)
-        ratio[index] = taken.sum(axis=0) / max(float(typical.sum()), _LEAST_NS)
-    return stages, ratio
+    return typical_of(observation) | {code: median_of(parts) for code, parts in fast.items()}
 
 
 def _beyond(ratio: FloatArray) -> NDArray[np.bool_]:
     """Return which are far above most of the faster half: half of a few links may be slow."""
-    place = int(THRESHOLDS.reference * (ratio.size - 1))
-    return np.asarray(ratio > THRESHOLDS.slow * float(np.partition(ratio, place, axis=None)[place]))
+    return np.asarray(ratio > _limit(ratio))
+
+
+def _limit(ratio: FloatArray) -> float:
+    return THRESHOLDS.slow * reference_of(ratio)
+
+
+def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
+    """Return on which of several stages collectives are slow on all ranks, more than one of them.
+
+    A single one is chance, which the mean of few steps shows.
+    """
+    ratio = np.mean(gathered.by_step, axis=1)
+    slow = _beyond(ratio) & ~gathered.apart.any(axis=1)
+    for index in np.flatnonzero(slow).tolist():
+        slow[index] = (gathered.each(index) > _limit(ratio)).sum() > 1
+    return slow
 
 
 def _by_spells(by_step: FloatArray) -> NDArray[np.bool_]:
@@ -332,6 +303,8 @@ def _cannot_judge(signs: Signs) -> str | None:
 def _because(cause: Cause, job: JobFacts) -> str:
     workers = cause.where.workers
     if not workers:
+        if cause.where.stage is None:
+            return "the network of all ranks is slower than before"
         return f"the network of stage {cause.where.stage} is slow"
     if len(workers) > 1:
         return f"the network links of {len(workers)} workers are slow"
@@ -340,6 +313,8 @@ def _because(cause: Cause, job: JobFacts) -> str:
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
     workers = cause.where.workers
+    if not workers and cause.where.stage is None:
+        return Remedy("repair_link", OF_ALL, HOW_OF_ALL)
     if not workers:
         what = f"network of stage {cause.where.stage}"
     else:
@@ -355,8 +330,8 @@ NETWORK: Final = CauseKind(
     name="network",
     title="Network",
     word="network",
-    sign="Transfers of some links, or the collectives of some stages, take far longer than those "
-    "of the same type elsewhere.",
+    sign="Transfers of some links, or the collectives of some stages or of some ranks of a stage, "
+    "take far longer than those of the same type elsewhere.",
     blames_machine=True,
     cannot_judge=_cannot_judge,
     because=_because,
@@ -365,4 +340,5 @@ NETWORK: Final = CauseKind(
     hides=_hides,
     remedy=_remedy,
     of_transfers=True,
+    recurs=True,
 )

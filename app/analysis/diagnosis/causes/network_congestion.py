@@ -327,4 +327,5 @@ NETWORK_CONGESTION: Final = CauseKind(
         )
     ),
     of_transfers=True,
+    over_steps=True,
 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_peers
 from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
+from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
 from app.analysis.diagnosis.healthy_levels import held_against_peers
 from app.analysis.diagnosis.observation import (
     Observation,
@@ -61,6 +61,9 @@ class Thresholds:
     to_slowest: float = 0.25
     # Steps are all slow, or slow since one of them, when this share of them is.
     nearly_all: float = 0.9
+    # The highest confidence in one that was not recorded: the others may have waited for the
+    # network.
+    not_recorded: float = 0.8
     # A worker that is lastingly slow by this much counts in any case: with the slowest one
     # replaced, the job would straggle because of it (paper, section 4).
     straggling: float = 0.1
@@ -135,7 +138,14 @@ def _find(signs: Signs) -> Finding | None:
         where=Where(workers=tuple(workers), spells=_spells(when, as_slow)),
         figure=WorkerSteps(worker=workers[0], ratio=level, times=as_slow),
         uncertainty=held_against_peers(observation, workers),
+        doubt=Doubt(THRESHOLDS.not_recorded) if _absent(observation, workers[0]) else None,
     )
+
+
+def _absent(observation: Observation, worker: Worker) -> bool:
+    """Return whether a worker is slow only by what the others waited for it."""
+    absent = observation.layout.absent
+    return absent is not None and bool(absent[worker])
 
 
 def _by_step(slowness: Mapping[str, FloatArray]) -> _Slow:
@@ -281,6 +291,8 @@ def _evidence(
 def _when(observation: Observation, slow: NDArray[np.bool_]) -> str:
     """Say in which steps a worker is slow."""
     count, share = len(slow), float(np.mean(slow))
+    if count == 1:
+        return "in this step"
     if share >= THRESHOLDS.nearly_all:
         return f"in all {count} steps" if slow.all() else f"in {int(slow.sum())} of {count} steps"
     first = int(np.argmax(slow))
@@ -328,4 +340,5 @@ SLOW_WORKER: Final = CauseKind(
     plan=Plan.REPLACE_WORKERS,
     planned_around=True,
     alerts_alone=True,
+    recurs=True,
 )

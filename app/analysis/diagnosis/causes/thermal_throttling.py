@@ -255,4 +255,5 @@ THERMAL_THROTTLING: Final = CauseKind(
     needs_own_devices=True,
     remedy=_remedy,
     turn=Turn.SPECIAL,
+    over_steps=True,
 )

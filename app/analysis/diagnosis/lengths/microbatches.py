@@ -23,7 +23,7 @@ from app.analysis.diagnosis.observation import (
     sample,
 )
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import median, quantiles
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 # Computations that are enough to tell whether lengths differ.
@@ -194,7 +194,7 @@ def _scatter(factor: SingleArray) -> tuple[float, float]:
     One DP rank whose worker has slow spells must not pass for lengths that differ everywhere.
     """
     lanes = factor.reshape(-1, factor.shape[-1])
-    low, high = np.quantile(lanes, (0.16, 0.84), axis=0)
+    low, high = quantiles(lanes, (0.16, 0.84))
     by_lane = float(lower_median((high - low) / 2, axis=0))
     return float(factor.std() / factor.mean()), by_lane
 
@@ -202,7 +202,7 @@ def _scatter(factor: SingleArray) -> tuple[float, float]:
 def _correlation(forward: SingleArray, backward: SingleArray) -> float:
     """Return Pearson's r with outliers drawn in."""
     x, y = (
-        np.clip(values, *np.quantile(values, (0.02, 0.98)))
+        np.clip(values, *quantiles(values, (0.02, 0.98)))
         for values in (sample(forward), sample(backward))
     )
     if (x == x[0]).all() or (y == y[0]).all():

@@ -6,9 +6,9 @@ what a stage would. The same worker, with the same model and as many tokens, too
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Thresholds:
     squares: float = 0.05
     # …and by this many times what sessions one after the other scatter by
     to_scatter: float = 4.0
+    # What moves data is slower than before from this ratio on, as a link is than others.
+    slow_transfers: float = 1.8
     # A worker is slow by itself where it is slower than before by this much more than the others.
     alone: float = 0.04
     # …and where all ranks share the processors of one host by this much.
@@ -51,6 +53,14 @@ class EarlierSession:
     computing: Computing
 
 
+class SlowTransfers(NamedTuple):
+    """Transfers of a type and stage that take far longer than in the job's past."""
+
+    times: float  # how many times as long
+    number: int  # of the latest session that was far faster
+    sessions: int  # that were
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
     """How a session compares with the job's past."""
@@ -60,6 +70,8 @@ class Past:
     scatter: float  # what sessions one after the other scatter by
     # (pp, dp): how many times as long each worker computes as then; NaN where that is not known
     ratio: FloatArray
+    # By operation type and stage, where transfers take far longer.
+    slow_transfers: Mapping[tuple[str, int], SlowTransfers] = field(default_factory=dict)
 
     @property
     def times(self) -> float:
@@ -107,6 +119,7 @@ def against_past(
         return None
     like = [one for one, usable in zip(like, known.tolist(), strict=True) if usable]
     ratios = ratios[known]
+    slow = _slow_transfers(now, like)
     levels = np.nanmedian(ratios, axis=(1, 2))
     # The larger the ratio the faster the session was.
     level = float(np.sort(levels)[::-1][min(THRESHOLDS.sessions, len(levels)) - 1])
@@ -115,7 +128,37 @@ def against_past(
     everywhere = np.full((observation.layout.pp, observation.layout.dp), np.nan)
     everywhere[:, :: now.every] = found.T
     numbers = [one.number for one, there in zip(like, at_level.tolist(), strict=True) if there]
-    return Past(max(numbers), len(numbers), _scatter(levels), everywhere)
+    return Past(max(numbers), len(numbers), _scatter(levels), everywhere, slow)
+
+
+def _slow_transfers(
+    now: Computing, earlier: Sequence[EarlierSession]
+) -> dict[tuple[str, int], SlowTransfers]:
+    """Return what moves data far slower than then, by type and stage.
+
+    Than in the fastest few sessions: those after the network became slow do not hide it.
+    """
+    slow = {}
+    for name, by_stage in now.transfers_s.items():
+        for stage, taken_s in enumerate(by_stage):
+            then_s = {
+                one.number: one.computing.transfers_s[name][stage]
+                for one in earlier
+                if name in one.computing.transfers_s
+            }
+            before = sorted(then for then in then_s.values() if then > 0)
+            if not before:
+                continue
+            times = taken_s / before[min(THRESHOLDS.sessions, len(before)) - 1]
+            if times < THRESHOLDS.slow_transfers:
+                continue
+            faster = [
+                number
+                for number, then in then_s.items()
+                if 0 < then * THRESHOLDS.slow_transfers <= taken_s
+            ]
+            slow[name, stage] = SlowTransfers(times, max(faster), len(faster))
+    return slow
 
 
 def _median_of_known(ratios: FloatArray) -> FloatArray:

@@ -16,7 +16,8 @@ from app.analysis.diagnosis.lengths.work import computing_of_steps
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.layout.dense import Layout
-from app.analysis.replay.medians import median
+from app.analysis.replay.layout.graph import DP_COLLECTIVES, P2P
+from app.analysis.replay.medians import median, median_of_rows
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.ranks.machine import Machine
 
@@ -26,6 +27,8 @@ _OF_SESSION: Final = frozenset(
 )
 # Workers that are enough to tell whether all of them are slow.
 _MOST_WORKERS: Final = 64
+# What moves data over the network in each step.
+TRANSFERS: Final = frozenset({*DP_COLLECTIVES, *P2P})
 _DIGEST: Final = 12
 _DIGITS: Final = 7  # decimals of seconds
 
@@ -45,6 +48,9 @@ class Computing:
     """Node and GPU of each, as far as they are known."""
     tokens: tuple[float, float] | None = field(default=None, metadata=OMITTED)
     """Σs and Σs² of the sequences of a mean step and DP rank, where they are recorded."""
+    transfers_s: dict[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMITTED)
+    """Seconds that what moves data takes in the median step, without waiting for others, by
+    operation type, [stage]; 0 on stages that have none of it."""
 
 
 def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
@@ -60,7 +66,31 @@ def computing_of(observation: Observation, factor: CommonFactor) -> Computing:
         step_s=tuple(map(tuple, np.round(taken.T, _DIGITS).tolist())),
         machines=tuple(tuple(_called(meta.machine(rank)) for rank in row) for row in ranks),
         tokens=_tokens(observation),
+        transfers_s=_transfers(observation),
     )
+
+
+def _transfers(observation: Observation) -> dict[str, tuple[float, ...]]:
+    """Return what transfers of each type take in the median step on each stage, seconds.
+
+    Without waiting for others, and on the median rank.
+    """
+    layout, recorded_ns = observation.layout, observation.recorded_ns
+    names = [name for name in layout.op_names if name in TRANSFERS]
+    found = [
+        (name, stage, nodes)
+        for name in names
+        for stage in range(layout.pp)
+        for nodes in [layout.of(name, stage)]
+        if len(nodes)
+    ]
+    # neighbors: no copies; and one median of all, since calling costs more than computing
+    sums = [recorded_ns[nodes[0] : nodes[-1] + 1].sum(axis=0).ravel() for _, _, nodes in found]
+    typical = median_of_rows(np.array(sums)).tolist() if found else []
+    taken: dict[str, list[float]] = {}
+    for (name, stage, _), time_ns in zip(found, typical, strict=True):
+        taken.setdefault(name, [0.0] * layout.pp)[stage] = round(time_ns / 1e9, _DIGITS)
+    return {name: tuple(times) for name, times in taken.items()}
 
 
 def configuration_of(meta: SessionMeta, layout: Layout) -> str:

@@ -13,7 +13,6 @@ from math import sqrt
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.analysis.diagnosis.figures import LateRanks
 from app.analysis.diagnosis.healthy_levels import kept_waiting
@@ -22,9 +21,9 @@ from app.analysis.diagnosis.places import FigureView, View, Worker, WorkerView
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
-from app.analysis.trace.model import CONTEXT_TYPES, Sizes, Trace
+from app.analysis.trace.model import TENSOR_TYPES, Trace
+from app.analysis.trace.operations.members import groups_of
 
-TENSOR_TYPES: Final = ("tp-all-gather", "tp-reduce-scatter", "tp-all-reduce")
 # That many groups are evidence; the rest has only a place.
 LISTED: Final = 3
 
@@ -126,18 +125,6 @@ def measure_waits(observation: Observation, types: Sequence[str] = TENSOR_TYPES)
         if measured:
             found.append(max(measured, key=lambda wait: float(wait.wait_ns.sum())))
     return found
-
-
-def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
-    """Return which ranks of a cell share their collectives, shape (groups, ranks of a group).
-
-    Where a cell has tensor- and context-parallel ranks, and all of them recorded, those next to one
-    another are tensor-parallel, as launchers number them; else they are a single group.
-    """
-    if len(ranks) != sizes.tp * sizes.cp:
-        return ranks[None]
-    table = ranks.reshape(sizes.cp, sizes.tp)
-    return table.T if types == CONTEXT_TYPES else table
 
 
 def _waits(observation: Observation, rows: IntArray) -> Waits | None:

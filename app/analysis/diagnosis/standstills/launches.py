@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
 from app.analysis.wording import named
+
+# A rank waits when it does so for this share of what the latest one does; all load their batches.
+_WAITS: Final = 0.1
 
 # By node, shape (steps, dp), ns.
 ByNode = Mapping[int, FloatArray]
@@ -38,7 +42,8 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
         return found
     every = np.max(np.stack(list(recorded.values())), axis=0)
     layout = signs.observation.layout
-    ranks = np.flatnonzero(every.any(axis=0)).tolist()
+    by_rank = every.sum(axis=0)
+    ranks = np.flatnonzero(by_rank >= _WAITS * by_rank.max()).tolist()
     by_step = every.max(axis=1)
     steps = layout.steps[by_step > 0]
     apart = interval(layout.steps, by_step > 0)

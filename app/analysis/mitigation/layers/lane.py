@@ -14,7 +14,7 @@ import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.session import ShapeGroup
+from app.analysis.replay.session import ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 
 # In proportion to the parameters of a chunk, or of a stage.
@@ -85,8 +85,11 @@ class Lane:
     def __init__(self, group: ShapeGroup, costs: LayerCosts) -> None:
         self.costs = costs
         self._owners = find_owners(group, costs)
-        recorded = group.durations.recorded_ns
-        typical = np.median(recorded.reshape(len(recorded), -1), axis=1)
+        lasting = filled_ns(group)
+        typical = np.median(lasting.reshape(len(lasting), -1), axis=1)
+        padding = group.layout.padding
+        if padding is not None:
+            typical *= padding.weights(float(padding.counts.mean()))
         self._typical_ns = np.maximum(typical, 0.0)
         self._units = [(unit.members, unit.after) for unit in group.graph.units]
         self._lags = group.graph.lags_ns

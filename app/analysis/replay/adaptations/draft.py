@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.trial import off_recording
+from app.analysis.replay.adaptations.trial import OffRecording, off_recording
 from app.analysis.replay.clocks.alignment import RankClocks, align, one_clock
 from app.analysis.replay.engine.durations import OwnDurations, own_durations
 from app.analysis.replay.engine.pieces import executor_of
@@ -15,6 +15,7 @@ from app.analysis.replay.engine.replay import Executor
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.layout.graph import Graph
 from app.analysis.replay.repair import RecreatedOperations, recreate
+from app.analysis.replay.repairs.absent import arriving_last, with_typical_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,14 @@ class Draft:
             for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
         )
 
-    @cached_property
+    @property
     def discrepancy(self) -> float:
         """Return how far the replay of recorded durations is from the recording, relative to it."""
+        return self.off_recording.mean
+
+    @cached_property
+    def off_recording(self) -> OffRecording:
+        """Return the same of all steps together and of the typical one."""
         own = (own for own, _ in self.own)
         return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
 
@@ -69,7 +75,12 @@ class Draft:
             else align(arranged, graphs, absolute=recording.absolute)
         )
         layouts, recreated = recreate(aligned, graphs)
-        own = tuple(own_durations(*pair) for pair in zip(layouts, graphs, strict=True))
+        layouts = [arriving_last(layout) for layout in layouts]
+        own = tuple(
+            (with_typical_transfers(layout, graph, own_ns), clamped)
+            for layout, graph in zip(layouts, graphs, strict=True)
+            for own_ns, clamped in [own_durations(layout, graph)]
+        )
         parts = tuple(arranged), tuple(layouts), tuple(graphs), own
         return cls(*parts, clocks, recreated, recording)
 

@@ -14,7 +14,7 @@ class Name(StrEnum):
     NESTED_GC = "nested_gc"
     NESTED_COLLECTIVES = "nested_collectives"
     PROGRAM_ORDER = "program_order"
-    MERGED_MICROBATCHES = "merged_microbatches"
+    PADDED_MICROBATCHES = "padded_microbatches"
     IDLE_TRANSFERS = "idle_transfers"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     LATE_ENDS = "late_ends"
@@ -35,8 +35,8 @@ SENTENCES: Final = {
         "Collectives lie inside computations: waiting for peers there is not computing"
     ),
     Name.PROGRAM_ORDER: "Ranks do one thing at a time: each operation follows the one before it",
-    Name.MERGED_MICROBATCHES: (
-        "DP ranks run different numbers of microbatches: those of a step are replayed as one"
+    Name.PADDED_MICROBATCHES: (
+        "DP ranks run different numbers of microbatches: each is replayed with its own"
     ),
     Name.IDLE_TRANSFERS: "Recorded transfers that no neighbor answers are left out",
     Name.UNMATCHED_TRANSFERS: (

@@ -22,6 +22,11 @@ from app.analysis.trace import model as ops
 # Sends of a type on a stage end late when that share of them ends after the computation that their
 # receive feeds.
 _REGULARLY: Final = 0.9
+# So do sends that end at one moment although they started apart: the job waited for them together.
+# That is regular from half of a type's sends on; the last one may be waited for alone.
+_TOGETHER_NS: Final = 500_000
+_APART_NS: Final = 4 * _TOGETHER_NS
+_OFTEN_TOGETHER: Final = 0.5
 _RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
 
 
@@ -90,6 +95,10 @@ def end_with_receives(
         apart = 0.0 if back is None else np.median(back, axis=0)
         shares[kind] = float((values + apart > 0).mean())
     chosen = {kind: share for kind, share in shares.items() if share >= regularly}
+    for kind, pairs in found.items():
+        together = _together(few, pairs)
+        if kind not in chosen and together >= _OFTEN_TOGETHER:
+            chosen[kind] = together
     if not chosen:
         return None
     duration = layout.duration_ns.copy()
@@ -146,6 +155,18 @@ def _kind(layout: Layout, pair: _Pair) -> _Kind:
     nodes = layout.nodes
     name = layout.op_names[nodes.op[pair.send]]
     return _Kind(name, int(nodes.pp[pair.send]), int(nodes.pp[pair.receive]))
+
+
+def _together(layout: Layout, pairs: list[_Pair]) -> float:
+    """Return the share of sends that end when another one ends that started at another time."""
+    start = layout.start_ns[[pair.send for pair in pairs]]
+    end = start + layout.duration_ns[[pair.send for pair in pairs]]
+    order = np.argsort(start, axis=0)
+    start, end = np.take_along_axis(start, order, 0), np.take_along_axis(end, order, 0)
+    next_too = (np.abs(np.diff(end, axis=0)) <= _TOGETHER_NS) & (np.diff(start, axis=0) > _APART_NS)
+    none = np.zeros((1, *next_too.shape[1:]), np.bool_)
+    both = np.concatenate([next_too, none]) | np.concatenate([none, next_too])
+    return float(both.mean())
 
 
 def _lateness(layout: Layout, pairs: list[_Pair]) -> FloatArray:

@@ -19,7 +19,8 @@ import numpy as np
 from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.layout.dense import Layout
+from app.analysis.replay.adaptations.trial import stage_ends
+from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import with_edges
 from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
@@ -27,8 +28,11 @@ from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 _REGULARLY: Final = 0.98
 # …and usually by this share of a step: an optimizer that ends a little later somewhere is no sign.
 _LEAST_OVERLAP: Final = 0.005
-# Steps that follow one another tell what usually passes between them.
-_LEAST_STEPS: Final = 3
+# Stages begin a step as they end it when the one is off the other by at most this share of how far
+# apart they begin.
+_LIKE: Final = 0.25
+# At least that many steps that follow one tell what usually passes between them.
+_LEAST_FOLLOWING: Final = 2
 # A first forward waits for what gathers parameters when it begins with that in this share of steps.
 _MOSTLY: Final = 0.5
 
@@ -38,9 +42,18 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
     if not draft.absolute or len(draft.layouts) > 1:
         return None
     layout = draft.layouts[0]
-    if len(layout.steps) < 2 or (np.diff(layout.steps) != 1).any():  # noqa: PLR2004 - a pair
+    following = np.diff(layout.steps) == 1
+    if following.any() and not following.all():
         return None
     last = list(draft.graphs[0].last)
+    sign = _overlap(layout, last) if following.any() else _begun_as_ended(layout)
+    if sign is None:
+        return None
+    return Proposal(sign, draft.with_graphs([replace(draft.graphs[0], chained=True)]))
+
+
+def _overlap(layout: Layout, last: list[int]) -> Sign | None:
+    """Return the sign of steps that begin before the one before has ended, with a `last` node."""
     length = (layout.start_ns[last] + layout.duration_ns[last]).max(axis=(0, 2))
     period = np.diff(layout.begin_ns)
     overlap = length[:-1] - period
@@ -48,10 +61,34 @@ def propose_overlapping_steps(draft: Draft) -> Proposal | None:
     if share < _REGULARLY or np.median(overlap) < _LEAST_OVERLAP * np.median(period):
         return None
     typical_ms = float(np.median(overlap)) * 1e-6
-    sign = Sign(
+    return Sign(
         (f"the next step begins {typical_ms:.0f} ms before the last stage ends its own",), share
     )
-    return Proposal(sign, draft.with_graphs([replace(draft.graphs[0], chained=True)]))
+
+
+def _begun_as_ended(layout: Layout) -> Sign | None:
+    """Return the sign of it where no step follows another one, as where windows have one each.
+
+    Steps are alike: a stage that ends one so much later than the others has begun it as much
+    later, having ended the one before as late.
+    """
+    if layout.pp == 1:
+        return None
+    ends = stage_ends(layout).mean(axis=2)
+    begins = np.array(
+        [
+            layout.start_ns[layout.nodes.pp == stage].min(axis=0).mean(axis=1)
+            for stage in range(layout.pp)
+        ]
+    )
+    later, length = begins - begins.min(axis=0), ends.max(axis=0)
+    overlap = later.max(axis=0)
+    like = np.abs(later - (ends - ends.min(axis=0))).max(axis=0) <= _LIKE * overlap
+    share = float((like & (overlap >= _LEAST_OVERLAP * length)).mean())
+    if share < _REGULARLY:
+        return None
+    typical_ms = float(np.median(overlap)) * 1e-6
+    return Sign((f"stages begin a step up to {typical_ms:.0f} ms apart, as they end it",), share)
 
 
 def propose_uneven_begins(draft: Draft) -> Proposal | None:
@@ -64,17 +101,39 @@ def propose_uneven_begins(draft: Draft) -> Proposal | None:
         return None
     layout, graph = draft.layouts[0], draft.graphs[0]
     following = np.diff(layout.steps) == 1
-    if layout.dp == 1 or graph.chained or len(layout.steps) < _LEAST_STEPS or not following.all():
+    if layout.dp == 1 or graph.chained or following.sum() < _LEAST_FOLLOWING:
         return None
     begins = layout.start_ns.min(axis=0)
     ends = (layout.start_ns + layout.duration_ns).max(axis=0)
-    turns = begins[1:] - ends[:-1] + np.diff(layout.begin_ns)[:, None]
-    if np.median(turns) < 0:
+    turns = (begins[1:] - ends[:-1] + np.diff(layout.begin_ns)[:, None])[following]
+    opened = None if layout.opened_ns is None else layout.opened_ns[1:][following]
+    turn_ns = _usual_turn_ns(turns, opened)
+    if turn_ns < 0:
         return None
     apart_ms = float(np.median(begins.max(axis=1))) * 1e-6
     sign = Sign((f"ranks begin steps {apart_ms:.1f} ms apart",), float((turns >= 0).mean()))
-    chained = replace(graph, chained=True, turn_ns=float(np.median(turns)))
+    chained = replace(graph, chained=True, turn_ns=turn_ns)
     return Proposal(sign, draft.with_graphs([chained]))
+
+
+def _usual_turn_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
+    """Return what usually passes between steps of a rank, given all that does there.
+
+    Of an even number of ranks the lower one tells: half of what one of two ranks alone waits for in
+    each step is usual on neither. And what ranks are recorded to do there takes the others as long
+    as the one that does it fastest.
+
+    Parameters
+    ----------
+    turns_ns, opened_ns : float64 array, shape (steps that follow one, dp)
+        All that passes, and what of it is recorded.
+    """
+    if opened_ns is None:
+        named_ns = np.zeros(turns_ns.shape)
+    else:
+        named_ns = np.minimum(opened_ns, np.maximum(turns_ns, 0.0))
+    rest_ns = np.quantile(np.median(turns_ns - named_ns, axis=0), 0.5, method="lower")
+    return float(rest_ns + np.median(named_ns, axis=0).min())
 
 
 def propose_gathered_first(draft: Draft) -> Proposal | None:

@@ -17,9 +17,10 @@ from app.analysis.replay.adaptations.draft import Draft, Proposal
 from app.analysis.replay.adaptations.evidence import Sign
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.adaptations.trial import LEAST_GAIN, recorded_times
-from app.analysis.replay.layout.dense import IntArray, Layout
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph, with_edges
 from app.analysis.replay.layout.pipeline import DIRECTIONS
+from app.analysis.replay.medians import median_of_rows
 from app.errors import UnanalyzableError
 
 # A receive is posted after a computation when it is in this share of the cases.
@@ -52,12 +53,14 @@ def propose_posted_in_turn(draft: Draft) -> Proposal | None:
 def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
     """Return whether receives posted in turn can take enough off the discrepancy.
 
-    One that is posted late holds the computation that waits for it up by no more than its transfer
-    takes, since that computation follows the one before in any case.
+    One that is posted late holds the computation that waits for it up by no more than posting it
+    and its transfer take, since that computation follows the one before in any case.
     """
     held_up_ns = sum(
-        float(own[list(posted.after)].sum(axis=0).max(axis=-1).sum())
-        for posted, (own, _) in zip(found, draft.own, strict=True)
+        float(
+            (own[list(posted.after)] + _posting_ns(layout, posted)).sum(axis=0).max(axis=-1).sum()
+        )
+        for posted, (own, _), layout in zip(found, draft.own, draft.layouts, strict=True)
         if posted is not None
     )
     if not held_up_ns:
@@ -66,6 +69,14 @@ def _may_matter(draft: Draft, found: Sequence[Posted | None]) -> bool:
         float(recorded_times(*pair).sum()) for pair in zip(draft.layouts, draft.graphs, strict=True)
     )
     return held_up_ns >= LEAST_GAIN * recorded_ns
+
+
+def _posting_ns(layout: Layout, posted: Posted) -> FloatArray:
+    """Return how long after a computation a receive is typically posted, shape (receives, 1, 1)."""
+    receives = list(posted.after)
+    before = [after[0] for after in posted.after.values()]
+    late = layout.start_ns[receives] - layout.start_ns[before] - layout.duration_ns[before]
+    return np.maximum(median_of_rows(late.reshape(len(late), -1)), 0.0)[:, None, None]
 
 
 def in_turn(layout: Layout, graph: Graph) -> Graph:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from app.analysis.replay.adaptations.blocking import propose_blocking
 from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Adaptation, Name
+from app.analysis.replay.adaptations.evidence import Adaptation, Name, Sign
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
 from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
@@ -24,10 +26,10 @@ from app.analysis.replay.adaptations.rows.idle_transfers import (
     without_idle_transfers,
     without_transfers,
 )
-from app.analysis.replay.adaptations.rows.merged_microbatches import with_merged_microbatches
 from app.analysis.replay.adaptations.rows.placement import find_placement
 from app.analysis.replay.adaptations.signs.glance import Glance
 from app.analysis.replay.adaptations.trial import LEAST_GAIN
+from app.analysis.replay.layout.dense import LaidOut
 from app.analysis.replay.layout.pipeline import Route
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
@@ -49,8 +51,9 @@ _STRUCTURAL: Final = (
     _Step(Name.NESTED_COLLECTIVES, Glance.may_nest_collectives, propose_nested_collectives),
     _Step(Name.PROGRAM_ORDER, Glance.has_no_pipeline, propose_program_order),
 )
+_LATE_ENDS: Final = _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends)
 _ON_TRIAL: Final = (
-    _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends),
+    _LATE_ENDS,
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
     _Step(Name.UNEVEN_BEGINS, Glance.has_no_pipeline, propose_uneven_begins),
     _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
@@ -72,10 +75,7 @@ class AdaptedRows:
 
 
 def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
-    """Make the adaptations without which there is no replay.
-
-    Virtual stages call for them, and DP ranks that run different numbers of microbatches.
-    """
+    """Make the adaptations without which there is no replay: virtual stages call for them."""
     made: list[Adaptation] = []
     routes: tuple[Route, ...] = ()
     virtual = trace.meta.sizes.vpp > 1
@@ -91,12 +91,19 @@ def adapt_rows(trace: Trace, without: Collection[Name]) -> AdaptedRows:
     if idle is not None:
         trace = idle[0]
         made.append(Adaptation(Name.IDLE_TRANSFERS, idle[1]))
-    name = Name.MERGED_MICROBATCHES
-    merged = None if name in without else with_merged_microbatches(trace)
-    if merged is not None:
-        trace = merged[0]
-        made.append(Adaptation(name, merged[1]))
     return AdaptedRows(trace, routes, tuple(made))
+
+
+def adapt_laid_out(laid_out: LaidOut) -> tuple[Adaptation, ...]:
+    """Return the adaptation of what was laid out with empty places; none where none are."""
+    paddings = [group.padding for group in laid_out.groups if group.padding is not None]
+    if not paddings:
+        return ()
+    counts = np.concatenate([padding.counts for padding in paddings])
+    uneven = (counts != counts[:, :1]).any(axis=1)
+    low, high = int(counts.min()), int(counts.max())
+    where = (f"{low} to {high} microbatches in a step", f"{len(counts)} steps")
+    return (Adaptation(Name.PADDED_MICROBATCHES, Sign(where, float(uneven.mean()))),)
 
 
 def adapt_refused(
@@ -120,7 +127,7 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     """Make the adaptations that a session's steps call for.
 
     Those on trial stay when they take half a point off the discrepancy, alone or together with what
-    was tried just before.
+    was tried just before, and do not move the typical step away by as much.
 
     Parameters
     ----------
@@ -145,14 +152,33 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
             draft, before = proposal.draft, after
     found = _on_trial(draft, tuple(made), before, glance, without)
     blocked = any(item.name is Name.BLOCKING_TRANSFERS for item in found[1])
-    if blocked and found[0].discrepancy >= LEAST_GAIN:
+    if blocked and max(found[0].off_recording) >= LEAST_GAIN:
         # Receives posted in turn look much like calls that block, and what is tried first may
         # stand in the way of what is right.
         others = {*without, Name.BLOCKING_TRANSFERS}
         unblocked = _on_trial(draft, tuple(made), before, glance, others)
-        if unblocked[0].discrepancy <= found[0].discrepancy - LEAST_GAIN:
+        if unblocked[0].off_recording.is_nearer_than(found[0].off_recording):
             return unblocked
+    ends = _LATE_ENDS.may(glance) and found[1] == tuple(made)
+    if ends and found[0].discrepancy >= LEAST_GAIN:
+        # Sends that are recorded too long and steps that overlap are wrong in opposite ways: alone
+        # neither may help.
+        with_ends = _with_ends(draft, tuple(made), glance, without)
+        if with_ends and with_ends[0].discrepancy <= found[0].discrepancy - LEAST_GAIN:
+            return with_ends
     return found
+
+
+def _with_ends(
+    draft: Draft, made: tuple[Adaptation, ...], glance: Glance, without: Collection[Name]
+) -> tuple[Draft, tuple[Adaptation, ...]] | None:
+    """Make the adaptations on trial where sends end with their receives; None without that sign."""
+    proposal = _proposed(_LATE_ENDS, draft, without)
+    if proposal is None:
+        return None
+    first = (*made, Adaptation(_LATE_ENDS.name, proposal.sign))
+    ends = proposal.draft.discrepancy
+    return _on_trial(proposal.draft, first, ends, glance, {*without, _LATE_ENDS.name})
 
 
 def _on_trial(
@@ -185,7 +211,7 @@ def _on_trial(
         if before is None or nearest is None:
             before = nearest = tried.discrepancy
         after = proposal.draft.discrepancy
-        if after >= nearest:
+        if after >= nearest or proposal.draft.off_recording.moves_away(tried.off_recording):
             continue
         pending.append(Adaptation(step.name, proposal.sign, nearest, after))
         tried, nearest = proposal.draft, after

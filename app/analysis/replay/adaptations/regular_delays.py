@@ -22,10 +22,15 @@ from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, Graph
 from app.analysis.trace import model as ops
 
-# What the host launches as soon as its input is there. Receives are posted when it suits, and
-# what ends a step waits for more than is recorded.
+# What the host launches as soon as its input is there. Receives are posted when it suits, unless
+# they are posted in turn; and what ends a step waits for more than is recorded.
 _LAUNCHED: Final = COMPUTE | {ops.FORWARD_SEND, ops.BACKWARD_SEND}
-_RECEIVES: Final = frozenset({ops.FORWARD_RECV, ops.BACKWARD_RECV})
+# Receives, and the computations of the other direction. Only one that is posted in turn follows
+# such a one.
+_RECEIVES: Final = {
+    ops.FORWARD_RECV: ops.BACKWARD_COMPUTE,
+    ops.BACKWARD_RECV: ops.FORWARD_COMPUTE,
+}
 # Launches of a kind are regularly late when that share of them is about as late as the median…
 _REGULARLY: Final = 0.75
 # …and all typical delays of a step add up to this share of it.
@@ -129,10 +134,44 @@ def _followed(layout: Layout, graph: Graph) -> Iterator[tuple[int, tuple[int, ..
         computes = computes_of(layout, stage)
         if len(computes):
             begins.add(int(computes[np.argmin(layout.launch[computes])]))
+    in_turn = _posted_in_turn(layout, graph, names)
     for unit in graph.units:
         for node, after in zip(unit.members, unit.after, strict=True):
             if names[node] in _LAUNCHED and after and node not in begins:
                 yield node, after
+            elif node in in_turn:
+                yield node, (in_turn[node],)
+
+
+def _posted_in_turn(layout: Layout, graph: Graph, names: Sequence[str]) -> dict[int, int]:
+    """Return receives that follow the computation right before them, and that computation.
+
+    Of types and on stages on which some follow computations of the other direction.
+    """
+    after = {
+        node: befores
+        for unit in graph.units
+        for node, befores in zip(unit.members, unit.after, strict=True)
+        if names[node] in _RECEIVES
+    }
+    kinds = {
+        (names[node], layout.nodes.pp[node])
+        for node, befores in after.items()
+        if any(names[other] == _RECEIVES[names[node]] for other in befores)
+    }
+    found: dict[int, int] = {}
+    for stage in {stage for _, stage in kinds}:
+        computes = computes_of(layout, stage)
+        computes = computes[np.argsort(layout.launch[computes])]
+        for node, befores in after.items():
+            if (names[node], layout.nodes.pp[node]) not in kinds or layout.nodes.pp[node] != stage:
+                continue
+            place = np.searchsorted(layout.launch[computes], layout.launch[node])
+            before = int(computes[place - 1]) if place else -1
+            # When one that waits for collectives inside is over depends on these.
+            if before in befores and before not in graph.inside:
+                found[node] = before
+    return found
 
 
 def _is_remote(layout: Layout, node: int, before: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.clocks.agreement import clocks_apart_ns
 from app.analysis.replay.clocks.least_squares import (
     MAD_TO_SD,
     connected_parts,
@@ -35,8 +36,9 @@ CORRECTED_NS: Final = 1e6
 CORRECTED_RESIDUALS: Final = 3.0
 # Offsets that move by less need no further round: a thousandth of what is corrected.
 SETTLED_NS: Final = 1e3
-# Fewer steps do not tell a clock from chance.
+# Fewer steps do not tell a clock from chance where it is off by less than that.
 LEAST_STEPS: Final = 5
+FEW_STEPS_NS: Final = 10e6
 # What only step boundaries connect: a rank's step begins up to this much after another's.
 BOUNDARY_NS: Final = 10e6
 # Steps that a clock is taken to run evenly for.
@@ -104,6 +106,7 @@ def _align_once(
         boundaries = [_boundaries(layout, part, count - 1) for layout in layouts]
         matches = _concatenated(matches, _joined(boundaries))
     begin = np.concatenate([layout.begin_ns for layout in layouts])
+    few = len(begin) < LEAST_STEPS
     fit = _fit(matches, begin, count, absolute=absolute)
     offsets = fit.offsets_ns[:, :ranks]
     residual, of_boundary = _residuals(matches, fit, part)
@@ -114,8 +117,10 @@ def _align_once(
         residual = np.maximum(residual, of_boundary)
         limit = np.maximum(BOUNDARY_NS, CORRECTED_RESIDUALS * residual)
         if (np.abs(furthest) > limit).any():
-            wrong |= any(map(_contradicts, layouts, graphs))
-    wrong &= len(begin) >= LEAST_STEPS
+            wrong |= not few and any(map(_contradicts, layouts, graphs))
+    if few and wrong:
+        apart_ns = max(map(clocks_apart_ns, layouts, graphs))
+        wrong = apart_ns > max(FEW_STEPS_NS, CORRECTED_RESIDUALS * residual.max())
     clocks = RankClocks(
         aligned=bool(wrong),
         offsets_ns=furthest.reshape(dp, pp),

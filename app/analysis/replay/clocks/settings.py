@@ -61,6 +61,25 @@ class PutBack:
     torn: tuple[int, ...] = ()
 
 
+def set_by_ns(
+    settings: Sequence[ClockSetting], step: IntArray, dp: IntArray, pp: IntArray
+) -> FloatArray:
+    """Return what clocks were set by before some times of workers were read, ns.
+
+    Parameters
+    ----------
+    step, dp, pp : int64 arrays, shape (times,)
+        In which step each was read, and on which worker.
+    """
+    by_ns = np.zeros(len(step))
+    for one in settings:
+        whose = np.zeros(len(step), dtype=bool)
+        for rank, stage in one.workers:
+            whose |= (dp == rank) & (pp == stage)
+        by_ns[whose & (step >= one.step)] += one.by_s * NS_A_SECOND
+    return by_ns
+
+
 def put_back(layouts: Sequence[Layout], matches: Matches | None, *, absolute: bool) -> PutBack:
     """Take out of starts what clocks were set by; layouts without that stay the same objects.
 

@@ -56,6 +56,10 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
         Transfer durations at fault that count as 0.
     """
     recorded = layout.duration_ns.copy(order="C")
+    padded = None if layout.padding is None else layout.padding.where()
+    if padded is not None:
+        # no transfer, so none at fault
+        recorded[padded] = np.inf
     clamped = 0
     alike: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
     for unit in graph.units:
@@ -72,6 +76,8 @@ def own_durations(layout: Layout, graph: Graph) -> OwnDurations:
             else:
                 members = list(np.array(together).T)
             clamped += _take_off_waiting(recorded, layout.start_ns, members, across_dp=across_dp)
+    if padded is not None:
+        recorded[padded] = 0.0
     return recorded, clamped
 
 
@@ -119,12 +125,14 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
 
     The ideal duration of an op type is taken over all steps, microbatches, stages and DP ranks of
     the session: the mean for computation, the median for communication, whose rare outliers are
-    long.
+    long. Where DP ranks run different numbers of microbatches, each runs as many as the mean.
     """
     by_type: dict[int, list[FloatArray]] = {}
     for layout, values in zip(layouts, recorded, strict=True):
+        padded = None if layout.padding is None else layout.padding.where()
         for code, nodes in _nodes_by_type(layout):
-            by_type.setdefault(code, []).append(values[nodes].ravel())
+            own = values[nodes].ravel() if padded is None else values[nodes][~padded[nodes]]
+            by_type.setdefault(code, []).append(own)
     names = layouts[0].op_names
 
     def typical(code: int) -> float:
@@ -134,7 +142,13 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
 
     threads = threads_for(sum(values.size for values in recorded))
     ideal = dict(zip(by_type, in_threads(threads, typical, list(by_type)), strict=True))
-    return [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
+    of_nodes = [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
+    counts = [layout.padding.counts.ravel() for layout in layouts if layout.padding is not None]
+    mean = float(np.mean(np.concatenate(counts))) if counts else 0.0
+    return [
+        durations if layout.padding is None else durations * layout.padding.weights(mean)
+        for layout, durations in zip(layouts, of_nodes, strict=True)
+    ]
 
 
 def _nodes_by_type(layout: Layout) -> Iterator[tuple[int, slice]]:

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from app.analysis.replay.engine.executor import executor_for
+from app.analysis.replay.engine.padded import NO_TRANSFER, PaddedReplay, transfers_padded
 from app.analysis.replay.engine.program import Program, prepare
 from app.analysis.replay.engine.replay import ON_TIME, Batch, Block, CodeArray, Executor
 from app.analysis.replay.layout.dense import FloatArray, Layout
@@ -31,6 +32,17 @@ def executor_of(layout: Layout, graph: Graph, shortest_ns: FloatArray, operation
     operations : int
         How many there are to replay.
     """
+    if layout.padding is not None:
+        transfers = transfers_padded(layout)
+        shortest_ns = np.where(transfers.any(axis=(1, 2)), NO_TRANSFER, shortest_ns)
+        inner = _executor_of(layout, graph, shortest_ns, operations)
+        return PaddedReplay(inner.program, inner, transfers)
+    return _executor_of(layout, graph, shortest_ns, operations)
+
+
+def _executor_of(
+    layout: Layout, graph: Graph, shortest_ns: FloatArray, operations: int
+) -> Executor:
     program = prepare(graph, layout.nodes.pp, shortest_ns)
     if not graph.inside:
         return executor_for(program, operations)

@@ -16,12 +16,14 @@ from app.analysis.replay.layout.dense import (
     LaidOut,
     Layout,
     Nodes,
+    Padding,
     no_complete_step,
 )
 from app.analysis.replay.layout.launch_order import MAX_GROUPS, launch_scores, split_by_order
 from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Route, flow_of
 from app.analysis.replay.layout.places import Placed, StepRows, place
 from app.analysis.replay.layout.shapes import Census, infer_shapes
+from app.analysis.replay.layout.uneven import find_uneven
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -37,7 +39,7 @@ MAX_NAMED_WORKERS = 3
 MAX_NODES = 2_000_000
 
 
-def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
+def lay_out(trace: Trace, routes: Sequence[Route] = (), *, pads: bool = True) -> LaidOut:
     """Arrange a trace's operations by node, step and DP rank.
 
     Each DP × PP cell is represented by one of its traced ranks. The shape of a step is how many
@@ -50,6 +52,8 @@ def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
     routes : sequence of sequences of (stage, chunk)
         Virtual stages in the order of a forward, of each direction; empty where chunk follows
         chunk.
+    pads : bool
+        Where DP ranks run different numbers of microbatches, places are left empty.
 
     Raises
     ------
@@ -66,7 +70,7 @@ def lay_out(trace: Trace, routes: Sequence[Route] = ()) -> LaidOut:
         groups, dropped = [_from_dense(trace, runs, dense, ranks)], dict[int, str]()
     else:
         unanswered = _unanswered(trace)
-        groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes))
+        groups, dropped = _group_by_shape(trace, runs, ranks, (unanswered, routes), pads=pads)
     groups = [replace(group, routes=tuple(routes)) for group in groups] if routes else groups
     groups = [part for group in groups for part in split_by_order(group)]
     groups.sort(key=lambda layout: (-len(layout.steps), int(layout.steps[0])))
@@ -120,6 +124,8 @@ def _group_by_shape(
     runs: BlockRuns,
     ranks: NDArray[np.int32],
     left_out_and_routes: tuple[Sequence[str], Sequence[Route]],
+    *,
+    pads: bool,
 ) -> tuple[list[Layout], dict[int, str]]:
     """Lay out steps of several shapes, or with operations missing."""
     left_out, routes = left_out_and_routes
@@ -127,7 +133,8 @@ def _group_by_shape(
     replayed = np.array([name not in left_out for name in trace.op_names])
     replayed[len(REPLAYED_OP_TYPES) :] = False
     census, rows = _count(trace, runs, ranks, (steps, replayed), routes)
-    shapes = infer_shapes(census)
+    uneven = find_uneven(census) if pads else None
+    shapes = infer_shapes(census if uneven is None else uneven.census)
     dropped |= {int(steps[index]): reason for index, reason in shapes.dropped.items()}
     kept = np.setdiff1d(np.arange(len(steps)), list(shapes.dropped))
     layouts = []
@@ -147,11 +154,15 @@ def _group_by_shape(
             dp=rows.dp[inside],
             kind=rows.kind[inside],
             order=rows.order[inside],
+            own=None if uneven is None else uneven.own(shape, chosen),
         )
         placed = place(trace, part, shape, census.flow, (len(chosen), len(ranks)))
         nodes = _nodes_of(placed, shape, ranks.shape[1])
         free = shapes.free[nodes.op, nodes.pp]
-        layouts.append(_from_placed(trace.op_names, nodes, placed, steps[chosen], (ranks, free)))
+        padding = None if uneven is None else uneven.padding(nodes, chosen, placed.missing)
+        layouts.append(
+            _from_placed(trace.op_names, nodes, placed, steps[chosen], (ranks, free, padding))
+        )
     return layouts, dropped
 
 
@@ -172,9 +183,9 @@ def _from_placed(
     nodes: Nodes,
     placed: Placed,
     steps: IntArray,
-    ranks_and_free: tuple[NDArray[np.int32], NDArray[np.bool_]],
+    more: tuple[NDArray[np.int32], NDArray[np.bool_], Padding | None],
 ) -> Layout:
-    ranks, free = ranks_and_free
+    ranks, free, padding = more
     missing = placed.missing
     present = placed.start_ns
     if missing is not None:
@@ -185,7 +196,7 @@ def _from_placed(
         launch = start_ns[:, 0, 0]
     else:
         start_ns[missing] = 0.0
-        launch = launch_scores(nodes, np.where(missing, np.nan, start_ns))
+        launch = launch_scores(nodes, np.where(missing, np.nan, start_ns), padding)
     return Layout(
         op_names=op_names,
         nodes=nodes,
@@ -197,6 +208,7 @@ def _from_placed(
         begin_ns=begin.astype(np.float64),
         missing=missing,
         free=None if missing is None else free,
+        padding=padding,
     )
 
 

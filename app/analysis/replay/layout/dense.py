@@ -2,7 +2,8 @@
 
 All DP ranks and all steps of one shape run the same operations, so a session is a matrix
 ``[node, step, DP rank]``, where a *node* is one operation of a step's pipeline, (op type, stage,
-order). Everything behind this module works on whole rows of that matrix.
+order). Where DP ranks run different numbers of microbatches, places of the matrix are empty
+(`Padding`). Everything behind this module works on whole rows of that matrix.
 """
 
 from __future__ import annotations
@@ -85,6 +86,45 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Padding:
+    """Places of microbatches that a DP rank does not run in a step, while others run more.
+
+    Nothing happens there: a computation takes no time, and no transfer waits for its peer.
+    """
+
+    # (nodes,): which microbatch of the step each node is of, from 0; -1 where it is of none
+    microbatch: IntArray
+    transfers: NDArray[np.bool_]  # (nodes,): which of these hand something over
+    counts: IntArray  # (steps, dp): how many microbatches each rank runs
+    # How many microbatches a stage waits for while its pipeline fills and drains: (p - 1) / v
+    # (Narayanan and others, "Efficient Large-Scale Language Model Training", section 2.2).
+    bubble: float
+    # Size of the groups that microbatches go in: as many as there are stages where schedules
+    # interleave.
+    group: int = 1
+
+    def where(self) -> NDArray[np.bool_]:
+        """Return the places that are empty, shape (nodes, steps, dp)."""
+        return np.asarray(self.microbatch[:, None, None] >= self.counts)
+
+    def of(self, nodes: NDArray[np.intp], steps: slice) -> NDArray[np.bool_]:
+        """Return the same of some nodes and steps."""
+        return np.asarray(self.microbatch[nodes, None, None] >= self.counts[steps])
+
+    def weights(self, count: float | FloatArray) -> FloatArray:
+        """Return what is left of each node's duration where ranks run a number of microbatches.
+
+        A broken number is as many whole groups as are nearest, whose computations take what makes
+        a step with its bubble as long. Shape (nodes,), or (nodes, …) for several numbers.
+        """
+        shape = (-1, *(1,) * np.ndim(count))
+        numbers, transfers = self.microbatch.reshape(shape), self.transfers.reshape(shape)
+        whole = self.group * np.maximum(np.floor(np.asarray(count) / self.group + 0.5), 1.0)
+        each = np.where(transfers, 1.0, (count + self.bubble) / (whole + self.bubble))
+        return np.where(numbers < 0, 1.0, np.where(numbers < whole, each, 0.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Steps of one shape as dense matrices."""
 
@@ -104,6 +144,9 @@ class Layout:
     # (nodes,): nodes that may be missing without anything being lost; None where nothing is
     # missing
     free: NDArray[np.bool_] | None = None
+    # (dp, pp): workers of which nothing was recorded (`app.analysis.replay.repairs.absent`); None
+    # where all are there
+    absent: NDArray[np.bool_] | None = None
     # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
     # direction; empty where chunk follows chunk
     routes: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -113,6 +156,12 @@ class Layout:
     # (pieces, steps, dp): of computations that wait inside for collectives, by node, the share of
     # their own time before, between and after these
     shares: Mapping[int, FloatArray] = field(default_factory=dict)
+    # (steps, dp): how long before its first start of a step a rank without a pipeline is recorded
+    # to begin what belongs between steps; None where no rank is
+    opened_ns: FloatArray | None = None
+    # where DP ranks run fewer microbatches than others; None where all run as many. What is empty
+    # is in `missing`, too.
+    padding: Padding | None = None
 
     @property
     def dp(self) -> int:
@@ -124,8 +173,15 @@ class Layout:
         """Return the number of pipeline stages."""
         return int(self.ranks.shape[1])
 
+    @property
+    def operations(self) -> int:
+        """Return how many operations there are, lost ones included."""
+        empty = 0 if self.padding is None else int(np.count_nonzero(self.padding.where()))
+        return self.start_ns.size - empty
+
     def of_steps(self, chosen: NDArray[np.intp]) -> Layout:
         """Return the layout of some steps, given by index."""
+        padding = self.padding
         return replace(
             self,
             steps=self.steps[chosen],
@@ -135,6 +191,8 @@ class Layout:
             missing=None if self.missing is None else self.missing[:, chosen],
             paused_ns={node: paused[chosen] for node, paused in self.paused_ns.items()},
             shares={node: shares[:, chosen] for node, shares in self.shares.items()},
+            opened_ns=None if self.opened_ns is None else self.opened_ns[chosen],
+            padding=padding and replace(padding, counts=padding.counts[chosen]),
         )
 
     def codes(self, *names: str) -> list[int]:
@@ -162,3 +220,8 @@ class LaidOut:
     groups: tuple[Layout, ...]
     dropped: tuple[DroppedStep, ...]
     unanswered: tuple[str, ...] = ()
+
+    @property
+    def padded(self) -> bool:
+        """Return whether DP ranks run different numbers of microbatches in a step."""
+        return any(group.padding is not None for group in self.groups)

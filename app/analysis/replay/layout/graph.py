@@ -25,6 +25,8 @@ DP_COLLECTIVES = frozenset(
 )
 # Code of the refusal where transfers and computations do not match.
 TRANSFERS_UNMATCHED = "trace.transfers_unmatched"
+# Code of the refusal where operations wait for one another.
+DEPENDENCY_CYCLE = "trace.dependency_cycle"
 P2P = frozenset({ops.FORWARD_SEND, ops.FORWARD_RECV, ops.BACKWARD_SEND, ops.BACKWARD_RECV})
 
 
@@ -154,6 +156,6 @@ def _raise_cycle(
     ]
     raise UnanalyzableError(
         f"{len(names)} operations wait for one another: {' → '.join(names[:MAX_NAMED_FAULTS])}",
-        code="trace.dependency_cycle",
+        code=DEPENDENCY_CYCLE,
         faults=tuple(Fault("dependency_cycle", name) for name in names[:MAX_NAMED_FAULTS]),
     )

@@ -6,13 +6,13 @@ has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.trace.model import BETWEEN_STEPS, KNOWN_OP_TYPES, Trace
 
 _FIRST: Final = KNOWN_OP_TYPES.index(BETWEEN_STEPS[0])
@@ -45,6 +45,10 @@ class HostOperations:
             self.end_ns[chosen],
         )
 
+    def earlier(self, by_ns: FloatArray) -> HostOperations:
+        """Return them as if each had been recorded earlier, by times of shape (operations,)."""
+        return replace(self, start_ns=self.start_ns - by_ns, end_ns=self.end_ns - by_ns)
+
 
 _NO_INTEGERS: Final = np.empty(0, dtype=np.int64)
 _NO_TIMES: Final = np.empty(0)
@@ -62,6 +66,29 @@ def without_host_operations(trace: Trace) -> tuple[Trace, NDArray[np.intp]]:
     if not len(rows) or len(rows) == len(trace):
         return trace, np.empty(0, dtype=np.intp)
     return trace.of_rows(np.flatnonzero(~between)), rows
+
+
+def with_opened(layout: Layout, trace: Trace, rows: NDArray[np.intp]) -> Layout:
+    """Return a layout with when ranks begin what opens their steps, given the rows of that.
+
+    It is recorded in the step that it opens, or in the one before, after all else.
+    """
+    if not len(rows) or layout.pp > 1 or trace.step_relative:
+        return layout
+    starts_ns, ends_ns = layout.start_ns, layout.start_ns + layout.duration_ns
+    if layout.missing is not None:
+        starts_ns = np.where(layout.missing, np.inf, starts_ns)
+        ends_ns = np.where(layout.missing, -np.inf, ends_ns)
+    first_ns = starts_ns.min(axis=0) + layout.begin_ns[:, None]
+    last_ns = ends_ns.max(axis=0) + layout.begin_ns[:, None]
+    opened_ns = np.zeros(first_ns.shape)
+    rows = rows[np.isin(trace.step[rows], layout.steps)]
+    step, dp = np.searchsorted(layout.steps, trace.step[rows]), trace.dp[rows]
+    start_ns = trace.start_ns[rows]
+    closing = (start_ns >= last_ns[step, dp]) & np.isin(trace.step[rows] + 1, layout.steps)
+    step += closing
+    np.maximum.at(opened_ns, (step, dp), first_ns[step, dp] - start_ns)
+    return replace(layout, opened_ns=opened_ns) if opened_ns.any() else layout
 
 
 def host_operations_of(

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.layout.dense import FloatArray, Layout, Nodes
+from app.analysis.replay.layout.dense import FloatArray, Layout, Nodes, Padding
 from app.analysis.replay.layout.pipeline import COMPUTE
 
 # That many lanes together tell the order of any two operations, though each lacks some.
@@ -60,16 +60,20 @@ def follows(starts: FloatArray) -> NDArray[np.bool_]:
         return np.asarray(~(starts[1:] < latest[:-1]).any(axis=0))
 
 
-def launch_scores(nodes: Nodes, starts: FloatArray) -> FloatArray:
+def launch_scores(nodes: Nodes, starts: FloatArray, padding: Padding | None = None) -> FloatArray:
     """Sort nodes where no lane has all of them: by what the lanes agree on, stage by stage.
 
     Parameters
     ----------
     starts : float64 array, shape (nodes, steps, dp)
         NaN where an operation is missing.
+    padding : Padding, optional
+        Those are asked that run most microbatches.
     """
     scores = np.zeros(len(nodes))
     by_lane = starts.reshape(len(nodes), -1)
+    if padding is not None:
+        by_lane = by_lane[:, padding.counts.ravel() == padding.counts.max()]
     for stage in np.unique(nodes.pp):
         on_stage = np.flatnonzero(nodes.pp == stage)
         scores[on_stage] = agreed_order(by_lane[on_stage])
@@ -97,7 +101,7 @@ def _with_own_order(layout: Layout) -> Layout:
     starts = _starts(layout)
     if layout.missing is None:
         return replace(layout, launch=starts[:, 0, 0])
-    return replace(layout, launch=launch_scores(layout.nodes, starts))
+    return replace(layout, launch=launch_scores(layout.nodes, starts, layout.padding))
 
 
 def _starts(layout: Layout) -> FloatArray:

@@ -46,6 +46,9 @@ class StepRows:
     dp: IntArray
     kind: IntArray
     order: IntArray
+    # (steps × dp, kinds): how many operations of each kind a lane has run, where some run fewer
+    # microbatches than others; None where all run as many
+    own: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +86,8 @@ class _Placing:
     ) -> None:
         self.trace, self.rows, self.shape, self.flow = trace, rows, shape, flow
         self.steps, self.dp = size
+        whole = np.broadcast_to(shape, (self.steps * self.dp, len(shape)))
+        self.own = whole if rows.own is None else rows.own
         self.first = np.concatenate(([0], np.cumsum(shape)))
         self.group = (rows.step * self.dp + rows.dp) * len(shape) + rows.kind
         self.slot = rows.order.copy()
@@ -90,11 +95,13 @@ class _Placing:
     def result(self) -> Placed:
         lanes = self.steps * self.dp
         counts = np.bincount(self.group, minlength=lanes * len(self.shape))
-        full = counts.reshape(lanes, -1) == self.shape
-        beyond = self.slot >= self.shape[self.rows.kind]
+        full = counts.reshape(lanes, -1) == self.own
+        beyond = self.slot >= self.own.ravel()[self.group]
         ragged = ~full.ravel()[self.group]
         if (beyond & ~ragged).any():
             self._renumber(~ragged)
+        if self.rows.own is not None:
+            self._place_fewer(~ragged)
         if ragged.any():
             self._resolve(ragged, counts)
         unknown = self._unknown(ragged)
@@ -114,6 +121,23 @@ class _Placing:
         first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
         length = np.diff(first, append=len(group))
         self.slot[rows] = np.arange(len(rows)) - np.repeat(first, length)
+
+    def _place_fewer(self, whole: NDArray[np.bool_]) -> None:
+        """Let names tell the slots of lanes that have run less than others; else they come first.
+
+        Schedules that do chunk after chunk leave out some of each.
+        """
+        fewer = whole & (self.own.ravel()[self.group] < self.shape[self.rows.kind])
+        for kind in np.unique(self.rows.kind[fewer]).tolist():
+            mine = np.flatnonzero(fewer & (self.rows.kind == kind))
+            in_order = self.slot[mine]
+            self._resolve_by_name(kind, mine)
+            names = np.unique(self.trace.mb[self.rows.row[self.rows.kind == kind]])
+            microbatch = np.searchsorted(names, self.trace.mb[self.rows.row[mine]])
+            share = self.own.ravel()[self.group[mine]] / self.shape[kind]
+            if (microbatch >= np.rint(share * len(names))).any():
+                # they are called otherwise on other ranks
+                self.slot[mine] = in_order
 
     def _resolve(self, ragged: NDArray[np.bool_], counts: IntArray) -> None:
         """Find the slots of lanes that lack operations of a kind."""

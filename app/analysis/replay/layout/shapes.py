@@ -222,8 +222,8 @@ def _different_numbers(counts: Counts) -> str | None:
     if low == high or not alike or (counts[:, _CODE[ops.BACKWARD_COMPUTE]] != forwards).any():
         return None
     return (
-        f"DP ranks run different numbers of microbatches, {low} to {high}, which is replayed of "
-        "jobs without a pipeline only"
+        f"DP ranks run different numbers of microbatches, {low} to {high}, which is replayed "
+        "where several steps do so and all other operations are as many on each"
     )
 
 

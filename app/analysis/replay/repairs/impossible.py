@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import LOCAL, Graph
 from app.analysis.replay.layout.pipeline import COMPUTE
-from app.analysis.replay.medians import median, peers_median
+from app.analysis.replay.medians import median, median_of_rows, peers_median
 from app.analysis.trace import model as ops
 
 IntArray = NDArray[np.intp]
@@ -77,7 +77,8 @@ def without_impossible(
 
 
 def _mended(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDuration]]:
-    long = _far_above(layout)
+    step_ns = _step_ns(layout)
+    long = _far_above(layout, step_ns)
     if not len(long.node):
         return layout, []
     own = layout.duration_ns[long.at]
@@ -88,7 +89,7 @@ def _mended(layout: Layout, graph: Graph) -> tuple[Layout, list[ImpossibleDurati
         chosen = long.of(unfollowed)
         impossible[unfollowed] = _ends_alone(layout, graph, chosen)
         # looked at last: it takes as long as all the rest
-        beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * _step_ns(layout)]
+        beyond = unfollowed[own[unfollowed] > BEYOND_SESSION * len(layout.steps) * step_ns]
         if len(beyond):
             impossible[beyond] |= own[beyond] > BEYOND_SESSION * _session_ns(layout)
     if not impossible.any():
@@ -117,11 +118,14 @@ class _Operations:
         return _Operations(self.node[chosen], self.step[chosen], self.dp[chosen])
 
 
-def _far_above(layout: Layout) -> _Operations:
-    """Return the operations that take far longer than the same one elsewhere and at other times."""
+def _far_above(layout: Layout, step_ns: float) -> _Operations:
+    """Return the operations that take far longer than the same one elsewhere and at other times.
+
+    `step_ns` is about how long a step is.
+    """
     by_node = layout.duration_ns.reshape(len(layout.nodes), -1)
     mean = by_node.sum(axis=1) / by_node.shape[1]
-    least_ns = WORTH_A_LOOK * _step_ns(layout)
+    least_ns = WORTH_A_LOOK * step_ns
     rows = np.flatnonzero(by_node.max(axis=1) > np.maximum(_ABOVE_MEAN * mean, least_ns))
     values = layout.duration_ns[rows]
     usual = median(by_node[rows].T) if len(rows) else np.zeros(0)
@@ -134,15 +138,16 @@ def _far_above(layout: Layout) -> _Operations:
 
 def _step_ns(layout: Layout) -> float:
     """Return about how long a step is: from the first start on a stage to the last one."""
-    lasts = []
+    ends = []
     for stage in range(layout.pp):
         mine = np.flatnonzero(layout.nodes.pp == stage)
         if len(mine):
             launch = layout.launch[mine]
-            ends = (mine[np.nanargmin(launch)], mine[np.nanargmax(launch)])
-            first, last = (median(layout.start_ns[node].reshape(-1)) for node in ends)
-            lasts.append(float(last - first))
-    return max(lasts, default=0.0)
+            ends += [mine[np.nanargmin(launch)], mine[np.nanargmax(launch)]]
+    if not ends:
+        return 0.0
+    typical = median_of_rows(layout.start_ns[ends].reshape(len(ends), -1))
+    return float((typical[1::2] - typical[::2]).max())
 
 
 def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
@@ -153,7 +158,7 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
     stage = layout.nodes.pp[long.node].astype(np.intp)
     began = layout.start_ns[long.at]
     after = np.full(len(began), np.inf)
-    follower = _followers(layout, graph)[long.node]
+    follower = _followers(layout, graph, long.node)[long.node]
     known = np.flatnonzero(follower >= 0)
     later = layout.start_ns[follower[known], long.step[known], long.dp[known]] - began[known]
     after[known] = np.where(later > 0, later, np.inf)
@@ -163,10 +168,11 @@ def _goes_on(layout: Layout, graph: Graph, long: _Operations) -> FloatArray:
     return after
 
 
-def _followers(layout: Layout, graph: Graph) -> IntArray:
+def _followers(layout: Layout, graph: Graph, asked: IntArray) -> IntArray:
     """Return the node on the same stage that waits for each, -1 where none surely does.
 
-    Computations run one after another, and one waits for what it receives.
+    Computations run one after another, and one waits for what it receives; of receives only those
+    are looked at that are asked for.
     """
     follower = np.full(len(layout.nodes), -1)
     computes = layout.of_types(*COMPUTE)
@@ -175,10 +181,10 @@ def _followers(layout: Layout, graph: Graph) -> IntArray:
         mine = mine[np.argsort(layout.launch[mine], kind="stable")]
         follower[mine[:-1]] = mine[1:]
     receives = layout.of_types(*_RECEIVES)
-    wanted, computing = set(np.flatnonzero(receives).tolist()), computes.tolist()
-    for unit in graph.units:
+    wanted, computing = set(asked[receives[asked]].tolist()), computes.tolist()
+    for unit in graph.units if wanted else ():
         # a computation is a unit of its own
-        if wanted and computing[unit.members[0]]:
+        if computing[unit.members[0]]:
             for other in wanted.intersection(unit.after[0]):
                 follower[other] = unit.members[0]
     return follower

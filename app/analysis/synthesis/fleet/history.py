@@ -42,6 +42,9 @@ FAULT_SEED: Final = 4
 WHOLE_H: Final = 80.0
 _FEWEST_STEPS: Final = 8
 
+# What passes between two steps, ÷ a forward: zeroing gradients, logging, the next batch.
+_TURN: Final = 0.4
+
 _MS: Final = 1e6
 _DAY_H: Final = 24.0
 
@@ -109,6 +112,7 @@ class PlannedSession:
         job = self.phase.job
         if self.at_h > WHOLE_H:
             job = replace(job, steps=max(job.steps // 2, _FEWEST_STEPS))
+        job = _in_one_window(job)
         session = synthesize(job, self.phase.injections, seed=self.run.first_seed + self.number)
         trace, hosts = session.trace, self.hosts
         # The job has trained since it started.
@@ -132,6 +136,12 @@ class PlannedSession:
             step=trace.step + np.int64(trained),
             start_ns=trace.start_ns + np.int64(shift_ns),
         )
+
+
+def _in_one_window(job: JobModel) -> JobModel:
+    """Return a job whose recorded steps follow one another, with what little passes between."""
+    usual_ns = job.costs.turn_ns or _TURN * job.costs.forward_ns
+    return replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
 
 
 def host_name(number: int) -> str:

@@ -56,6 +56,8 @@ class Fault:
         Takes a healthy world and a generator.
     fits : callable
         Whether a job of this shape can have it.
+    between : bool
+        Whether it holds all workers up between steps, and lengthens none.
     shares_experts : bool
         Whether its jobs share experts: then all ranks of a group are as slow as the slowest one,
         whatever is wrong with that.
@@ -66,6 +68,7 @@ class Fault:
     strike: Callable[[World, np.random.Generator], Struck]
     fits: Callable[[Shape], bool] = anywhere
     shares_experts: bool = False
+    between: bool = False
 
 
 def some_steps(

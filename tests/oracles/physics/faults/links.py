@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -92,6 +93,21 @@ def _collectives(world: World, rng: np.random.Generator) -> Struck:
     return Struck(struck, stage=stage)
 
 
+def _group(world: World, rng: np.random.Generator) -> Struck:
+    """Slow down the collectives of one of two groups that each shard the weights."""
+    shape = replace(world.shape, groups=2)
+    healthy, struck = (replace(world.copy(), shape=shape) for _ in range(2))
+    first = int(rng.integers(2)) * shape.dp // 2
+    ranks = range(first, first + shape.dp // 2)
+    step_s = float(np.median(world.forward_s)) * shape.microbatches * 3
+    struck.of_group_s[0, ranks] += step_s * rng.uniform(0.1, 0.3)
+    return Struck(struck, frozenset((dp, 0) for dp in ranks), without=healthy)
+
+
+def _has_groups(shape: Shape) -> bool:
+    return shape.pp == 1 and shape.dp > 2 and shape.dp % 2 == 0 and shape.scatter_recorded
+
+
 def _congestion(world: World, rng: np.random.Generator) -> Struck:
     """Slow all links down by the hour: the same on every rank."""
     struck = world.copy()
@@ -114,5 +130,6 @@ LINKS: Final = (
     Fault("half of the links", _NETWORK, _half, lambda shape: shape.pp > 1 and shape.dp > 1),
     Fault("network card", _NETWORK, _card, has_links),
     Fault("collectives of a stage", _NETWORK, _collectives, has_links),
+    Fault("collectives of a group", _NETWORK, _group, _has_groups),
     Fault("congestion by the hour", _CONGESTION, _congestion, lambda shape: shape.pp > 1),
 )

@@ -24,6 +24,7 @@ from app.analysis.synthesis.injections.transfers import (
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.wording import percent
+from tests.oracles.loops import Compute, Loop, Meet, plain, sharded_layers
 from tests.unit.analysis.budget.sessions import following
 from tests.unit.analysis.diagnosis.jobs import JOB, MS, TENSOR, session
 
@@ -159,3 +160,28 @@ def test_the_sentence_begins_with_what_costs_most(factor: float, first: str) -> 
         words for words in ("between steps", "slower than") if words in costly + other
     }
     assert report.verdict.level == "slow"
+
+
+def _with_transfers(program: tuple[Compute | Meet, ...], times: float) -> Loop:
+    def slower(item: Compute | Meet) -> Compute | Meet:
+        if isinstance(item, Meet):
+            return replace(item, ms=item.ms * times)
+        return replace(item, meets=tuple(replace(meet, ms=meet.ms * times) for meet in item.meets))
+
+    return Loop(tuple(map(slower, program)), noise=0.03, turn_ms=1)
+
+
+@pytest.mark.parametrize(("program", "times"), [(sharded_layers(), 4.0), (plain(), 40.0)])
+def test_a_network_that_is_slow_for_all_ranks_is_said_to_take_its_share_of_the_time(
+    program: tuple[Compute | Meet, ...], times: float
+) -> None:
+    slow, usual = (analyze(_with_transfers(program, by).run().trace).report for by in (times, 1.0))
+
+    assert slow.budget is not None
+    share = slow.budget.shares.communication + slow.budget.shares.communication_above
+    assert share > 0.5
+    assert slow.verdict.level == "ok"
+    assert slow.verdict.sentence.endswith(
+        f"; communication takes {percent(share, 0)} of the time, alike on all ranks"
+    )
+    assert "communication" not in usual.verdict.sentence

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import _SORTED, median, peers_median
+from app.analysis.replay.medians import _SORTED, median, peers_median, quantile, quantiles
 
 
 def test_peers_are_the_others() -> None:
@@ -40,6 +40,23 @@ def test_each_one_has_the_median_of_all_others(values: FloatArray) -> None:
 )
 def test_medians_are_those_of_numpy_to_the_bit(values: NDArray[np.float64]) -> None:
     assert np.array_equal(median(values), np.median(values, axis=0))
+
+
+@settings(deadline=None)
+@given(
+    arrays(
+        st.sampled_from([np.float32, np.float64]),
+        st.tuples(st.integers(1, 40) | st.just(_SORTED + 2), st.integers(1, 2)),
+        elements=st.floats(-9, 9, width=32),
+        fill=st.floats(-9, 9, width=32),
+    ),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3),
+)
+def test_quantiles_are_those_of_numpy_to_the_bit(
+    values: NDArray[np.float64], shares: list[float]
+) -> None:
+    assert np.array_equal(quantiles(values, shares), np.quantile(values, shares, axis=0))
+    assert np.array_equal(quantile(values, 0.25), np.quantile(values, 0.25, axis=0))
 
 
 @settings(deadline=None, max_examples=20)

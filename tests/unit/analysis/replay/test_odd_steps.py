@@ -52,6 +52,27 @@ def odd_of(*injections: Injection, job: JobModel = FLAT, seed: int = 3) -> tuple
     return tuple(item.step for item in prepare_replay(session.trace).odd)
 
 
+def test_steps_that_metadata_name_are_odd_like_those_that_are_found() -> None:
+    trace = synthesize(FLAT, (SLOW, ODD["first computation"]), seed=3).trace
+    found = [item.step for item in prepare_replay(trace).odd]
+    step = int(np.unique(trace.step)[4])
+    named = replace(
+        trace, meta=replace(trace.meta, odd_steps={step: "a restart", 10_000: "a restart"})
+    )
+    odd = prepare_replay(named).odd
+    assert [item.step for item in odd] == sorted([*found, step])
+    assert odd[1].reason == "a restart"
+    assert step not in analyze(named).report.steps.analyzed
+
+
+def test_of_steps_that_are_all_named_none_is_odd() -> None:
+    trace = synthesize(FLAT, (SLOW,), seed=3).trace
+    named = replace(
+        trace, meta=replace(trace.meta, odd_steps=dict.fromkeys(trace.step.tolist(), "a test"))
+    )
+    assert prepare_replay(named).odd == ()
+
+
 @pytest.mark.parametrize("job", [FLAT, PIPELINE], ids=["flat", "pipeline"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_steps_are_named_and_the_slow_worker_stands(job: JobModel, name: str) -> None:

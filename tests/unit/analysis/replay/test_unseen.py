@@ -61,6 +61,8 @@ def test_ranks_of_two_attempts_are_no_session(seed: int, by_s: float, factor: fl
     assert report.fidelity.verdict is False
     assert report.causes == ()
     assert report.known_waste is None
+    assert report.budget is None
+    assert report.clocks.warnings == ()
 
 
 @pytest.mark.parametrize("by_s", [-86_400.0, 600.0, 1_000_000.0, 30_000_000.0])

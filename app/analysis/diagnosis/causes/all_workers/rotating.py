@@ -221,4 +221,5 @@ ROTATING: Final = CauseKind(
         )
     ),
     turn=Turn.SPECIAL,
+    over_steps=True,
 )

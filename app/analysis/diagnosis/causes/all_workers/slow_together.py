@@ -32,8 +32,9 @@ from app.analysis.diagnosis.places import (
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import median
 from app.analysis.replay.session import recorded_step_times
-from app.analysis.trace.model import FORWARD_COMPUTE, GC
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GC
 from app.analysis.wording import percent
 
 # Half of a 95 % interval, in standard deviations.
@@ -47,6 +48,9 @@ class Thresholds:
     # Where microbatches differ, slow steps come in stretches of this many, on average: single ones
     # are those with long microbatches.
     stretch: float = 3.0
+    # The median microbatch is longer in slow steps by this share of what the mean one is: else few
+    # are, by a multiple.
+    of_most: float = 0.3
     nearly_all: float = 0.9  # Steps are slow since one of them when this share of them is.
     # A pause before the first slow step is this many times the usual one, and this share of a
     # step.
@@ -145,11 +149,28 @@ def _against(past: Past) -> Evidence:
 
 
 def _of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
-    """Return whether a step is slow now and then, as where microbatches differ in length."""
+    """Return whether a step is slow now and then, as where microbatches differ in length.
+
+    Or whether most microbatches of the slow steps take no longer, and few a multiple.
+    """
+    if _few_take_long(signs.observation, factor):
+        return True
     places = np.flatnonzero(factor.slow)
     stretches = 1 + int(np.count_nonzero(np.diff(places) > 1))
     scattered = len(places) < THRESHOLDS.stretch * stretches
     return scattered and signs.typical is not None and signs.typical.difference.differ
+
+
+def _few_take_long(observation: Observation, factor: CommonFactor) -> bool:
+    """Return whether backwards, which no pause lengthens, take longer in slow steps by a few."""
+    passes = observation.passes.get(BACKWARD_COMPUTE)
+    if passes is None or factor.growth is not None:
+        return False
+    # of a step of each worker, shape (2, pp, steps, dp): what its mean and median one take
+    taken = np.stack([passes.times_ns.mean(axis=1), median(passes.times_ns.swapaxes(0, 1))])
+    slow, best = (taken[:, :, steps].mean(axis=2) for steps in (factor.slow, factor.best))
+    mean, most = np.median(slow / best - 1, axis=(1, 2))
+    return bool(mean > 0 and most < THRESHOLDS.of_most * mean)
 
 
 def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
@@ -351,4 +372,5 @@ SLOW_TOGETHER: Final = CauseKind(
     everywhere=True,
     holds_anyway=True,
     needs_own_devices=True,
+    over_steps=True,
 )

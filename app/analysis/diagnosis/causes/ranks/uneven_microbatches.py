@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
+from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where
 from app.analysis.diagnosis.signs import Signs
-from app.analysis.replay.adaptations.rows.merged_microbatches import microbatches_of
+from app.analysis.replay.engine.padded import NO_TRANSFER
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.trace.model import FORWARD_COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +34,41 @@ THRESHOLDS: Final = Thresholds()
 
 
 def _counts(observation: Observation) -> FloatArray | None:
-    """Return the microbatches by step and DP rank; None where they were not merged in the replay.
-
-    Where all ranks run as many each is an operation of the layout.
-    """
+    """Return the microbatches by step and DP rank; None where all run as many."""
     layout = observation.layout
-    if layout.pp > 1 or layout.dp == 1 or len(layout.of(FORWARD_COMPUTE, 0)) != 1:
+    if layout.padding is None:
         return None
-    counts = microbatches_of(observation.trace, layout.ranks[:, 0], layout.steps)
-    return counts.astype(np.float64) if (counts != counts[:, :1]).any() else None
+    counts = layout.padding.counts.astype(np.float64)
+    if layout.absent is not None:
+        # A missing rank runs as many as one that is typical.
+        absent = layout.absent.all(axis=1)
+        counts[:, absent] = np.median(counts[:, ~absent], axis=1, keepdims=True)
+    return counts if (counts != counts[:, :1]).any() else None
 
 
 def _find(signs: Signs) -> Finding | None:
     """Return what differs; without it ranks run what is typical, and by turns as many as all do."""
     observation = signs.observation
-    counts = _counts(observation)
-    if counts is None:
+    counts, padding = _counts(observation), observation.layout.padding
+    if counts is None or padding is None:
         return None
     usual, lasting = _usual(counts)
     # what a rank always has more than typical is its own; the rest is shared out
     own = np.where(lasting, usual - np.median(usual), 0.0)
-    # a rank may have none in a step
-    share = 1 - (counts - own).mean(axis=1, keepdims=True) / np.maximum(counts, 1.0)
-    nodes = [n for name in COMPUTATIONS for n in observation.computations(name, 0)]
+    shared = (counts - own).mean(axis=1)
+    weights = padding.weights(shared)[..., None]
     more = np.flatnonzero(lasting)
     more = more[np.argsort(-usual[more], kind="stable")]
+    instead_ns = {
+        node: np.where(weights[node] > 0, observation.recorded_ns[node] * weights[node], nothing)
+        for node in np.flatnonzero(padding.microbatch >= 0).tolist()
+        for nothing in [NO_TRANSFER if padding.transfers[node] else 0.0]
+    }
+    workers = tuple((int(dp), pp) for dp in more for pp in range(observation.layout.pp))
     return Finding(
-        Change(less_ns={node: observation.recorded_ns[node] * share for node in nodes}),
+        Change(instead_ns=instead_ns),
         (Evidence(_difference(counts, usual, more.tolist()), RegionView(view="map")),),
-        where=Where(workers=tuple((int(dp), 0) for dp in more)),
+        where=Where(workers=workers),
     )
 
 
@@ -101,9 +106,10 @@ def _because(cause: Cause, job: JobFacts) -> str:  # noqa: ARG001 - no host is t
     workers = cause.where.workers
     if not workers:
         return "DP ranks run different numbers of microbatches in a step"
-    if len(workers) == 1:
+    ranks = {dp for dp, _ in workers}
+    if len(ranks) == 1:
         return f"DP rank {workers[0][0]} runs more microbatches than the others"
-    return f"{len(workers)} DP ranks run more microbatches than the others"
+    return f"{len(ranks)} DP ranks run more microbatches than the others"
 
 
 def _remedy(cause: Cause, hosts: Hosts) -> Remedy:  # noqa: ARG001 - no host is to blame

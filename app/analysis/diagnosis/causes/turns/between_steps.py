@@ -65,4 +65,5 @@ BETWEEN_STEPS: Final = CauseKind(
         )
     ),
     turn=Turn.SPECIAL,
+    over_steps=True,
 )

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.between.period import interval, listed
+from app.analysis.diagnosis.between.period import listed
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_begins
 from app.analysis.diagnosis.figures import LateLaunches
 from app.analysis.diagnosis.finding import (
@@ -27,10 +27,15 @@ from app.analysis.diagnosis.finding import (
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.diagnosis.places import Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.standstills.intervals import (
+    at_intervals,
+    by_stage,
+    stands_still,
+    together_ns,
+)
 from app.analysis.diagnosis.standstills.launches import unnamed_first_delays, with_recorded
 from app.analysis.diagnosis.standstills.words import recorded_standstill
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median
 from app.analysis.trace.model import CHECKPOINT as RECORDED
 
 
@@ -38,16 +43,14 @@ from app.analysis.trace.model import CHECKPOINT as RECORDED
 class Thresholds:
     """What decides whether steps stand still as with checkpoints."""
 
-    standstill: float = 0.05  # A step stands still when it begins late by this share of a step.
-    # A step is struck when its standstill is this share of the longest: a job writes about as
-    # much each time.
+    # A rank is struck, and a stage, when it begins late by these shares of what the job does.
     alike: float = 0.5
-    others: float = 0.25  # other steps begin late by this share of a standstill at most
-    # …and beyond what steps usually do, where the standstills are at even intervals for sure.
-    others_beyond: float = 0.5
+    others: float = 0.25
     # All ranks write: of each stage this share of its DP ranks begins a struck step late.
     ranks: float = 0.75
-    fewest_others: int = 2  # steps that are not struck; with fewer there is no period
+    # A stage waits for something else as well that begins another step late by this share of a
+    # standstill.
+    waiting: float = 0.1
     # Standstills of one stage that are not in doubt: any two steps are some number apart.
     sure_from: int = 3
     # The highest confidence of a single standstill, or of few of one stage only, which may as
@@ -71,28 +74,25 @@ class _Standstill:
     dp: int | None = None  # the DP rank that stands still, where the others do not
 
 
-def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Standstill | None:
+def _standstill(signs: Signs, first: dict[int, FloatArray]) -> _Standstill | None:
     """Return the steps that stand still: a single one, or some at even intervals; else None.
 
     Where weights are not sharded a single DP rank may write them.
     """
-    stages = observation.layout.nodes.pp
-    by_stage: dict[int, FloatArray] = {}
-    for node, delay in first.items():
-        stage = int(stages[node])
-        by_stage[stage] = np.maximum(by_stage.get(stage, 0.0), delay)
-    if not by_stage:
+    observation = signs.observation
+    stages = by_stage(observation, first)
+    if not stages:
         # Of no stage is it known when a step begins.
         return None
-    together = np.min([median(delay.T) for delay in by_stage.values()], axis=0)
-    found = _at_intervals(observation, together, len(by_stage))
+    found = _at_intervals(signs, together_ns(stages), len(stages))
     if found is not None:
         least = THRESHOLDS.alike * found.late_ns[found.struck].mean()
-        ranks = [float((late[found.struck] >= least).mean()) for late in by_stage.values()]
-        return found if min(ranks) >= THRESHOLDS.ranks else None
-    of_rank = np.min(list(by_stage.values()), axis=0)
+        ranks = [float((late[found.struck] >= least).mean()) for late in stages.values()]
+        if min(ranks) >= THRESHOLDS.ranks:
+            return found
+    of_rank = np.min(list(stages.values()), axis=0)
     slowest = int(np.argmax(of_rank.sum(axis=0)))
-    alone = _at_intervals(observation, of_rank[:, slowest], len(by_stage))
+    alone = _at_intervals(signs, of_rank[:, slowest], len(stages))
     # One rank that waits once, or a few times on one stage, may as well wait for its data.
     if alone is None or not alone.apart:
         return None
@@ -102,37 +102,21 @@ def _standstill(observation: Observation, first: dict[int, FloatArray]) -> _Stan
     return replace(alone, dp=slowest)
 
 
-def _at_intervals(observation: Observation, late_ns: FloatArray, stages: int) -> _Standstill | None:
-    """Return the steps that stand still, given how late each begins.
-
-    Where all steps wait for their data as well, some stand still beyond that; few do by chance.
-    """
-    found = _beyond(observation, late_ns, THRESHOLDS.others)
-    if found is None:
-        # at most every other step is struck
-        beyond_ns = late_ns - np.quantile(late_ns, 0.25)
-        found = _beyond(observation, beyond_ns, THRESHOLDS.others_beyond)
-        if found is not None and found[0].sum() < THRESHOLDS.sure_from:
-            return None
+def _at_intervals(signs: Signs, late_ns: FloatArray, stages: int) -> _Standstill | None:
+    """Return the steps that stand still, given how late each begins; None where none do."""
+    if not stands_still(signs, late_ns):
+        return None
+    found = at_intervals(signs.observation, late_ns)
     return None if found is None else _Standstill(late_ns, *found, stages)
 
 
-def _beyond(
-    observation: Observation, late_ns: FloatArray, others: float
-) -> tuple[NDArray[np.bool_], int] | None:
-    """Return which steps begin late as with checkpoints, and what they are apart; else None.
-
-    Other steps begin late by a share `others` of that at most.
-    """
-    struck = late_ns >= THRESHOLDS.alike * late_ns.max()
-    if (~struck).sum() < THRESHOLDS.fewest_others:
-        return None
-    if late_ns[~struck].max() > others * late_ns[struck].min():
-        return None
-    if struck.sum() == 1:
-        return struck, 0
-    apart = interval(observation.layout.steps, struck)
-    return (struck, apart) if apart else None
+def _goes_on_late(signs: Signs, struck: NDArray[np.bool_]) -> bool:
+    """Return whether steps begin late on some ranks since all stood still, for what has no name."""
+    passing = signs.passing
+    if passing is None or not passing.is_worth_naming(passing.stalled_ns):
+        return False
+    stalled = passing.turns.steps[passing.stalled_ns > 0]
+    return bool(np.isin(signs.observation.layout.steps[struck], stalled).mean() > 1 / 2)
 
 
 def _find(signs: Signs) -> Finding | None:
@@ -144,21 +128,10 @@ def _by_sign(signs: Signs) -> Finding | None:
     """Return the standstills; without them those steps begin as late as the others."""
     observation = signs.observation
     first = unnamed_first_delays(signs)
-    found = _standstill(observation, first)
-    if found is None or found.late_ns.max() < THRESHOLDS.standstill * signs.step_ns:
+    found = _standstill(signs, first)
+    if found is None or _goes_on_late(signs, found.struck):
         return None
-    struck = found.struck[:, None]
-    late_ns = {}
-    least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
-    ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
-    for node, delay in first.items():
-        # A stage stands still before it gathers its parameters, or after.
-        if delay[found.struck, ranks].mean() >= least_ns:
-            typical = np.median(delay[~found.struck, ranks])
-            late_ns[node] = np.zeros_like(delay)
-            late_ns[node][:, ranks] = np.where(
-                struck, np.maximum(delay[:, ranks] - typical, 0.0), 0.0
-            )
+    late_ns = _written(found, first)
     return Finding(
         change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
         evidence=tuple(_evidence(observation, found)),
@@ -167,6 +140,39 @@ def _by_sign(signs: Signs) -> Finding | None:
         launches=Launches(late_ns),
         doubt=_doubt(found),
     )
+
+
+def _written(found: _Standstill, first: dict[int, FloatArray]) -> dict[int, FloatArray]:
+    """Return how late checkpoints make the first operations of stages, by node, (steps, dp), ns.
+
+    A stage that waits in other steps as well may do so before or after it writes, now and then, or
+    not in these: what it writes takes as long as the other stages take.
+    """
+    least_ns = THRESHOLDS.others * found.late_ns[found.struck].mean()
+    ranks = slice(None) if found.dp is None else slice(found.dp, found.dp + 1)
+    # A stage stands still before it gathers its parameters, or after.
+    standing = {
+        node: delay[:, ranks]
+        for node, delay in first.items()
+        if delay[found.struck, ranks].mean() >= least_ns
+    }
+    typical = {node: float(np.median(delay[~found.struck])) for node, delay in standing.items()}
+    waiting = {
+        node
+        for node, delay in standing.items()
+        if delay[~found.struck].max() >= THRESHOLDS.waiting * found.late_ns[found.struck].mean()
+    }
+    only_write = [delay - typical[node] for node, delay in standing.items() if node not in waiting]
+    alike = np.median(only_write, axis=(0, 2))[:, None] if only_write else None
+    late_ns = {}
+    for node, delay in standing.items():
+        if alike is not None and node in waiting:
+            late = np.minimum(delay, alike)
+        else:
+            late = delay - typical[node]
+        late_ns[node] = np.zeros_like(first[node])
+        late_ns[node][:, ranks] = np.where(found.struck[:, None], np.maximum(late, 0.0), 0.0)
+    return late_ns
 
 
 def _doubt(found: _Standstill) -> Doubt | None:
@@ -238,4 +244,5 @@ CHECKPOINT: Final = CauseKind(
     between=lambda signs: recorded_standstill(signs, RECORDED, "Checkpoints are written"),
     remedy=_remedy,
     turn=Turn.SPECIAL,
+    over_steps=True,
 )

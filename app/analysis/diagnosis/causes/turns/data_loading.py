@@ -11,9 +11,17 @@ import numpy as np
 from app.analysis.diagnosis.between.period import FEWEST, interval, listed
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, needs_begins
 from app.analysis.diagnosis.figures import LateLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    Doubt,
+    Evidence,
+    Finding,
+    Launches,
+)
 from app.analysis.diagnosis.places import FigureView, Hosts, JobFacts, StepView, Where
 from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.standstills.intervals import may_stand_still
 from app.analysis.diagnosis.standstills.launches import unnamed_first_delays, with_recorded
 from app.analysis.diagnosis.standstills.words import recorded_standstill
 from app.analysis.replay.layout.dense import FloatArray
@@ -32,6 +40,9 @@ class Thresholds:
     least_share: float = 0.01  # steps wait when the latest stage does so for this share of a step
     # A stage waits when it does so for this share of what the latest one does.
     waiting: float = 0.5
+    # The highest confidence where one or two steps wait for so much longer than the others that it
+    # may be for something else.
+    in_doubt: float = 0.8
 
 
 THRESHOLDS: Final = Thresholds()
@@ -92,8 +103,20 @@ def _by_sign(signs: Signs) -> Finding | None:
                 FigureView(part="ranks"),
             )
         )
+    doubt, beyond = None, may_stand_still(signs, delays)
+    if beyond is not None:
+        steps = listed(observation.layout.steps[beyond].tolist())
+        evidence.append(
+            Evidence(
+                f"Longest in {steps}: that may as well be a checkpoint, which batches that "
+                "are loaded ahead do not shorten"
+            )
+        )
+        doubt = Doubt(THRESHOLDS.in_doubt, at_most=True)
     on_time = {node: np.ones(delay.shape, bool) for node, delay in delays.items()}
-    return Finding(Change(on_time=on_time), tuple(evidence), where, figure, Launches(delays))
+    return Finding(
+        Change(on_time=on_time), tuple(evidence), where, figure, Launches(delays), doubt=doubt
+    )
 
 
 def _ranks(signs: Signs, late: Sequence[int]) -> str:
@@ -152,4 +175,5 @@ DATA_LOADING: Final = CauseKind(
     find=_find,
     between=lambda signs: recorded_standstill(signs, RECORDED, "Batches are loaded"),
     remedy=_remedy,
+    recurs=True,
 )

@@ -27,4 +27,5 @@ EVALUATION: Final = CauseKind(
             "it comes back; a checkpoint is evaluated elsewhere without holding up the job.",
         )
     ),
+    over_steps=True,
 )

@@ -40,6 +40,7 @@ def sampled(layout: Layout) -> Layout:
         return layout
     chosen, ranks = places
     lanes = np.ix_(np.arange(len(layout.nodes)), chosen, ranks)
+    padding = layout.padding
     return replace(
         layout,
         steps=layout.steps[chosen],
@@ -48,6 +49,7 @@ def sampled(layout: Layout) -> Layout:
         begin_ns=layout.begin_ns[chosen],
         ranks=layout.ranks[ranks],
         missing=None if layout.missing is None else layout.missing[lanes],
+        padding=padding and replace(padding, counts=padding.counts[np.ix_(chosen, ranks)]),
         paused_ns={},
         shares={},
     )

@@ -139,6 +139,36 @@ def test_slow_collectives_cost_what_they_do_whether_all_are_recorded_or_not(
     assert report.headline.slowdown == pytest.approx(slowdown, rel=0.03)
 
 
+@pytest.mark.parametrize(("pp", "groups"), [(1, 2), (2, 2), (1, 3)])
+def test_a_group_of_a_stage_that_is_slow_against_others_is_named_with_what_it_costs(
+    pp: int, groups: int
+) -> None:
+    dp = 2 * groups
+
+    def strike(world: World) -> None:
+        world.of_group_s[0, 2:4] += 3 * pass_s(world)
+
+    report, slowdown = report_of(replace(PLAIN, pp=pp, dp=dp, groups=groups), strike)
+    (cause,) = report.causes
+    recorded_s = float(np.mean(report.step_times.recorded))
+
+    assert cause.cause == "network"
+    assert cause.where.workers == ((2, 0), (3, 0))
+    assert f"those of the other {dp - 2}, step after step" in cause.evidence[0]
+    assert cause.cost_s is not None
+    assert recorded_s / (recorded_s - cause.cost_s) == pytest.approx(slowdown, rel=0.03)
+
+
+def test_groups_that_do_not_wait_for_each_other_have_no_slow_network() -> None:
+    def strike(world: World) -> None:
+        # the first group comes late to its collectives
+        world.forward_s[0, ..., :2] *= 1.5
+
+    report, _ = report_of(replace(PLAIN, pp=2, groups=2), strike)
+
+    assert "network" not in names(report)
+
+
 def test_of_two_stages_the_slow_collectives_of_one_do_not_hide() -> None:
     def strike(world: World) -> None:
         world.gather_s[1] += 3 * pass_s(world)

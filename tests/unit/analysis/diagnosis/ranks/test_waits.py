@@ -2,21 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from app.analysis.diagnosis.ranks.waits import (
-    TENSOR_TYPES,
     THRESHOLDS,
     computations_without,
-    groups_of,
     has_tensor_ranks,
     measure_waits,
     waiting_groups,
     without_waits,
 )
 from app.analysis.synthesis.injections.computations import TensorParallelStraggler
-from app.analysis.trace.model import CONTEXT_TYPES, Sizes
 from tests.unit.analysis.diagnosis.jobs import TENSOR, observe, session
 
 
@@ -59,17 +55,6 @@ def test_the_more_groups_wait_the_better_is_known_what_they_wait_together() -> N
 
     alone = without_waits(observation, [group]).reference
     assert without_waits(observation, [group, same_rank]).reference == pytest.approx(alone / 2**0.5)
-
-
-def test_tensor_and_context_parallel_ranks_of_a_cell_are_groups_of_their_own() -> None:
-    both = Sizes(dp=1, pp=1, tp=2, cp=3)
-    ranks = np.arange(6, 12, dtype=np.int32)
-
-    assert groups_of(ranks, both, TENSOR_TYPES).tolist() == [[6, 7], [8, 9], [10, 11]]
-    assert groups_of(ranks, both, CONTEXT_TYPES).tolist() == [[6, 8, 10], [7, 9, 11]]
-    # some did not record
-    assert groups_of(ranks[:4], both, TENSOR_TYPES).tolist() == [[6, 7, 8, 9]]
-    assert groups_of(ranks[:2], replace(both, cp=1), TENSOR_TYPES).tolist() == [[6, 7]]
 
 
 def test_what_other_groups_of_a_cell_wait_is_no_waiting_of_a_group() -> None:

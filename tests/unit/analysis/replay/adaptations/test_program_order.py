@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from app.analysis.replay.adaptations.evidence import Name
@@ -78,6 +79,18 @@ def test_short_steps_that_ranks_begin_apart_go_on_from_where_each_ended_the_last
 
     assert Name.UNEVEN_BEGINS in made(report)
     assert report.fidelity.discrepancy < together.fidelity.discrepancy - 0.005
+
+
+def test_ranks_go_on_from_where_each_ended_in_each_of_several_windows_of_steps() -> None:
+    program = (*sharded_layers()[:-1], Compute("optimizer", 30))
+    trace = Loop(program, noise=0.3, steps=50, turn_ms=1, meta=ON_PROCESSORS).run().trace
+    in_turns = trace.of_rows(np.flatnonzero(trace.step // 3 % 2 == 0))
+    report = analyze(in_turns).report
+
+    assert Name.UNEVEN_BEGINS in made(report)
+    assert report.fidelity.discrepancy < 0.001
+    assert report.headline.slowdown < 1.05
+    assert analyze(in_turns, {Name.UNEVEN_BEGINS}).report.fidelity.discrepancy > 0.03
 
 
 def test_layers_that_meet_one_by_one_lose_what_each_of_them_loses() -> None:

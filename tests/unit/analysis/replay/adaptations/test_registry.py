@@ -30,6 +30,6 @@ def test_a_job_needs_each_adaptation() -> None:
 
     assert set(NEEDS) <= set(REPRESENTATIVE)
     needed = set(NEEDED) | {Name.PROGRAM_ORDER, Name.UNEVEN_BEGINS}  # test_program_order.py
-    needed.add(Name.MERGED_MICROBATCHES)  # causes/ranks/test_uneven_microbatches.py
+    needed.add(Name.PADDED_MICROBATCHES)  # causes/ranks/test_uneven_microbatches.py
     assert by_real_jobs | needed == set(Name)
     assert not by_real_jobs & needed

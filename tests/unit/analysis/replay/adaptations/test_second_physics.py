@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from app.analysis.replay.adaptations.blocking import propose_blocking
@@ -17,6 +18,7 @@ from app.analysis.replay.adaptations.posted_in_turn import (
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
 from app.analysis.replay.layout.graph import with_edges
+from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from tests.oracles.physics.draw import draw_worlds, run_job
@@ -198,3 +200,27 @@ def test_a_job_is_replayed_wrong_without_the_adaptation_that_it_needs(name: Name
     assert names(report) == []
     assert report.fidelity.discrepancy < 0.02
     assert without.fidelity.discrepancy > 0.04
+
+
+def posts_on_demand(shape: Shape) -> bool:
+    small = shape.dp * shape.pp * shape.vpp * shape.microbatches <= 1500
+    return small and shape.posting is Posting.WINDOW and shape.pp > 1 and shape.tp == 1
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [2093, pytest.param(2106, marks=pytest.mark.slow), pytest.param(2114, marks=pytest.mark.slow)],
+)
+def test_steps_that_ranks_begin_late_now_and_then_do_not_make_all_steps_take_longer(
+    seed: int,
+) -> None:
+    drawn = draw_worlds(seed, "checkpoints between steps", fits=posts_on_demand)
+    job = run_job(drawn)
+    replayed = prepare_replay(trace_of(job.recording()))
+    metrics = measure(replayed)
+    gap = job.execution.step_s.max() / np.median(job.execution.step_s)
+
+    assert gap > 1.1
+    assert Name.BLOCKING_TRANSFERS not in {item.name for item in replayed.adaptations}
+    typical = np.median(metrics.simulated_s / metrics.recorded_s)
+    assert typical == pytest.approx(1.0, abs=0.003)

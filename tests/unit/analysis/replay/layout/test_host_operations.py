@@ -54,3 +54,20 @@ def test_times_that_count_from_their_step_place_nothing_between_steps() -> None:
     relative = replace(opened, start_ns=opened.start_ns - first, step_relative=True)
 
     assert len(prepare_replay(relative).host_operations) == 0
+
+
+def test_where_a_clock_was_set_they_are_where_they_were() -> None:
+    steps = np.unique(TRACE.step)
+    begin = int(TRACE.start_ns[TRACE.step == steps[6]].min())
+    opened = host_operation(
+        TRACE, DATA_LOADING, step=int(steps[6]), dp=1, start_ns=begin - 150 * MS, duration_ns=MS
+    )
+    clean = prepare_replay(opened).host_operations
+    hosts = {int(rank): f"node-{rank}" for rank in np.unique(TRACE.rank)}
+    opened = replace(opened, meta=replace(opened.meta, hosts=hosts))
+    later = (opened.dp == 1) & (opened.step >= steps[4])
+    set_later = replace(opened, start_ns=opened.start_ns + np.where(later, 500 * MS, 0))
+    replayed = prepare_replay(set_later)
+
+    assert [one.step for one in replayed.clocks.settings] == [steps[4]]
+    assert replayed.host_operations.start_ns == pytest.approx(clean.start_ns, abs=5 * MS)

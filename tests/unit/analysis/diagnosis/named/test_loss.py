@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.loss import confidence
+from app.analysis.diagnosis.named.loss import confidence
 
 
 @pytest.mark.parametrize(

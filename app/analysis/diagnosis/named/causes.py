@@ -1,0 +1,117 @@
+"""Findings that are worth naming, as causes with what each costs and brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from app.analysis.diagnosis.causes.kind import CauseKind
+from app.analysis.diagnosis.causes.registry import ALTERNATIVES
+from app.analysis.diagnosis.counterfactual import Counterfactuals
+from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
+from app.analysis.diagnosis.named.loss import Loss, confidence
+from app.analysis.wording import percent
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides how sure causes are, and whether the unexplained rest is named."""
+
+    # What no cause explains is named when it is this share of the lost time.
+    unknown_share: float = 0.5
+    unknown_cost: float = 0.05  # …and costs this share of a step
+    # The highest confidence in a cause that has to recur, of a single step.
+    of_one_step: float = 0.8
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A kind of cause whose sign is there."""
+
+    kind: CauseKind
+    finding: Finding
+
+
+def named_causes(
+    replays: Counterfactuals, found: Sequence[Found], numbers: Sequence[int], loss: Loss
+) -> tuple[Cause, ...]:
+    """Return findings as causes, the most expensive one first, each with its share of the loss.
+
+    Parameters
+    ----------
+    numbers : sequence of int
+        Which of `found` are named.
+    """
+    now_s = replays.without(frozenset())
+    mean_s = float(np.mean(now_s))
+    shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
+    causes = []
+    for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
+        cost, finding = shares_s[number], found[number].finding
+        sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
+        if len(now_s) == 1 and found[number].kind.recurs:
+            sure = min(sure, THRESHOLDS.of_one_step)
+        cause = Cause(
+            cause=found[number].kind.name,
+            contribution=float(np.mean(cost)) / loss.lost_s,
+            cost_s=float(np.mean(cost)),
+            confidence=sure if doubt is None else min(sure, doubt.most),
+            evidence=finding.evidence,
+            where=finding.where,
+            figure=finding.figure,
+            saves=replays.gain(frozenset({number})) / mean_s,
+            at_most=doubt is not None and doubt.at_most,
+        )
+        causes.append(cause)
+        if doubt is not None and doubt.alternative is not None:
+            # the same time has been given to the cause before
+            causes.append(
+                Cause(
+                    cause=ALTERNATIVES[cause.cause],
+                    contribution=None,
+                    cost_s=None,
+                    confidence=cause.confidence,
+                    evidence=doubt.alternative.evidence,
+                    where=doubt.alternative.where,
+                )
+            )
+    rest_s = loss.unknown_s
+    if (
+        rest_s >= THRESHOLDS.unknown_share * loss.lost_s
+        and rest_s >= THRESHOLDS.unknown_cost * mean_s
+    ):
+        unknown = _unknown(rest_s, loss.lost_s, len(causes))
+        place = sum(cause.cost_s is None or cause.cost_s >= rest_s for cause in causes)
+        causes.insert(place, unknown)
+    return tuple(_with_runners_up(causes, found))
+
+
+def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
+    explained = (
+        "what the causes named here explain" if others else "any cause that this session can show"
+    )
+    return Cause(
+        cause=UNKNOWN,
+        contribution=rest_s / lost_s,
+        cost_s=rest_s,
+        confidence=None,
+        evidence=(
+            Evidence(f"{percent(rest_s / lost_s, 0)} of the lost time is beyond {explained}"),
+        ),
+    )
+
+
+def _with_runners_up(causes: list[Cause], found: Sequence[Found]) -> list[Cause]:
+    """Give each cause the next best explanation: the next cause, or else the next finding."""
+    names = [cause.cause for cause in causes]
+    spare = next((sign.kind.name for sign in found if sign.kind.name not in names), None)
+    return [
+        replace(cause, runner_up=following)
+        for cause, following in zip(causes, [*names, spare][1:], strict=True)
+    ]
