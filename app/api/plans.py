@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from app.analysis.documents import UnreadableDocumentError, load_json
 from app.analysis.planning.document import PlanDocument, SimulatedIteration
+from app.analysis.planning.job.document import JobDocument
 from app.api.frame.docs import REFERENCE
 from app.api.frame.routers import api_router
 from app.auth.addresses import server_address
@@ -23,8 +24,9 @@ from app.inputs.plans.request import WrittenRequest, read_request
 from app.inputs.plans.spec import unreadable_spec
 from app.lists.listing import read
 from app.services.container import Container
+from app.services.plans.of_session import plan_session
 from app.services.plans.read import PLANS, PlanSummary, PlanView, get_plan
-from app.services.plans.requests import cancel_plan, submit_plan
+from app.services.plans.requests import Submitted, cancel_plan, submit_plan
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1000
@@ -65,7 +67,7 @@ class PlanDetail(PlanSummary):
     spec: Mapping[str, Any]
     faults: tuple[Fault, ...]
     ahead: int
-    plan: PlanDocument | None
+    plan: PlanDocument | JobDocument | None
     timeline: SimulatedIteration | None
 
 
@@ -119,17 +121,23 @@ def router() -> APIRouter:
         one that was canceled or that failed is planned again.
         """
         submitted = submit_plan(container, read_request(body))
-        if not submitted.created:
-            response.status_code = http.HTTPStatus.OK
-        response.headers["Location"] = f"/api/v1/plans/{submitted.id}"
-        base = server_address(request, container.settings) + container.pages_at
-        return SubmittedBody.model_validate(
-            {
-                "plan": submitted.id,
-                "url": f"{base}/plans/{submitted.id}",
-                "state": submitted.state,
-            }
-        )
+        return _submitted(container, request, response, submitted)
+
+    @routes.post(
+        "/of-session/{session}",
+        summary="Plan the whole job that a session shows",
+        status_code=http.HTTPStatus.ACCEPTED,
+        responses={200: {"model": SubmittedBody, "description": "Asked for before"}},
+    )
+    def post_plan_of_session(
+        container: Here, request: Request, response: Response, session: uuid.UUID
+    ) -> SubmittedBody:
+        """Store a plan of the job as it was measured, to be held against the job as it runs.
+
+        Metadata that are missing are refused by name: ``plan.metadata_missing``.
+        """
+        submitted = plan_session(container, session)
+        return _submitted(container, request, response, submitted)
 
     @routes.get("", summary="Plans, newest first")
     def get_plans(
@@ -158,6 +166,18 @@ def router() -> APIRouter:
         return _detail(_read(container, plan))
 
     return routes
+
+
+def _submitted(
+    container: Container, request: Request, response: Response, submitted: Submitted
+) -> SubmittedBody:
+    if not submitted.created:
+        response.status_code = http.HTTPStatus.OK
+    response.headers["Location"] = f"/api/v1/plans/{submitted.id}"
+    base = server_address(request, container.settings) + container.pages_at
+    return SubmittedBody(
+        plan=submitted.id, url=f"{base}/plans/{submitted.id}", state=submitted.state
+    )
 
 
 def _read(container: Container, plan: uuid.UUID) -> PlanView:

@@ -27,7 +27,7 @@ from app.db.objects.store import new_key
 from app.errors import NotFoundError, StartupError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import psycopg
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 # One part is in memory several times while it travels (the client's buffer, the driver's, the
 # server's), and PostgreSQL refuses values of 1 GB.
 PART_BYTES: Final = 4 * 1024 * 1024
+
+_WRITE_PART: Final = (
+    "INSERT INTO blob_part (project_id, blob_id, part, data) VALUES (%s, %s, %s, %b)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +122,53 @@ def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
     if staged.stored is None:
         write_parts(tx, blob_id, cast("int", tx.scope.project_id), staged.pieces)
     else:
-        tx.session.execute(
-            insert(BlobObject).values(
-                blob_id=blob_id,
-                project_id=tx.scope.project_id,
-                key=staged.stored.key,
-                bytes=staged.stored.bytes,
-            )
-        )
+        _write_object(tx, blob_id, staged.stored)
     return blob_id
+
+
+def _write_object(tx: UnitOfWork, blob_id: uuid.UUID, stored: StoredObject) -> None:
+    tx.session.execute(
+        insert(BlobObject).values(
+            blob_id=blob_id, project_id=tx.scope.project_id, key=stored.key, bytes=stored.bytes
+        )
+    )
+
+
+def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
+    """Store blobs in the caller's transaction: many small ones without waiting for each.
+
+    Parameters
+    ----------
+    blobs : mapping
+        What is stored, by the id that it gets. Several are in memory at once, one is not.
+    """
+    project_id = cast("int", tx.scope.project_id)
+    here = {blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None}
+    if len(here) == 1:
+        for blob_id, pieces in here.items():
+            write_parts(tx, blob_id, project_id, pieces)
+    else:
+        with connection_of(tx).cursor() as cursor:
+            cursor.executemany(
+                _WRITE_PART,
+                [
+                    (project_id, blob_id, number, part)
+                    for blob_id, pieces in here.items()
+                    for number, part in enumerate(_parts(pieces))
+                ],
+            )
+    for blob_id, staged in blobs.items():
+        if staged.stored is not None:
+            _write_object(tx, blob_id, staged.stored)
 
 
 def write_parts(
     tx: UnitOfWork, blob_id: uuid.UUID, project_id: int, pieces: Iterable[bytes]
 ) -> None:
     """Store the bytes of a blob in the database."""
-    with _connection(tx).cursor() as cursor:
+    with connection_of(tx).cursor() as cursor:
         for number, part in enumerate(_parts(pieces)):
-            cursor.execute(
-                "INSERT INTO blob_part (project_id, blob_id, part, data) VALUES (%s, %s, %s, %b)",
-                (project_id, blob_id, number, part),
-            )
+            cursor.execute(_WRITE_PART, (project_id, blob_id, number, part))
 
 
 def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
@@ -183,7 +213,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
         "CursorResult[Any]",
         tx.session.execute(delete(BlobObject).where(BlobObject.blob_id == blob_id)),
     ).rowcount
-    with _connection(tx).cursor() as cursor:
+    with connection_of(tx).cursor() as cursor:
         return (
             gone
             + cursor.execute(
@@ -196,7 +226,7 @@ def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
 
 def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
     """Return a part of a blob that the database has; None where there is none of that number."""
-    with _connection(tx).cursor(binary=True) as cursor:
+    with connection_of(tx).cursor(binary=True) as cursor:
         row = cursor.execute(
             "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
             " AND project_id = coalesce(%s::integer, project_id)",
@@ -238,8 +268,11 @@ def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
     raise NotFoundError(f"there is no blob {blob_id}")
 
 
-def _connection(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
-    """Return psycopg's own connection, in the transaction that `tx` has open."""
+def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
+    """Return psycopg's own connection, in the transaction that `tx` has open: for many bytes.
+
+    It knows nothing of the scope: what it sends says its project itself.
+    """
     return cast(
         "psycopg.Connection[tuple[Any, ...]]", tx.session.connection().connection.driver_connection
     )

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import zstandard
 from pydantic import TypeAdapter
 from sqlalchemy import Dialect
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
+from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.past.computing import Computing
+from app.analysis.hangs.document import HangDocument
 from app.analysis.json_text import plain
+from app.analysis.pulse.notices import Evidence
 from app.analysis.report.coverage import Chunks
-from app.analysis.report.document import REVISION, SCHEMA, Report
+from app.analysis.report.document import OLDEST_REVISION, REVISION, SCHEMA, Report
 from app.analysis.report.verdict import SessionVerdict
-from app.errors import UnknownDocumentError
+from app.errors import Fault, UnknownDocumentError
 from app.inputs.retention import RetentionRules
 
 T = TypeVar("T")
 
 REPORT: Final = TypeAdapter(Report)
+_HANG: Final = TypeAdapter(HangDocument)
 
 
 class JsonDocument(TypeDecorator[T]):
@@ -51,8 +56,12 @@ class JsonDocument(TypeDecorator[T]):
 
 
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
+# Of a body that was refused.
+FAULTS: Final = JsonDocument(TypeAdapter(tuple[Fault, ...]))
+EVIDENCE: Final = JsonDocument(TypeAdapter(Evidence))
 VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
 # Of a stored verdict.
+SHARES: Final = JsonDocument(TypeAdapter(Shares))
 COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
 
@@ -69,7 +78,7 @@ _VERSION: Final = TypeAdapter(_Version)
 
 
 def open_report(text: bytes) -> Report:
-    """Return a stored report.
+    """Return a stored report, upgraded to this revision: what an older one lacks has no value.
 
     Raises
     ------
@@ -77,13 +86,18 @@ def open_report(text: bytes) -> Report:
         ``report.unknown_version``: another version of Paceline stored it.
     """
     check_version(text)
-    return REPORT.validate_json(text)
+    return replace(REPORT.validate_json(text), revision=REVISION)
+
+
+def open_hang(stored: bytes) -> HangDocument:
+    """Return a stored document of a hang."""
+    return _HANG.validate_json(zstandard.decompress(stored))
 
 
 def check_version(text: bytes) -> None:
     """Refuse a stored report that this version does not read, as `open_report` does."""
     version = _VERSION.validate_json(text)
-    if (version.schema, version.revision) != (SCHEMA, REVISION):
+    if version.schema != SCHEMA or not OLDEST_REVISION <= version.revision <= REVISION:
         raise UnknownDocumentError(
             f"The report is {version.schema}, revision {version.revision}; this version of "
             f"Paceline reads {SCHEMA}, revision {REVISION}. A later one stored it.",

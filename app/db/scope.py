@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapper, Session, with_loader_criteria
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSelect
 
-from app.db.models.base import Base, OfProject
+from app.db.models.base import OfProject
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -150,7 +150,5 @@ def _bare_table_of(part: ExternallyTraversible) -> Table | None:
 
 @functools.cache
 def _is_of_project(table: Table) -> bool:
-    return any(
-        mapper.local_table is table and issubclass(mapper.class_, OfProject)
-        for mapper in Base.registry.mappers
-    )
+    # Not by the registry's mappers: another thread may be importing a class that has none yet.
+    return any(known.__dict__.get("__table__") is table for known in OfProject.__subclasses__())

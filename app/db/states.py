@@ -36,6 +36,13 @@ class SessionState(StrEnum):
         return self in self.UNDERWAY
 
 
+class InboxKind(StrEnum):
+    """What a body in the inbox is."""
+
+    CHUNK = "chunk"  # of a session
+    PULSE = "pulse"  # of an attempt of a job
+
+
 class TaskState(StrEnum):
     """Where a task run stands."""
 

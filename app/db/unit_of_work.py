@@ -70,6 +70,11 @@ class Reads:
             self._now = self.session.execute(select(func.now())).scalar_one()
         return self._now
 
+    def is_at(self, now: datetime) -> None:
+        """Take the database's time from a statement that reads it along with something else."""
+        if self._now is None:
+            self._now = now
+
 
 @contextlib.contextmanager
 def reading(

@@ -151,10 +151,19 @@ class SupervisedChild:
         Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
     environment : mapping of str to str
         Its environment; TMPDIR becomes a directory that is removed when the child has ended.
+    pass_fds : sequence of int
+        Descriptors that it inherits.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self.name = name
+        self._pass_fds = tuple(pass_fds)
         self._command = command
         self._environment = environment
         self._running: _Running | None = None
@@ -203,6 +212,7 @@ class SupervisedChild:
                 parent_death=signal.SIGKILL,
                 environment={**self._environment, "TMPDIR": str(scratch.path)},
                 stdin=read_end,
+                pass_fds=self._pass_fds,
             )
         except BaseException:
             os.close(write_end)

@@ -177,6 +177,12 @@ def publish(app: FastAPI, *models: type[BaseModel]) -> None:
     app.openapi = openapi  # type: ignore[method-assign] # the framework's way to extend it
 
 
+def described_body(model: type) -> dict[str, Any]:
+    """Return how OpenAPI describes a body that the route reads itself."""
+    schema = {"$ref": REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _groups(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for path, methods in document["paths"].items():

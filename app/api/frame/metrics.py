@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -23,20 +23,25 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.api.frame.metrics_of_all import MetricsOfAll
 from app.api.frame.routers import api_router
 from app.services.access.projects import list_projects
 from app.services.installation.open_work import open_work
 from app.services.installation.status import installation_status
+from app.services.sessions.chunks.inbox import Waiting, waiting
 from app.services.tasks.durations import analysis_durations
 from app.services.usage.quotas import QUOTAS, uses
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from app.services.container import Container
     from app.services.installation.open_work import OpenWork
     from app.services.usage.quotas import Use
     from app.settings import Settings
+    from app.system.shared import Place
 
 log = structlog.get_logger(__name__)
 
@@ -50,10 +55,12 @@ DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 class Exposition:
     """The metrics of one application; a registry of its own lets tests build many."""
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, place: Place | None = None) -> None:
+        # What this process counts, and what is told.
         self.registry = CollectorRegistry()
+        self.told = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
+            collector(registry=self.told)
         self.requests = Counter(
             "paceline_http_requests",
             "Requests answered.",
@@ -119,7 +126,25 @@ class Exposition:
         self.event_streams = Gauge(
             "paceline_event_streams", "Open streams of events.", registry=self.registry
         )
-        self.registry.register(_DatabaseCollector(container))
+        self.told.register(_DatabaseCollector(container))
+        self.told.register(_Counted(self.registry, place))
+
+
+class _Counted(Collector):
+    """What this process counts, or all processes of its server."""
+
+    def __init__(self, registry: CollectorRegistry, place: Place | None) -> None:
+        self._registry = registry
+        self._all = None if place is None else MetricsOfAll(place, registry)
+        if self._all is not None:
+            self._all.start()
+
+    def describe(self) -> list[Metric]:
+        # As below: nothing is collected at start.
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        return self._registry.collect() if self._all is None else self._all.collect()
 
 
 class RequestMetrics:
@@ -170,6 +195,8 @@ class _DatabaseCollector(Collector):
             with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
                 work = open_work(tx, self._container.kinds)
+                waits = waiting(tx)
+                now = tx.now
                 durations = analysis_durations(tx)
                 found = uses(tx)
                 used = {project.name: found[project.id] for project in list_projects(tx)}
@@ -193,6 +220,7 @@ class _DatabaseCollector(Collector):
         )
         oldest.add_metric((), status.oldest_queued_s or 0.0)
         yield oldest
+        yield from _inbox(waits, now)
         workers = GaugeMetricFamily(
             "paceline_worker_heartbeat_age_seconds",
             "Time since a worker was last seen.",
@@ -211,6 +239,22 @@ class _DatabaseCollector(Collector):
             sum_value=durations.total_s,
         )
         yield from _quotas(used, self._container.settings)
+
+
+def _inbox(waits: Waiting, now: datetime) -> Iterator[Metric]:
+    bodies = GaugeMetricFamily("paceline_inbox_chunks", "Chunks that wait to be decoded.")
+    bodies.add_metric((), waits.bodies)
+    yield bodies
+    size = GaugeMetricFamily("paceline_inbox_bytes", "Bytes of chunks that wait to be decoded.")
+    size.add_metric((), waits.bytes)
+    yield size
+    age = GaugeMetricFamily(
+        "paceline_inbox_oldest_seconds", "Age of the oldest chunk that waits; 0 without one."
+    )
+    # One that comes while they are read is later than their time.
+    since = 0.0 if waits.oldest_at is None else (now - waits.oldest_at).total_seconds()
+    age.add_metric((), max(since, 0.0))
+    yield age
 
 
 def _open_work(work: OpenWork) -> Iterator[Metric]:
@@ -266,7 +310,7 @@ def router(metrics: Exposition) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, summary="Prometheus metrics")
     def scrape() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(metrics.told), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

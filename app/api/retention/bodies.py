@@ -67,6 +67,7 @@ class RetentionBody(BaseModel):
     traces: KeepBody = KeepBody()
     heatmaps: KeepBody = KeepBody()
     reports: KeepBody = KeepBody()
+    hangs: KeepBody = KeepBody(days=_NEW.hangs.days)
     task_runs: KeepBody = KeepBody(days=_NEW.task_runs.days)
     deliveries: KeepBody = KeepBody(days=_NEW.deliveries.days)
     audit: KeepBody = KeepBody(days=_NEW.audit.days)

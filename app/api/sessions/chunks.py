@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Self
 
 import structlog
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import Field
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.metadata import parse_metadata
@@ -21,17 +25,16 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
-from app.api.sessions.send import ReceiptBody, answer
+from app.api.sessions.send import ReceiptBody, RefusedChunkBody, answer, take_chunk
 from app.auth.here import Here
-from app.services.sessions.receive import Body
-from app.services.sessions.receive_chunk import (
-    ChunkPath,
-    ChunkReceipt,
-    check_path,
-    count_refused,
-    receive_chunk,
-)
-from app.services.sessions.seal import seal_session
+from app.errors import PacelineError
+from app.inputs.sessions.batch import ListedChunk, read_batch
+from app.services.sessions.chunks.inbox import Arrived
+from app.services.sessions.chunks.path import ChunkPath, ChunkReceipt, SessionPath, check_path
+from app.services.sessions.chunks.receive import receive_chunk
+from app.services.sessions.chunks.seal import seal_session
+from app.services.sessions.chunks.together import receive_each
+from app.services.sessions.receive import Body, check_job_name
 
 log = structlog.get_logger(__name__)
 
@@ -71,10 +74,57 @@ def _path(
     return ChunkPath(job, attempt, session, producer, n)
 
 
+BATCH_CONTENT: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+class ChunkOutcome(BaseModel):
+    """What came of one chunk: `status` is what it would have been answered alone."""
+
+    producer: str
+    n: int
+    status: int = Field(description="202: stored; 200: it was there already; else why not.")
+    code: str | None = None
+    detail: str | None = None
+    faults: list[dict[str, Any]] = Field(default_factory=list)
+    refused: list[RefusedChunkBody] = Field(
+        default_factory=list,
+        description="Earlier chunks of this producer that were acknowledged and not taken.",
+    )
+
+    @classmethod
+    def of(cls, listed: ListedChunk, outcome: ChunkReceipt | PacelineError) -> Self:
+        """Return what is answered of one."""
+        if isinstance(outcome, ChunkReceipt):
+            return cls(
+                producer=listed.producer,
+                n=listed.n,
+                status=202 if outcome.created else 200,
+                refused=[RefusedChunkBody.of(one) for one in outcome.refused],
+            )
+        return cls(
+            producer=listed.producer,
+            n=listed.n,
+            status=problems.problem_of(outcome).status_code,
+            code=outcome.stable_code,
+            detail=outcome.message,
+            faults=[fault.as_dict() for fault in outcome.faults],
+        )
+
+
+class BatchBody(BaseModel):
+    """What came of each chunk of a batch, in its order."""
+
+    chunks: list[ChunkOutcome]
+
+
 def router(ingest: Ingest) -> APIRouter:
     """Return the routes that take chunks and seal sessions."""
     routes = api_router("ingest")
-    metrics = ingest.metrics
 
     @routes.put(
         f"{SESSION_ROUTE}/chunks/{{producer}}/{{n}}",
@@ -97,36 +147,71 @@ def router(ingest: Ingest) -> APIRouter:
         """Store a part of a trace; answered only once it is durable.
 
         Chunks may come in any order, late, and from several producers at once. The first one makes
-        the session, which stays `open` until it is sealed.
+        the session, which stays `open` until it is sealed. Workers decode the others: what they
+        cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
+        in the answer to its seal; the same bytes again are answered with the reason.
         """
 
         def store(body: Body) -> ChunkReceipt:
-            return receive_chunk(container, path, body, final=query.final)
+            return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)
 
-        try:
-            receipt = await ingest.receive(
-                request,
-                query,
-                check=partial(check_path, path),
-                store=store,
-                refused=partial(count_refused, container, path),
-            )
-        except ClientDisconnect:
-            log.info("sender gone", job=path.job, producer=path.producer)
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        metrics.ingest_chunks.labels("new" if receipt.created else "known").inc()
-        if receipt.created:
-            metrics.ingest_rows.inc(receipt.operations)
-        return answer(
+        async def soon(body: Body) -> ChunkReceipt | None:
+            return await ingest.together.receive(container, Arrived(path, body, query.final))
+
+        return await take_chunk(
+            ingest,
             request,
             container,
-            receipt.session,
-            receipt.state,
-            path.job,
-            path.session,
-            created=receipt.created,
-            unmapped=receipt.unmapped,
+            query,
+            path,
+            store,
+            check=partial(check_path, path),
+            soon=soon,
         )
+
+    @routes.post(
+        f"{SESSION_ROUTE}/chunks",
+        summary="Send many chunks of a session in one body",
+        response_model=BatchBody,
+        responses=REFUSALS,
+        openapi_extra=BATCH_CONTENT,
+    )
+    async def post_chunks(  # noqa: PLR0913, PLR0917 - the path, and who asks
+        container: Here,
+        request: Request,
+        job: Job,
+        attempt: Attempt,
+        session: Number,
+        query: Annotated[ChunkQuery, Query()],
+    ) -> Response:
+        """Store parts of a trace, each as `PUT …/chunks/{producer}/{n}` would.
+
+        The body is a line of JSON, `{"chunks": [{"producer", "n", "final", "bytes"}]}`, followed by
+        the bytes of each chunk. Each is stored whole or not at all, and answered for itself; only
+        what concerns all of them is an error of the request, and none is stored then.
+        """
+        path = SessionPath(job, attempt, session)
+
+        def store(batch: Body) -> list[ChunkOutcome]:
+            listed = read_batch(batch.path)
+            wanted = [_arrived(path, one, content, batch) for one, content in listed]
+            for chunk in wanted:
+                check_path(chunk.path)
+            outcomes = receive_each(container, path, wanted, ingest.pressure)
+            return [
+                ChunkOutcome.of(one, outcome)
+                for (one, _), outcome in zip(listed, outcomes, strict=True)
+            ]
+
+        try:
+            found = await ingest.receive(
+                request, query, check=lambda: check_job_name(job), store=store
+            )
+        except ClientDisconnect:
+            log.info("sender gone", job=job)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        _count(ingest, found)
+        return JSONResponse(BatchBody(chunks=found).model_dump(mode="json"))
 
     @routes.post(
         f"{SESSION_ROUTE}/seal",
@@ -151,6 +236,32 @@ def router(ingest: Ingest) -> APIRouter:
             job,
             session,
             created=receipt.sealed,
+            refused=receipt.refused,
         )
 
     return routes
+
+
+def _count(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
+    for one in outcomes:
+        if one.code is None:
+            new = one.status == HTTPStatus.ACCEPTED
+            ingest.metrics.ingest_chunks.labels("new" if new else "known").inc()
+        else:
+            ingest.metrics.ingest_refusals.labels(one.code).inc()
+
+
+def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body) -> Arrived:
+    return Arrived(
+        ChunkPath(path.job, path.attempt, path.session, listed.producer, listed.n),
+        Body(
+            content,
+            len(content),
+            hashlib.sha256(content).digest(),
+            None,
+            batch.meta,
+            batch.format_name,
+            batch.own,
+        ),
+        listed.final,
+    )

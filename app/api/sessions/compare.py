@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from app.api.frame.routers import api_router
 from app.auth.here import Here
+from app.services.compare.arrivals import ArrivalChange
 from app.services.compare.changes import CauseChange, FieldChange
 from app.services.compare.read import compare_sessions
 from app.services.compare.step_times import Difference
@@ -17,14 +18,16 @@ from app.services.compare.step_times import Difference
 class ComparisonBody(BaseModel):
     """What changed from one session to another.
 
-    `step_times` is null, and `causes` is empty, unless both have a verdict; `metadata` are the
-    fields that differ, `equal_fields` counts the others.
+    `step_times` is null, and `causes` is empty, unless both have a verdict; `arrivals` need none,
+    but collectives over ranks in both. `metadata` are the fields that differ, `equal_fields` counts
+    the others.
     """
 
     before: uuid.UUID
     after: uuid.UUID
     step_times: Difference | None
     causes: list[CauseChange]
+    arrivals: list[ArrivalChange]
     metadata: list[FieldChange]
     equal_fields: int
 
@@ -43,6 +46,7 @@ def router() -> APIRouter:
             after=other,
             step_times=found.step_times,
             causes=list(found.causes),
+            arrivals=list(found.arrivals),
             metadata=list(found.metadata.changed),
             equal_fields=found.metadata.equal,
         )

@@ -7,8 +7,11 @@ of a limiter of its own stores it, so that many senders leave pages their thread
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -26,20 +29,31 @@ from app.api.frame import problems
 from app.api.frame.bodies import arriving
 from app.api.frame.problems import RETRY_AFTER_S
 from app.api.sessions.multipart import MultipartParts, MultipartReader
-from app.api.sessions.spool import ByteBudget, Spool, SpooledBody, spool_directory
+from app.api.sessions.spool import ByteBudget, Spool, SpooledBody
+from app.api.sessions.together import Together
 from app.errors import (
     BusyError,
+    InvalidLabelsError,
     InvalidMetadataError,
     PacelineError,
     TryLaterError,
     UnsupportedFormatError,
 )
+from app.inputs.labels import read_labels
+from app.inputs.recordings.archive_kinds import MEDIA_TYPES as ARCHIVES
+from app.services.ingest.place import spool_directory
+from app.services.sessions.chunks.inbox import Pressure
 from app.services.sessions.receive import Body
+from app.settings import MIB
+from app.system.shared import Sum
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from app.analysis.trace.model import SessionMeta
     from app.api.frame.metrics import Exposition
     from app.services.container import Container
+    from app.system.shared import Place
 
 log = structlog.get_logger(__name__)
 
@@ -48,8 +62,16 @@ R = TypeVar("R")
 # Threads that write and hash bodies; storing has its own limiter.
 SPOOL_THREADS: Final = 4
 
-# What a body takes to be stored, roughly: who is put off is told by it how long the queue is.
-STORING_S: Final = 1.0
+# What the next body is expected to take to be stored, before any was, and how much the last one
+# says of it.
+STORING_S: Final = 0.1
+LAST_COUNTS: Final = 0.1
+# A body that would wait for longer is put off: its sender does not know that it is waited for.
+LONGEST_WAIT_S: Final = 30.0
+# Of a body that is put off, what is read nevertheless: the connection can be used again then.
+DRAINED_BYTES: Final = MIB
+# Of bodies that stay in memory, and are stored together with others.
+SMALL_BYTES: Final = MIB // 4
 
 MULTIPART: Final = "multipart/form-data"
 
@@ -76,24 +98,37 @@ ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in 
 CLIENT_CLOSED_REQUEST: Final = 499
 
 
-TRACE_CONTENT: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            **{known.media_types[0]: {"schema": {"type": "string"}} for known in FORMATS.values()},
-            MULTIPART: {
-                "schema": {
-                    "type": "object",
-                    "required": ["trace"],
-                    "properties": {
-                        "meta": {"type": "string", "description": "YAML or JSON"},
-                        "trace": {"type": "string", "format": "binary"},
-                    },
-                }
+def _content(*more: str) -> dict[str, Any]:
+    """Return how OpenAPI describes the body of a route that takes traces, and `more` types."""
+    types = (*(known.media_types[0] for known in FORMATS.values()), *more)
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                **{name: {"schema": {"type": "string"}} for name in types},
+                MULTIPART: {
+                    "schema": {
+                        "type": "object",
+                        "required": ["trace"],
+                        "properties": {
+                            "meta": {"type": "string", "description": "YAML or JSON"},
+                            "labels": {
+                                "type": "string",
+                                "description": "Patterns of the names of ranges, and the operation "
+                                "type of each; YAML or JSON",
+                            },
+                            "trace": {"type": "string", "format": "binary"},
+                        },
+                    }
+                },
             },
-        },
+        }
     }
-}
+
+
+TRACE_CONTENT: Final = _content()
+# Of a whole session, which may come as an archive of its files.
+SESSION_CONTENT: Final = _content("application/x-tar", "application/zip")
 
 # Refusals of every route that takes a trace.
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
@@ -126,31 +161,72 @@ class QueryMetadata(BaseModel):
     format: str | None = Field(
         None, description="Name of the body's format; unless given, the bytes say it."
     )
+    labels: str | None = Field(
+        None, description="Patterns of names of ranges, and the operation type of each, as JSON."
+    )
 
     def meta(self) -> SessionMeta | None:
         """Return the metadata, or None if no parameter was given."""
-        given = self.model_dump(exclude_none=True, exclude={"format"})
+        given = self.model_dump(exclude_none=True, exclude={"format", "labels"})
         return parse_metadata(given) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """What is said of a body that a spool has whole."""
+
+    encoding: str | None
+    content_type: str | None
+    meta: SessionMeta | None
+    format_name: str | None
+    labels: str | None
+
+    def body(self, spooled: SpooledBody) -> Body:
+        """Return what is stored of it."""
+        return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
+
+    def body_in_memory(self, content: bytes) -> Body:
+        """Return the same of one that was not spooled."""
+        return self._body(content, len(content), hashlib.sha256(content).digest(), content)
+
+    def _body(self, source: Path | bytes, size: int, sha256: bytes, head: bytes) -> Body:
+        _check_encoding(self.encoding, head)
+        return Body(
+            source=source,
+            size=size,
+            sha256=sha256,
+            content_type=self.content_type,
+            meta=self.meta,
+            format_name=self.format_name,
+            own=None if self.labels is None else read_labels(self.labels),
+        )
 
 
 class Ingest:
     """What all requests of one application share: budget, limiters, and who waits."""
 
-    def __init__(self, container: Container, metrics: Exposition) -> None:
+    def __init__(
+        self, container: Container, metrics: Exposition, place: Place | None = None
+    ) -> None:
         settings = container.settings
         self.container = container
         self.metrics = metrics
         self._settings = settings
         self._directory = spool_directory(settings)
-        self._budget = ByteBudget(settings.ingest_budget_bytes)
+        self._budget = ByteBudget(
+            settings.ingest_budget_bytes, None if place is None else Sum(place, "spooled")
+        )
         self._spool_limiter = CapacityLimiter(SPOOL_THREADS)
         self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
         self._max_meta_bytes = Limits().max_header_bytes
+        self.pressure = Pressure(settings)
+        self.together = Together(self.pressure)
+        self._storing_s = STORING_S
         metrics.ingest_spooled.set_function(lambda: self._budget.used)
         metrics.ingest_waiting.set_function(self._waiting)
         metrics.spool_free.set_function(lambda: shutil.disk_usage(self._directory).free)
 
-    async def receive(
+    async def receive(  # noqa: PLR0913 - the steps of a body
         self,
         request: Request,
         query: QueryMetadata,
@@ -158,6 +234,8 @@ class Ingest:
         check: Callable[[], None],
         store: Callable[[Body], R],
         refused: Callable[[int, str], None] | None = None,
+        soon: Callable[[Body], Awaitable[R | None]] | None = None,
+        most_bytes: int | None = None,
     ) -> R:
         """Take one body from the wire to the database.
 
@@ -170,14 +248,29 @@ class Ingest:
         refused : callable, optional
             Takes, in a thread, how many bytes had come of a body that was refused for good, and
             the code of the problem.
+        soon : callable, optional
+            Takes a small body, which is held in memory, before `store`; None leaves it to that.
+        most_bytes : int, optional
+            Of the body, where that is less than what the settings allow.
         """
-        arriving(request).limit = self._settings.max_body_bytes
+        most = self._settings.max_body_bytes
+        arriving(request).limit = most if most_bytes is None else min(most, most_bytes)
         spool = Spool(self._directory, self._budget, self._spool_limiter)
         try:
             async with spool:
                 check()
-                body = await self._spool(request, query, spool)
-                return await anyio.to_thread.run_sync(store, body, limiter=self._store_limiter)
+                arrived = await self._arrive(request, query, spool)
+                content = None if soon is None else spool.held(SMALL_BYTES)
+                if soon is None or content is None:
+                    body = arrived.body(await spool.finish())
+                else:
+                    body = arrived.body_in_memory(content)
+                    outcome = await soon(body)
+                    if outcome is not None:
+                        return outcome
+                return await anyio.to_thread.run_sync(
+                    self._timed, store, body, limiter=self._store_limiter
+                )
         except ClientDisconnect:
             self.metrics.ingest_cut.inc()
             raise
@@ -197,11 +290,13 @@ class Ingest:
         finally:
             self.metrics.ingest_bytes.inc(spool.size)
 
-    async def _spool(self, request: Request, query: QueryMetadata, spool: Spool) -> Body:
+    async def _arrive(self, request: Request, query: QueryMetadata, spool: Spool) -> _Arrived:
         media_type = _media_type(request.headers.get("content-type"))
         encoding = _encoding(request, media_type)
-        meta = query.meta()
-        if self._waiting() >= self._settings.ingest_queue:
+        meta, labels = query.meta(), query.labels
+        queue_s = self._queue_s()
+        if self._waiting() >= self._settings.ingest_queue or queue_s > LONGEST_WAIT_S:
+            await _drain(request)
             raise BusyError("Too many bodies wait to be stored; send this one later.")
 
         content_type = media_type
@@ -209,18 +304,21 @@ class Ingest:
             parts = await self._read_parts(request, spool)
             content_type = _part_media_type(parts)
             meta = _only_one(meta, parts)
+            if labels is not None and parts.labels is not None:
+                raise InvalidLabelsError(
+                    "The labels come twice: as a query parameter and as a part.",
+                    code="labels.conflict",
+                )
+            labels = labels if parts.labels is None else parts.labels
         else:
             async for chunk in request.stream():
                 await spool.write(chunk)
-        spooled = await spool.finish()
-        _check_encoding(encoding, spooled)
-        return Body(
-            path=spooled.path,
-            size=spooled.size,
-            sha256=spooled.sha256,
-            content_type=None if content_type in UNDECLARED else content_type,
+        return _Arrived(
+            encoding=encoding,
+            content_type=None if content_type in UNDECLARED | ARCHIVES else content_type,
             meta=meta,
             format_name=query.format,
+            labels=labels,
         )
 
     async def _read_parts(self, request: Request, spool: Spool) -> MultipartParts:
@@ -232,16 +330,36 @@ class Ingest:
         return reader.finish()
 
     def _patience_s(self) -> float:
-        rounds = self._waiting() / self._settings.ingest_concurrency
-        return RETRY_AFTER_S + rounds * STORING_S
+        return RETRY_AFTER_S + self._queue_s()
+
+    def _queue_s(self) -> float:
+        """Return how long a body would wait to be stored."""
+        waiting = self._store_limiter.statistics().tasks_waiting
+        return waiting / self._settings.ingest_concurrency * self._storing_s
+
+    def _timed(self, store: Callable[[Body], R], body: Body) -> R:
+        began_s = time.monotonic()
+        try:
+            return store(body)
+        finally:
+            # Threads may lose each other's: it is an estimate.
+            self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
 
     def _waiting(self) -> int:
-        return self._store_limiter.statistics().tasks_waiting
+        return self._store_limiter.statistics().tasks_waiting + self.together.waiting
+
+
+async def _drain(request: Request) -> None:
+    """Read a small body that is not wanted, so that its sender can go on with its connection."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) <= DRAINED_BYTES:
+        async for _ in request.stream():
+            pass
 
 
 def _media_type(content_type: str | None) -> str:
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type in UNDECLARED | COMPRESSED | DECLARED or media_type == MULTIPART:
+    if media_type in UNDECLARED | COMPRESSED | DECLARED | ARCHIVES or media_type == MULTIPART:
         return media_type
     raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
 
@@ -257,7 +375,7 @@ def _encoding(request: Request, media_type: str) -> str | None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity":
         return None
-    if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT:
+    if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT | ARCHIVES:
         titles = ", ".join(known.title for known in FORMATS.values() if known.text)
         raise UnsupportedEncodingError(
             f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
@@ -265,8 +383,8 @@ def _encoding(request: Request, media_type: str) -> str | None:
     return encoding
 
 
-def _check_encoding(encoding: str | None, body: SpooledBody) -> None:
-    if encoding is not None and not body.head.startswith(ENCODINGS[encoding]):
+def _check_encoding(encoding: str | None, head: bytes) -> None:
+    if encoding is not None and not head.startswith(ENCODINGS[encoding]):
         raise UnsupportedEncodingError(
             f"The body is not encoded as its Content-Encoding says: {encoding}."
         )

@@ -1,4 +1,4 @@
-"""Multipart bodies, read as they come: `meta` into memory, `trace` to the spool."""
+"""Multipart bodies, read as they come: `meta` and `labels` into memory, `trace` to the spool."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 META_PART: Final = "meta"
+LABELS_PART: Final = "labels"
 TRACE_PART: Final = "trace"
 # Content-Disposition and Content-Type of a part fit many times.
 MAX_PART_HEADER_BYTES: Final = 4096
@@ -29,9 +30,10 @@ class MalformedMultipartError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class MultipartParts:
-    """What came with the trace: the metadata's text and the trace part's own content type."""
+    """What came with the trace: texts, and the trace part's own content type."""
 
     meta: str | None
+    labels: str | None
     trace_content_type: str | None
 
 
@@ -45,7 +47,7 @@ class MultipartReader:
     spool : Spool
         Receives the bytes of the part `trace`.
     max_meta_bytes : int
-        Of the part `meta`.
+        Of the parts `meta` and `labels`, each.
 
     Raises
     ------
@@ -75,7 +77,7 @@ class MultipartReader:
         self._headers: dict[bytes, bytes] = {}
         self._part = ""
         self._seen: set[str] = set()
-        self._meta = bytearray()
+        self._texts = {META_PART: bytearray(), LABELS_PART: bytearray()}
         self._trace_content_type: str | None = None
         self._trace_data: list[bytes] = []
         self._complete = False
@@ -107,11 +109,15 @@ class MultipartReader:
             raise MalformedMultipartError("The multipart body ends before its last boundary.")
         if TRACE_PART not in self._seen:
             raise MalformedMultipartError(f"There is no part named {TRACE_PART}.")
+        return MultipartParts(
+            self._text(META_PART), self._text(LABELS_PART), self._trace_content_type
+        )
+
+    def _text(self, part: str) -> str | None:
         try:
-            meta = self._meta.decode() if META_PART in self._seen else None
+            return self._texts[part].decode() if part in self._seen else None
         except UnicodeDecodeError as error:
-            raise MalformedMultipartError(f"The part {META_PART} is not UTF-8.") from error
-        return MultipartParts(meta, self._trace_content_type)
+            raise MalformedMultipartError(f"The part {part} is not UTF-8.") from error
 
     def _part_begin(self) -> None:
         self._headers = {}
@@ -133,9 +139,9 @@ class MultipartReader:
     def _headers_finished(self) -> None:
         options = parse_options_header(self._headers.get(b"content-disposition"))[1]
         part = options.get(b"name", b"").decode("utf-8", "replace")
-        if part not in (META_PART, TRACE_PART):
+        if part not in (*self._texts, TRACE_PART):
             raise MalformedMultipartError(
-                f"The only parts are {META_PART} and {TRACE_PART}.",
+                f"The only parts are {META_PART}, {LABELS_PART} and {TRACE_PART}.",
                 faults=(Fault("unknown_part", "This part is not known.", column=part),),
             )
         if part in self._seen:
@@ -150,10 +156,11 @@ class MultipartReader:
         if self._part == TRACE_PART:
             self._trace_data.append(data[start:end])
             return
-        self._meta += data[start:end]
-        if len(self._meta) > self._max_meta_bytes:
+        text = self._texts[self._part]
+        text += data[start:end]
+        if len(text) > self._max_meta_bytes:
             raise MalformedMultipartError(
-                f"The part {META_PART} is over its limit of {self._max_meta_bytes} bytes.",
+                f"The part {self._part} is over its limit of {self._max_meta_bytes} bytes.",
                 code="body.too_large",
             )
 

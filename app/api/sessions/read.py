@@ -299,7 +299,7 @@ def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
             "slowdown": shown and shown.slowdown,
             "ci95": shown and shown.ci95,
             "gpu_hours_lost": known and known.gpu_hours_lost,
-            "gpu_hours_lost_per_hour": known and row.world * known.waste,
+            "gpu_hours_lost_per_hour": row.lost_each_hour,
             "kind": shown and shown.kind,
             "shares": row.shares,
             "worst": {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import structlog
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -18,17 +18,41 @@ from app.api.frame.routers import api_router
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
-    TRACE_CONTENT,
+    SESSION_CONTENT,
     Ingest,
     QueryMetadata,
 )
 from app.auth.addresses import server_address
 from app.auth.here import Here
+from app.inputs.recordings.choose import NotRead
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
+from app.services.sessions.chunks.path import ChunkPath, ChunkReceipt, RefusedChunk
+from app.services.sessions.chunks.receive import count_refused
 from app.services.sessions.receive import Body, Receipt, check_job_name, receive_session
 
 log = structlog.get_logger(__name__)
+
+
+class RefusedChunkBody(BaseModel):
+    """A chunk that was acknowledged and could not be taken when it was decoded."""
+
+    producer: str
+    chunk: int
+    code: str
+    detail: str
+    faults: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, refused: RefusedChunk) -> Self:
+        """Return what routes say of one."""
+        return cls(
+            producer=refused.producer,
+            chunk=refused.number,
+            code=refused.code,
+            detail=refused.reason,
+            faults=[fault.as_dict() for fault in refused.faults],
+        )
 
 
 class ReceiptBody(BaseModel):
@@ -42,6 +66,14 @@ class ReceiptBody(BaseModel):
     unmapped: list[Unmapped] = Field(
         default_factory=list, description="Other contents of a foreign recording."
     )
+    not_read: list[NotRead] = Field(
+        default_factory=list, description="Files of an archive that are no recordings."
+    )
+    refused: list[RefusedChunkBody] = Field(
+        default_factory=list,
+        description="Chunks that were acknowledged before and could not be taken: of this "
+        "producer, or in the answer to a seal of the session.",
+    )
 
 
 def answer(  # noqa: PLR0913, PLR0917 - what it says
@@ -54,6 +86,8 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     *,
     created: bool,
     unmapped: Sequence[Unmapped] = (),
+    not_read: Sequence[NotRead] = (),
+    refused: Sequence[RefusedChunk] = (),
 ) -> Response:
     """Return the answer of every route that takes something of a session."""
     url = f"/sessions/{session}"
@@ -64,11 +98,53 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
         job=job,
         number=number,
         unmapped=list(unmapped),
+        not_read=list(not_read),
+        refused=[RefusedChunkBody.of(one) for one in refused],
     )
     return JSONResponse(
         body.model_dump(mode="json"),
         status_code=202 if created else 200,
         headers={"Location": f"/api/v1{url}"},
+    )
+
+
+async def take_chunk(  # noqa: PLR0913, PLR0917 - of one request
+    ingest: Ingest,
+    request: Request,
+    container: Container,
+    query: QueryMetadata,
+    path: ChunkPath,
+    store: Callable[[Body], ChunkReceipt],
+    *,
+    check: Callable[[], None] = lambda: None,
+    soon: Callable[[Body], Awaitable[ChunkReceipt | None]] | None = None,
+) -> Response:
+    """Take a body that is one chunk of a session, and return the answer."""
+    try:
+        receipt = await ingest.receive(
+            request,
+            query,
+            check=check,
+            store=store,
+            refused=partial(count_refused, container, path),
+            soon=soon,
+        )
+    except ClientDisconnect:
+        log.info("sender gone", job=path.job, producer=path.producer)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    ingest.metrics.ingest_chunks.labels("new" if receipt.created else "known").inc()
+    if receipt.created:
+        ingest.metrics.ingest_rows.inc(receipt.operations or 0)
+    return answer(
+        request,
+        container,
+        receipt.session,
+        receipt.state,
+        path.job,
+        receipt.number,
+        created=receipt.created,
+        unmapped=receipt.unmapped,
+        refused=receipt.refused,
     )
 
 
@@ -86,7 +162,7 @@ def router(ingest: Ingest) -> APIRouter:
             200: {"model": ReceiptBody, "description": "The same body was there already"},
             **REFUSALS,
         },
-        openapi_extra=TRACE_CONTENT,
+        openapi_extra=SESSION_CONTENT,
     )
     async def post_session(
         container: Here,
@@ -96,8 +172,12 @@ def router(ingest: Ingest) -> APIRouter:
     ) -> Response:
         """Store a trace; answered only once it is durable.
 
+        An archive of a folder (tar, plain or compressed with gzip or zstd, or zip) is one session
+        of all recordings in it, a file a rank; `not_read` lists the other files.
+
         The metadata comes in the header line of NDJSON, in a multipart part `meta`, or in query
-        parameters. The same body again answers 200 with the session that it already is.
+        parameters, of an archive also in a file `meta.yaml`. The same body
+        again answers 200 with the session that it already is.
         """
 
         def store(body: Body) -> Receipt:
@@ -126,6 +206,7 @@ def router(ingest: Ingest) -> APIRouter:
             receipt.number,
             created=receipt.created,
             unmapped=receipt.unmapped,
+            not_read=receipt.not_read,
         )
 
     return routes

@@ -8,43 +8,36 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, TYPE_CHECKING, Final, Self
 
 import anyio
 from anyio import CapacityLimiter
 
 from app.errors import BusyError, InsufficientStorageError
-from app.settings import MIB, Settings
+from app.settings import MIB
+
+if TYPE_CHECKING:
+    from app.system.shared import Sum
 
 # Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
 FLUSH_BYTES: Final = MIB
 
 
-def spool_directory(settings: Settings) -> Path:
-    """Return where bodies are spooled, making it where needed.
-
-    In the data directory where there is one. A server with a database of its own keeps no data
-    and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.
-    """
-    if not settings.data_dir.is_dir():
-        return Path(tempfile.gettempdir())
-    directory = settings.data_dir / "spool"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    return directory
-
-
 class ByteBudget:
-    """How many bytes may be spooled at once in this process; used on the event loop only.
+    """How many bytes may be spooled at once; used on the event loop only.
 
     Parameters
     ----------
     total : int
-        Bytes.
+        Bytes of all processes of the server together.
+    shared : Sum, optional
+        What the other processes use; without it there are none.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, shared: Sum | None = None) -> None:
         self.total = total
         self.used = 0
+        self._shared = shared
 
     def reserve(self, count: int) -> None:
         """Take `count` bytes.
@@ -54,13 +47,19 @@ class ByteBudget:
         BusyError
             If that many are not left.
         """
-        if self.used + count > self.total:
+        others = 0 if self._shared is None else self._shared.of_others()
+        if self.used + others + count > self.total:
             raise BusyError("The server holds as many bodies as it may; send this one later.")
-        self.used += count
+        self._use(count)
 
     def release(self, count: int) -> None:
         """Give `count` bytes back."""
-        self.used -= count
+        self._use(-count)
+
+    def _use(self, count: int) -> None:
+        self.used += count
+        if self._shared is not None:
+            self._shared.set(self.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,12 @@ class Spool:
         self._pending += data
         if len(self._pending) >= FLUSH_BYTES:
             await self._flush()
+
+    def held(self, most: int) -> bytes | None:
+        """Return the body, if it came whole and is at most `most` bytes, all in memory."""
+        if self._file is not None or self.size > most:
+            return None
+        return bytes(self._pending)
 
     async def finish(self) -> SpooledBody:
         """Return the whole body, of which nothing is in memory any more.

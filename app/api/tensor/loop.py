@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import http
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from app.api.frame.docs import REFERENCE
+from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
 from app.api.tensor.waiting import Waiting
@@ -29,12 +29,6 @@ LONGEST_WAIT_S: Final = 30.0
 GroupName = Annotated[str, Path(pattern=f"^{GROUP_NAME}$")]
 Attempt = Annotated[int, Query(ge=0, le=MOST_ATTEMPT)]
 Body = Annotated[object, Depends(read_body)]
-
-
-def described_body(model: type) -> dict[str, Any]:
-    """Return how OpenAPI describes a body that the route reads itself."""
-    schema = {"$ref": REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def router(waiting: Waiting) -> APIRouter:

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
+from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
-from app.api.tensor.loop import described_body
 from app.api.tensor.waiting import Waiting
 from app.auth.here import Here
 from app.db.states import TensorMode

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import uuid
 from datetime import date, datetime
+from typing import Any
 
-from sqlalchemy import BigInteger, Date, Index, Integer, Text, UniqueConstraint, Uuid, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Date,
+    Identity,
+    Index,
+    Integer,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.analysis.report.coverage import Chunks
-from app.db.documents import CHUNKS
+from app.db.documents import CHUNKS, FAULTS
 from app.db.models.base import Base, OfProject, belongs_to, in_project
-from app.db.states import SealedBy
+from app.db.states import InboxKind, SealedBy
+from app.errors import Fault
 
 
 class Intake(OfProject, Base):
@@ -84,3 +97,57 @@ class IngestRefusal(OfProject, Base):
     last_at: Mapped[datetime]
     # as its sender called it
     last_job: Mapped[str]
+
+
+class InboxItem(OfProject, Base):
+    """A body as it came: durable when its sender is answered, decoded by a worker afterwards.
+
+    Senders only append. What was taken is deleted; a chunk that was refused stays, without its
+    bytes, to be named to its producer.
+    """
+
+    __tablename__ = "inbox"
+    __table_args__ = (
+        belongs_to("session_id", "intake.session_id"),
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("session_id", "kind", "producer", "number"),
+        CheckConstraint(
+            "CASE kind WHEN 'chunk' THEN session_id IS NOT NULL"
+            " ELSE job_id IS NOT NULL AND attempt IS NOT NULL END",
+            name="subject",
+        ),
+        # what workers look for, the oldest first
+        Index("ix_inbox_waiting", "received_at", postgresql_where=text("code IS NULL")),
+        Index("ix_inbox_pulse", "job_id", "attempt", "id", postgresql_where=text("kind = 'pulse'")),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    kind: Mapped[InboxKind] = mapped_column(Text)
+    # of a chunk
+    session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    # of a pulse, which has no producer, and 0 for a number
+    job_id: Mapped[int | None] = mapped_column(BigInteger)
+    attempt: Mapped[int | None]
+    producer: Mapped[str]
+    # counts a producer's chunks from 0
+    number: Mapped[int]
+    sha256: Mapped[bytes]
+    received_at: Mapped[datetime] = mapped_column(server_default=text("clock_timestamp()"))
+    # the producer sends none with a higher number
+    final: Mapped[bool]
+    body_bytes: Mapped[int] = mapped_column(BigInteger)
+    # as the sender told them; null where the bytes say it
+    content_type: Mapped[str | None]
+    format_name: Mapped[str | None]
+    meta: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    # null once it was refused
+    body: Mapped[bytes | None]
+    # the worker that decodes it, and until when the others leave it alone
+    claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    lease_until: Mapped[datetime | None]
+    # how often a worker began to decode it
+    tries: Mapped[int] = mapped_column(server_default=text("0"))
+    # why it was refused; null while it waits
+    code: Mapped[str | None]
+    reason: Mapped[str | None]
+    faults: Mapped[tuple[Fault, ...] | None] = mapped_column(FAULTS)

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     BigInteger,
     Computed,
     Double,
+    FetchedValue,
     Identity,
     Index,
     UniqueConstraint,
     Uuid,
     case,
-    func,
     text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
+from app.analysis.budget.document import Shares
 from app.analysis.report.verdict import SessionVerdict
-from app.db.documents import VERDICT
+from app.db.documents import SHARES, VERDICT
 from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import NoteKind, SessionState
+
+if TYPE_CHECKING:
+    from sqlalchemy.types import TypeEngine
+
+
+def _of_document(kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> MappedColumn[Any]:
+    """Return a column that a trigger writes with the document, whoever writes that."""
+    return mapped_column(kind, FetchedValue(), nullable=True)
 
 
 def _number(path: str) -> MappedColumn[Any]:
@@ -113,8 +123,8 @@ class Session(OfProject, Base):
     attempt: Mapped[int]
     # Counts a job's sessions from 1: what people call it ("session 14").
     number: Mapped[int]
-    # Of the body and its metadata: the same bytes again are the same session. Null where it came in
-    # chunks, which have their own.
+    # Of the body and its metadata, or of the beginnings and ends of the files of a folder: the same
+    # again is the same session. Null where it came in chunks otherwise, which have their own.
     content_sha256: Mapped[bytes | None]
     state: Mapped[SessionState] = mapped_column(StateColumn(SessionState))
     received_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -152,7 +162,8 @@ class StoredVerdict(OfProject, Base):
     """A `SessionVerdict`, written and replaced with the report that it is of.
 
     It stays where retention takes the report away. Its document is written; the columns that are
-    sorted and filtered by are made from that by the database.
+    sorted, filtered and added up are made from that by the database: lists read no documents for
+    them, which are stored apart.
     """
 
     __tablename__ = "session_verdict"
@@ -178,17 +189,25 @@ class StoredVerdict(OfProject, Base):
             "(document #>> '{worst,0,host}'::text[]))"
         )
     )
+    # Of these a trigger writes what `SessionVerdict` says (revision 0014).
+    # share of a step that is known to be lost, also without a verdict
+    waste: Mapped[float | None] = _of_document(Double)
+    # share of the time of the largest loss, whatever it is lost to
+    lost: Mapped[float | None] = _of_document(Double)
+    # lost_to_stragglers, lost_between, lost_together: shares of the time, null where it is not
+    # known where that goes
+    lost_to_stragglers: Mapped[float | None] = _of_document(Double)
+    lost_between: Mapped[float | None] = _of_document(Double)
+    lost_together: Mapped[float | None] = _of_document(Double)
+    # GPU-hours each hour
+    lost_by_cause: Mapped[dict[str, float] | None] = _of_document(JSONB)
+    shares: Mapped[Shares | None] = _of_document(SHARES)
 
 
 # What the verdict of a session is joined by, and how slow it says that is: null while the session
 # is analyzed anew.
 OF_SESSION: Final = (StoredVerdict, StoredVerdict.session_id == Session.id)
 SLOWDOWN: Final = case((Session.state == SessionState.ANALYZED, StoredVerdict.slowdown))
-# The share of a step that is known to be lost, of a stored verdict. Documents are only read of
-# sessions without a slowdown, which are few.
-WASTE: Final = func.coalesce(
-    1 - 1 / StoredVerdict.slowdown, StoredVerdict.document["withheld"]["waste"].as_float()
-)
 
 
 class StoredReport(OfProject, Base):

@@ -25,6 +25,7 @@ from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import Job
 from app.errors import ConflictError
 from app.services.access.audit import Action, record
+from app.services.alerts.facts import say_over
 from app.services.alerts.incident_reads import get_incident, no_incident
 from app.services.alerts.machines.leads import ended_with, inside_of, settle
 from app.services.alerts.store import OPEN, incident_of, lock_group, save_change, timing
@@ -225,6 +226,8 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
     if change.before is IncidentState.RESOLVED:
         _refuse_again(tx, group.id, change.incident.fingerprint)
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
+    if change.event == "resolved" and change.incident.hang is not None:
+        say_over(tx, group.job_id, tx.now, who.name)
     record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
     # A silence ends by time, and what was resolved may not have to be looked for.
     group.look_at = tx.now

@@ -25,6 +25,7 @@ class Navigation:
     dead_channels: tuple[str, ...]
     signed_in: str = ""  # name of the person whose page it is; empty without sign-in
     operates: bool = True  # whether they may act in the project
+    ingests: bool = True  # whether they may send recordings to it
     administers: bool = False  # whether they administer the installation
     base: str = ""  # what stands before the paths of the project's pages
 
@@ -38,6 +39,7 @@ def navigation(tx: Reads) -> Navigation:
     )
     rows = tx.session.execute(
         select(
+            func.now().label("now"),
             firing.c.firing,
             AlertChannel.name,
             AlertChannel.readable,
@@ -50,6 +52,8 @@ def navigation(tx: Reads) -> Navigation:
         .outerjoin(AlertChannel, true())
         .order_by(AlertChannel.name)
     ).all()
+    # Most pages ask for it.
+    tx.is_at(rows[0].now)
     return Navigation(
         firing=rows[0].firing,
         dead_channels=tuple(

@@ -34,7 +34,7 @@ from app.db.models.alerts import (
     AlertRule,
 )
 from app.db.models.sessions import Job, Session
-from app.services.alerts.facts import read_facts, sessions_with_facts
+from app.services.alerts.facts import latest_hang, read_facts, sessions_with_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -171,6 +171,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         incidents=open_incidents(tx, group.id),
         silences=_silences(tx, group.id),
         since=_settled(tx, group.id),
+        hang=latest_hang(tx, group.job_id),
     )
 
 

@@ -18,6 +18,7 @@ from app.db.reports import read_document
 from app.db.states import SessionState
 from app.errors import NotFoundError
 from app.services.alerts.incident_reads import get_incident
+from app.services.compare.arrivals import ArrivalChange, arrival_changes
 from app.services.compare.changes import (
     CauseChange,
     MetadataChanges,
@@ -29,6 +30,7 @@ from app.services.sessions.read import SESSIONS, SessionRow
 
 if TYPE_CHECKING:
     from app.alerts.incidents import Incident
+    from app.analysis.arrivals.document import Arrivals
     from app.analysis.report.document import Report
     from app.db.unit_of_work import Reads
 
@@ -43,6 +45,7 @@ class Side:
     row: SessionRow
     meta: Mapping[str, Any]
     report: Report | None
+    arrivals: Arrivals | None = None  # those need no verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Comparison:
     b: Side
     step_times: Difference | None  # recorded; None where one side has no verdict
     causes: tuple[CauseChange, ...]
+    arrivals: tuple[ArrivalChange, ...]  # empty where one side has none
     metadata: MetadataChanges
     choices: Sequence[Choice]  # of the job of `a`, the newest first
     incident: Incident | None = None  # over, and compared before and after
@@ -107,6 +111,7 @@ def compare_sessions(
         b=after,
         step_times=steps,
         causes=causes,
+        arrivals=arrival_changes(before.arrivals, after.arrivals),
         metadata=metadata_changes(before.meta, after.meta),
         choices=_choices(tx, before.row.job),
         incident=incident,
@@ -173,9 +178,12 @@ def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
     for values in rows:
         [row] = SESSIONS.rows([values])
         meta, stored = values["meta"], values["StoredReport"]
-        known = stored is not None and row.state is SessionState.ANALYZED
-        report = open_report(read_document(tx, stored)) if known else None
-        found[row.id] = Side(row, meta, report)
+        report, arrivals = None, None
+        if stored is not None and row.state in SessionState.REPORTED:
+            document = open_report(read_document(tx, stored))
+            report = document if row.state is SessionState.ANALYZED else None
+            arrivals = document.arrivals
+        found[row.id] = Side(row, meta, report, arrivals)
     return found
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
+from app.db.json_rows import as_json
 from app.db.models.access import Project
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
@@ -23,6 +24,7 @@ from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
 from app.services.fleet.silent import silent_order
 from app.services.fleet.standing import (
     FleetFilter,
+    Loss,
     Moment,
     Show,
     matches,
@@ -59,7 +61,12 @@ class Group:
     matching: int  # that are asked for; the others of the numbers below are theirs
     told: int  # with a verdict of the time; the sums below are theirs
     gpus: int
-    lost: float  # GPU-hours each hour
+    lost: float  # GPU-hours each hour: of each job its largest loss
+    # wasted, between, together: all that is lost to stragglers, between steps, and as all workers
+    # compute slower, GPU-hours each hour
+    wasted: float
+    between: float
+    together: float
     most: float  # of the job that loses most
     job: str | None  # its name
 
@@ -83,13 +90,14 @@ _GROUPS: Final = TypeAdapter(tuple[Group, ...])
 _FOUND: Final = TypeAdapter(tuple[Found, ...])
 
 
-def fleet_view(
+def fleet_view(  # noqa: PLR0913 - what an address may ask for
     tx: Reads,
     at: Moment,
     filters: FleetFilter,
     *,
     page: PageRequest = _FIRST,
     silent_page: int = 1,
+    brief: bool = False,
 ) -> FleetView:
     """Return a page of the fleet.
 
@@ -97,6 +105,8 @@ def fleet_view(
     ----------
     silent_page : int
         The last one where there are not that many.
+    brief : bool
+        Whether no slowdowns of earlier sessions are needed: for files of many jobs.
     """
     jobs = standing(at, archived=filters.show is Show.ARCHIVED)
     one = jobs.c
@@ -116,7 +126,7 @@ def fleet_view(
     rows, silent = (_FOUND.validate_python(part or ()) for part in found[2:])
     names = [*rows, *silent]
     sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.told)})
-    slowdowns = _slowdowns(tx, [row.job for row in rows], at)
+    slowdowns = {} if brief else _slowdowns(tx, [row.job for row in rows], at)
     total, quiet = (
         sum(group.matching for group in groups if group.heard is heard) for heard in (True, False)
     )
@@ -154,27 +164,28 @@ def _groups(
     )
     counted = one.heard & one.told_lost.is_not(None) & matching
     first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
-    groups = (
-        select(
-            one.state,
-            one.slow,
-            one.slowdown.is_not(None).label("verdict"),
-            one.incident_state.label("incident"),
-            one.heard,
-            one.finished,
-            func.count().label("jobs"),
-            func.count().filter(found).label("found"),
-            func.count().filter(matching).label("matching"),
-            func.count().filter(counted).label("told"),
-            func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
-            func.coalesce(total(one.told_lost, counted), 0.0).label("lost"),
-            func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
-            first.filter(counted)[1].label("job"),
-        )
-        .group_by(*key)
-        .subquery("groups")
-    )
-    return select(func.jsonb_agg(func.to_jsonb(groups.table_valued()))).scalar_subquery()
+    groups = select(
+        one.state,
+        one.slow,
+        one.slowdown.is_not(None).label("verdict"),
+        one.incident_state.label("incident"),
+        one.heard,
+        one.finished,
+        func.count().label("jobs"),
+        func.count().filter(found).label("found"),
+        func.count().filter(matching).label("matching"),
+        func.count().filter(counted).label("told"),
+        func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
+        func.coalesce(total(one.told_lost, counted), 0.0).label("lost"),
+        *(
+            func.coalesce(total(one.told_gpus * one[loss], counted), 0.0).label(loss)
+            for loss in (Loss.BETWEEN, Loss.TOGETHER)
+        ),
+        func.coalesce(total(one.told_wasted, counted), 0.0).label("wasted"),
+        func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
+        first.filter(counted)[1].label("job"),
+    ).group_by(*key)
+    return as_json(groups)
 
 
 def _owners(jobs: CTE) -> ScalarSelect[Any]:

@@ -52,6 +52,11 @@ FLEET: Final = Listing(
         "slowdown": Column(sort="-slowdown"),
         "lost": Column(sort="-lost"),
         "cause": Column(sort="cause"),
+        # Shares of the time: all that is lost, and of it each kind.
+        "time": Column(sort="-time"),
+        "stragglers": Column(sort="-stragglers"),
+        "between": Column(sort="-between"),
+        "together": Column(sort="-together"),
         "owner": Column(sort="owner"),
         "gpus": Column(sort="-gpus"),
         "received_at": Column(sort="data"),

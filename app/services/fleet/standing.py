@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Text, and_, case, cast, false, func, or_, select, true
+from sqlalchemy import Text, and_, case, cast, false, func, literal, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import aliased
 
 from app.alerts.evaluate import FINISH_GRACE
 from app.alerts.states import IncidentState
+from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.labels import has_label
 from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.models.sessions import WASTE, Job, Session, StoredVerdict
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.store import OPEN
 from app.services.fleet.rows import FLEET
@@ -50,6 +51,24 @@ class Show(StrEnum):
     ARCHIVED = "archived"
 
 
+class Loss(StrEnum):
+    """What time is lost to."""
+
+    STRAGGLERS = "stragglers"
+    BETWEEN = "between"
+    TOGETHER = "together"
+
+
+# What is known to be lost, of a stored verdict; the last ones are shares of the time.
+_LOST: Final = {
+    "waste": StoredVerdict.waste,
+    "lost": StoredVerdict.lost,
+    Loss.STRAGGLERS.value: StoredVerdict.lost_to_stragglers,
+    Loss.BETWEEN.value: StoredVerdict.lost_between,
+    Loss.TOGETHER.value: StoredVerdict.lost_together,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class FleetFilter:
     """What a job must be like to be listed; what is empty asks for nothing."""
@@ -59,6 +78,7 @@ class FleetFilter:
     show: Show = Show.ALL  # those in the archive are listed alone
     owner: str = ""  # a label of the job
     label: str = ""  # ``name=value``, or the name of a label that the job has
+    loss: Loss | None = None  # what it loses as much time to as is worth saying
 
     @property
     def narrowed(self) -> bool:
@@ -108,7 +128,7 @@ def standing(at: Moment, *, archived: bool) -> CTE:
     of_time = true() if at.since is None else told.c.received_at >= at.since
     # What has ended loses nothing any more.
     finished = func.coalesce(last.c.received_at <= Job.finished_at + FINISH_GRACE, false())
-    waste = case((~finished, told.c.waste))
+    lost = case((~finished, told.c.lost))
     in_archive = and_(Job.archived_at.is_not(None), last.c.received_at <= Job.archived_at)
     columns: list[ColumnElement[Any]] = [
         Job.id.label("job_id"),
@@ -122,9 +142,12 @@ def standing(at: Moment, *, archived: bool) -> CTE:
         (true() if at.since is None else last.c.received_at >= at.since).label("heard"),
         slowdown.label("slowdown"),
         and_(in_state, is_slow).label("slow"),
-        (last.c.world * waste).label("lost"),
-        case((of_time & waste.is_not(None), told.c.world)).label("told_gpus"),
-        case((of_time, told.c.world * waste)).label("told_lost"),
+        (last.c.world * lost).label("lost"),
+        case((of_time & lost.is_not(None), told.c.world)).label("told_gpus"),
+        case((of_time, told.c.world * lost)).label("told_lost"),
+        case((of_time, told.c.world * told.c.waste)).label("told_wasted"),
+        *(told.c[loss].label(loss) for loss in Loss),
+        sum((told.c[loss] for loss in Loss), literal(0.0)).label("time"),
         case((blames, told.c.cause)).label("cause"),
         case((blames, told.c.host)).label("host"),
         last.c.labels.label("labels"),
@@ -158,7 +181,10 @@ def _latest(at: Moment, *, through: bool) -> LateralFromClause:
             case((session.state == SessionState.ANALYZED, StoredVerdict.slowdown)).label(
                 "slowdown"
             ),
-            case((session.state.in_(SessionState.REPORTED), WASTE)).label("waste"),
+            *(
+                case((session.state.in_(SessionState.REPORTED), column)).label(name)
+                for name, column in _LOST.items()
+            ),
             StoredVerdict.level,
             StoredVerdict.cause,
             StoredVerdict.host,
@@ -208,6 +234,8 @@ def matches(one: Any, filters: FleetFilter) -> ColumnElement[bool]:  # noqa: ANN
         found.append(one.labels["owner"].astext == filters.owner)
     if filters.label:
         found.append(has_label(one.labels, filters.label))
+    if filters.loss is not None:
+        found.append(one[filters.loss] >= WORTH_SAYING)
     text = func.concat_ws(" ", one.name, one.host, cast(one.labels, Text))
     for word in filters.words[:MAX_CHARACTERS].split()[:MAX_WORDS]:
         causes = [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 # What a view keeps of an address: all but the page, and which tab it is on.
-KEPT: Final = ("q", "show", "owner", "label", "sort", "labels", "range", "from", "to")
+KEPT: Final = ("q", "show", "owner", "label", "loss", "sort", "labels", "range", "from", "to")
 MAX_NAME_CHARACTERS: Final = 60
 MAX_QUERY_CHARACTERS: Final = 2000
 # Of one person in a project.

@@ -23,13 +23,14 @@ from sqlalchemy import (
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.ranks.machine import called
+from app.db.json_rows import as_json
 from app.db.models.access import Project
-from app.db.models.sessions import WASTE, Job, StoredVerdict
+from app.db.models.sessions import Job, StoredVerdict
 from app.db.sums import total
 from app.services.hosts.costs import Span, priced, standing
 
 if TYPE_CHECKING:
-    from sqlalchemy import CTE, ColumnElement, ScalarSelect, Select, Subquery
+    from sqlalchemy import CTE, ColumnElement, Select
 
     from app.db.unit_of_work import Reads
     from app.services.fleet_report.filters import ReportFilter
@@ -154,17 +155,15 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     span = Span(until - PERIODS * width, until)
     stands = standing(tx, span)
     costs = _sessions(stands, span, width, filters)
-    measured = _medians(costs)
     found = tx.session.execute(
         select(
-            _listed(_trend(costs)),
-            _listed(_by_job(costs)),
-            _listed(_by_cause(costs)),
-            _listed(_by_label(costs, costs.c.team)),
-            _listed(_by_label(costs, costs.c.owner)),
-            _listed(_by_host(tx, stands, Span(since, until), filters)),
-            select(func.count()).select_from(measured).scalar_subquery(),
-            select(func.count()).where(measured.c.median >= STRAGGLING).scalar_subquery(),
+            as_json(_trend(costs)),
+            as_json(_by_job(costs)),
+            as_json(_by_cause(costs)),
+            as_json(_by_label(costs, costs.c.team)),
+            as_json(_by_label(costs, costs.c.owner)),
+            as_json(_by_host(tx, stands, Span(since, until), filters)),
+            as_json(_straggling(costs)),
         )
         .select_from(Project)
         .where(Project.id == tx.scope.project_id)
@@ -180,19 +179,13 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
         teams=_LABELS.validate_python(found[3] or ()),
         owners=_LABELS.validate_python(found[4] or ()),
         hosts=_HOSTS.validate_python(found[5] or ()),
-        measured=found[6],
-        straggling=found[7],
+        measured=found[6][0]["measured"],
+        straggling=found[6][0]["straggling"],
     )
 
 
 def _costs_of(part: _Part | None) -> Costs:
     return Costs() if part is None else Costs(part.used, part.lost, part.jobs, part.sessions)
-
-
-def _listed(query: Select[Any]) -> ScalarSelect[Any]:
-    """Return the rows of a query as JSON, in its order."""
-    rows = query.subquery()
-    return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
 
 
 def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
@@ -212,15 +205,15 @@ def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) 
             cast(case((now, 0), else_=func.greatest(back, 1)), Integer).label("back"),
             session.labels["team"].astext.label("team"),
             session.labels["owner"].astext.label("owner"),
-            case((now, verdict.document["lost_by_cause"])).label("causes"),
+            case((now, verdict.lost_by_cause)).label("causes"),
             case((now, verdict.published)).label("published"),
             hours.label("hours"),
             (session.world * hours).label("used"),
-            (session.world * WASTE * hours).label("lost"),
+            (session.world * verdict.waste * hours).label("lost"),
         )
         .join(verdict, verdict.session_id == session.id)
         .where(
-            WASTE.is_not(None),
+            verdict.waste.is_not(None),
             *span.holds(session.received_at),
             *filters.of(session.labels),
         )
@@ -317,13 +310,18 @@ def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Selec
     )
 
 
-def _medians(costs: CTE) -> Subquery:
-    """Return S of the median session of each job: one that was."""
+def _straggling(costs: CTE) -> Select[int, int]:
+    """Return of how many jobs S is known, and how many straggle in their median session."""
     one = costs.c
+    # That of a session that was.
     median = func.percentile_disc(0.5).within_group(one.published)
-    return (
+    medians = (
         select(median.label("median"))
         .where(one.published.is_not(None))
         .group_by(one.job_id)
         .subquery("medians")
     )
+    return select(
+        func.count().label("measured"),
+        func.count().filter(medians.c.median >= STRAGGLING).label("straggling"),
+    ).select_from(medians)

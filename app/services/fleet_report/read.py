@@ -13,7 +13,7 @@ from sqlalchemy import func, select, true
 from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import OF_SESSION, WASTE, Job, Session
+from app.db.models.sessions import OF_SESSION, Job, Session, StoredVerdict
 from app.db.states import SessionState
 from app.services.alerts.filters import LABELS
 from app.services.fleet_report.costs import Costs, Spent, spent
@@ -119,7 +119,7 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
     """Return what counts, with one statement: its sessions by state, and one row of their jobs."""
     of = filters.of(Session.labels.expression)
     sent = (
-        select(Session.job_id, Session.state, WASTE.is_not(None).label("counted"))
+        select(Session.job_id, Session.state, StoredVerdict.waste.is_not(None).label("counted"))
         .outerjoin(*OF_SESSION)
         .where(*span.holds(Session.received_at.expression), *of)
         .cte("sent")

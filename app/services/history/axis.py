@@ -13,16 +13,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import case, func, select, type_coerce
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import case, func, select
 
 from app.alerts.message import cause_name
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import Losses, Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.lasting import lasting_changes
+from app.db.json_rows import as_json
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.fixes import AppliedFix
-from app.db.models.sessions import OF_SESSION, WASTE, Attempt, Job, Session, StoredVerdict
+from app.db.models.sessions import OF_SESSION, Attempt, Job, Session, StoredVerdict
 from app.db.states import NoteKind, SessionState
 from app.services.history.notes import MOST_LISTED, notes_of
 
@@ -34,7 +34,6 @@ MOST_POINTS: Final = 1000
 # Of these the latest are looked at for changes: it takes some 20 ms.
 LOOKED_AT: Final = 200
 SECONDS_AN_HOUR: Final = 3600
-_SHARES: Final[TypeAdapter[Shares | None]] = TypeAdapter(Shares | None)
 
 
 class Measure(StrEnum):
@@ -63,7 +62,8 @@ class TimePoint:
 
     `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
     of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
-    `seq_length`; `cause` is the leading one; `shares` say where the time goes.
+    `seq_length`; `cause` is the leading one; `shares` say where the time goes, `losses` what of it
+    is lost to what, and `gpu_hours_lost_per_hour` is what the largest loss costs.
     """
 
     id: uuid.UUID
@@ -79,6 +79,7 @@ class TimePoint:
     tokens_per_s: float | None
     cause: str | None
     shares: Shares | None = None
+    losses: Losses | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,8 @@ def _points(
 ) -> tuple[list[TimePoint], list[str]]:
     """Return the sessions, and the sizes and the work of a step of each."""
     analyzed = Session.state == SessionState.ANALYZED
+    reported = Session.state.in_(SessionState.REPORTED)
     verdict = StoredVerdict
-    sizes = verdict.document["sizes"]
-    shares = type_coerce(verdict.document["shares"], JSONB)
     query = (
         select(
             Session.id,
@@ -163,10 +163,11 @@ def _points(
             Session.world,
             Session.meta["global_batch_size"].as_string(),
             Session.meta["seq_length"].as_string(),
-            case((Session.state.in_(SessionState.REPORTED), WASTE)),
-            case((WASTE.is_not(None), verdict.cause)),
-            case((Session.state.in_(SessionState.REPORTED), shares)),
-            func.concat_ws(" ", *(sizes[name].astext for name in ("dp", "pp", "tp", "cp", "vpp"))),
+            case((reported, verdict.lost)),
+            case((verdict.waste.is_not(None), verdict.cause)),
+            case((reported, verdict.shares)),
+            case((reported, verdict.lost_between)),
+            func.concat_ws(" ", Session.dp, Session.pp, Session.tp, Session.cp, Session.vpp),
         )
         .join(Job, Job.id == Session.job_id)
         .outerjoin(*OF_SESSION)
@@ -181,7 +182,7 @@ def _points(
     found, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
-        (step_s, world, batch, length, waste, cause, shares_of, layout) = row[8:]
+        (step_s, world, batch, length, lost, cause, shares, between, layout) = row[8:]
         tokens = _number(batch) * _number(length)
         found.append(
             TimePoint(
@@ -194,10 +195,13 @@ def _points(
                 high=high,
                 published=published,
                 step_time_s=step_s,
-                gpu_hours_lost_per_hour=None if waste is None else world * waste,
+                gpu_hours_lost_per_hour=None if lost is None else world * lost,
                 tokens_per_s=tokens / step_s if tokens and step_s else None,
                 cause=None if cause == UNKNOWN else cause,
-                shares=_SHARES.validate_python(shares_of),
+                shares=shares,
+                losses=None
+                if shares is None
+                else Losses(shares.stragglers, between, shares.slow_together),
             )
         )
         layouts.append(f"{layout} {batch} {length}")
@@ -209,58 +213,65 @@ def _number(said: str | None) -> float:
     return float(said) if said and said.isascii() and said.isdecimal() and len(said) < 16 else 0.0  # noqa: PLR2004 - exact in a float
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    at: datetime
+    number: int
+    run: str
+    restart: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Incident:
+    at: datetime
+    id: uuid.UUID
+    until: datetime | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fix:
+    at: datetime
+    title: str
+    session: uuid.UUID
+    measured: uuid.UUID | None
+    by: str | None
+
+
+_ATTEMPTS: Final = TypeAdapter(tuple[_Attempt, ...])
+_INCIDENTS: Final = TypeAdapter(tuple[_Incident, ...])
+_FIXES: Final = TypeAdapter(tuple[_Fix, ...])
+
+
 def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[Mark]:
-    attempts = tx.session.execute(
-        select(Attempt.announced_at, Attempt.number, Attempt.run_id, Attempt.restart)
-        .join(Job, Job.id == Attempt.job_id)
-        .where(Job.name == job)
-        .order_by(Attempt.announced_at.desc())
-        .limit(MOST_LISTED)
-    )
-    incidents = tx.session.execute(
-        select(
-            AlertIncident.fired_at,
-            AlertIncident.id,
-            AlertIncident.resolved_at,
-            AlertIncident.document["cause"].as_string(),
-        )
-        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
-        .join(Job, Job.id == AlertGroup.job_id)
-        .where(Job.name == job, AlertIncident.fired_at.is_not(None))
-        .order_by(AlertIncident.fired_at.desc())
-        .limit(MOST_LISTED)
-    )
-    fixes = tx.session.execute(
-        select(
-            AppliedFix.applied_at,
-            AppliedFix.title,
-            AppliedFix.session_id,
-            AppliedFix.measured_by,
-            AppliedFix.applied_by,
-        )
-        .join(Job, Job.id == AppliedFix.job_id)
-        .where(Job.name == job)
-        .order_by(AppliedFix.applied_at.desc())
-        .limit(MOST_LISTED)
-    )
+    attempts, incidents, fixes = _happened(tx, job)
     marks = [
-        Mark(at, MarkKind.ATTEMPT, f"Attempt {number}: run {run}, restart {restart}")
-        for at, number, run, restart in attempts
-    ]
-    marks += [
-        Mark(fired, MarkKind.INCIDENT, cause_name(cause or UNKNOWN), f"/incidents/{key}", resolved)
-        for fired, key, resolved, cause in incidents
-        if fired is not None
+        Mark(
+            one.at, MarkKind.ATTEMPT, f"Attempt {one.number}: run {one.run}, restart {one.restart}"
+        )
+        for one in attempts
     ]
     marks += [
         Mark(
-            at,
-            MarkKind.FIX,
-            title,
-            f"/sessions/{session}" if measured is None else f"/compare?a={session}&b={measured}",
-            author=by,
+            one.at,
+            MarkKind.INCIDENT,
+            cause_name(one.cause or UNKNOWN),
+            f"/incidents/{one.id}",
+            one.until,
         )
-        for at, title, session, measured, by in fixes
+        for one in incidents
+    ]
+    marks += [
+        Mark(
+            one.at,
+            MarkKind.FIX,
+            one.title,
+            f"/sessions/{one.session}"
+            if one.measured is None
+            else f"/compare?a={one.session}&b={one.measured}",
+            author=one.by,
+        )
+        for one in fixes
     ]
     marks += [
         Mark(note.at, _NOTES[note.kind], note.words, author=note.author, note=note.id)
@@ -275,6 +286,56 @@ def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) 
 
 
 _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
+
+
+def _happened(
+    tx: Reads, job: str
+) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...]]:
+    """Return the latest attempts, incidents and applied fixes of a job, with one statement."""
+    attempts = (
+        select(
+            Attempt.announced_at.label("at"),
+            Attempt.number,
+            Attempt.run_id.label("run"),
+            Attempt.restart,
+        )
+        .where(Attempt.job_id == Job.id)
+        .order_by(Attempt.announced_at.desc())
+    )
+    incidents = (
+        select(
+            AlertIncident.fired_at.label("at"),
+            AlertIncident.id,
+            AlertIncident.resolved_at.label("until"),
+            AlertIncident.document["cause"].as_string().label("cause"),
+        )
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .where(AlertGroup.job_id == Job.id, AlertIncident.fired_at.is_not(None))
+        .order_by(AlertIncident.fired_at.desc())
+    )
+    fixes = (
+        select(
+            AppliedFix.applied_at.label("at"),
+            AppliedFix.title,
+            AppliedFix.session_id.label("session"),
+            AppliedFix.measured_by.label("measured"),
+            AppliedFix.applied_by.label("by"),
+        )
+        .where(AppliedFix.job_id == Job.id)
+        .order_by(AppliedFix.applied_at.desc())
+    )
+    listed = (
+        as_json(query.limit(MOST_LISTED).correlate(Job)) for query in (attempts, incidents, fixes)
+    )
+    found = tx.session.execute(
+        select(*listed).select_from(Job).where(Job.name == job)
+    ).one_or_none()
+    attempted, fired, applied = found or ((), (), ())
+    return (
+        _ATTEMPTS.validate_python(attempted or ()),
+        _INCIDENTS.validate_python(fired or ()),
+        _FIXES.validate_python(applied or ()),
+    )
 
 
 def _step_times(

@@ -78,7 +78,8 @@ def priced(
             (HostReading.lost_each_hour * standing_s / _HOUR_S).label("cost"),
         )
         .join(stands, stands.c.id == HostReading.session_id)
-        .join(Job, Job.id == HostReading.job_id)
+        # Outer, so that it is left out where no name is asked for.
+        .outerjoin(Job, Job.id == HostReading.job_id)
         .where(*span.holds(HostReading.received_at.expression))
     )
     if host is not None:

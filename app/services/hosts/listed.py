@@ -64,9 +64,8 @@ class HostSums:
     last_seen: Annotated[datetime, Column(sort="-seen")]
     # The most that a job had there.
     ranks: Annotated[int, Field(exclude=True)]
-    # Whether the latest session's causes name it, and whether it is what was looked for.
+    # Whether the latest session's causes name it.
     is_slow: Annotated[bool, Field(exclude=True)]
-    matches: Annotated[bool, Field(exclude=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,23 +20,23 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import array
 
 from app.analysis.diagnosis.causes.registry import KINDS
-from app.db.models.hosts import HostReading, HostWeek
+from app.db.models.hosts import HostReading, HostRepair, HostWeek
 from app.db.models.sessions import Job
 from app.db.sums import total
 from app.services.hosts.costs import Span, priced
-from app.services.hosts.listed import BLAMED_FROM, HOSTS, HostSums
+from app.services.hosts.listed import BLAMED_FROM
 from app.services.hosts.weeks import weeks_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Select, Subquery
+    from sqlalchemy import CTE, Select, Subquery
 
     from app.db.unit_of_work import Reads
 
 
-def by_host(tx: Reads, span: Span, words: str) -> list[HostSums]:
-    """Return every host with its sums.
+def ledger(tx: Reads, span: Span, words: str) -> CTE:
+    """Return every host with its sums, whether it was repaired, and whether it has the words.
 
     What whole weeks add up to is kept; only readings at the ends of the time are counted one by
     one, from an index, and only those that a cause names, which are few, are priced. All is first
@@ -49,7 +49,7 @@ def by_host(tx: Reads, span: Span, words: str) -> list[HostSums]:
         for at in range(len(words.split()))
     ]
     slow_sessions = func.coalesce(slow.sessions, 0)
-    found = tx.session.execute(
+    return (
         select(
             seen.host,
             func.coalesce(slow.cost, 0.0).label("cost_gpu_hours"),
@@ -68,11 +68,14 @@ def by_host(tx: Reads, span: Span, words: str) -> list[HostSums]:
             seen.ranks,
             func.coalesce(slow.last_seen == seen.last_seen, false()).label("is_slow"),
             and_(true(), *named).label("matches"),
+            seen.host.in_(select(HostRepair.host)).label("repaired"),
         )
         .select_from(of_all)
         .outerjoin(of_slow, slow.host == seen.host)
+        .cte("ledger")
+        # Made once, whatever is asked of it.
+        .prefix_with("MATERIALIZED", dialect="postgresql")
     )
-    return HOSTS.rows(found.mappings())
 
 
 def _seen(span: Span, words: Sequence[str]) -> Subquery:

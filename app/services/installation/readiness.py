@@ -97,7 +97,7 @@ def _database_and_workers(container: Container) -> tuple[Part, ...]:
 
 
 def _broker_alone(container: Container) -> tuple[Part, ...]:
-    return (_broker(container),)
+    return (broker_part(container),)
 
 
 def _database(container: Container) -> tuple[Part, ...]:
@@ -123,7 +123,14 @@ def _database(container: Container) -> tuple[Part, ...]:
     return database, Part("schema", ready=False, detail=detail)
 
 
-def _broker(container: Container) -> Part:
+def broker_part(container: Container, *, quietly: bool = False) -> Part:
+    """Return whether the broker answers and takes messages; the log says why not.
+
+    Parameters
+    ----------
+    quietly : bool
+        Say it as what is looked at often.
+    """
     settings = container.settings
     if settings.broker_url is None:
         # Files: there is nothing to connect to, only a directory to write to.
@@ -137,7 +144,8 @@ def _broker(container: Container) -> Part:
                 channel = cast("Any", connection.default_channel)
                 channel.client.set(WRITTEN_KEY, "1", ex=WRITTEN_FOR_S)
     except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
-        _log.warning("not ready", part="broker", error=str(error) or type(error).__name__)
+        say = _log.debug if quietly else _log.warning
+        say("not ready", part="broker", error=str(error) or type(error).__name__)
         detail = NO_WRITES if type(error).__name__ in REFUSES_WRITES else NO_ANSWER
         return Part("broker", ready=False, detail=detail)
     return Part("broker", ready=True, detail="answers")

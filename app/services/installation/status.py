@@ -55,10 +55,10 @@ def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
         If the database does not answer.
     """
     sessions = tx.session.execute(select(Session.state, func.count()).group_by(Session.state)).all()
-    tasks = tx.session.execute(select(TaskRun.state, func.count()).group_by(TaskRun.state)).all()
-    oldest = tx.session.execute(
-        select(func.min(TaskRun.created_at)).where(TaskRun.state == TaskState.QUEUED)
-    ).scalar()
+    tasks = tx.session.execute(
+        select(TaskRun.state, func.count(), func.min(TaskRun.created_at)).group_by(TaskRun.state)
+    ).all()
+    oldest = next((row[2] for row in tasks if row[0] == TaskState.QUEUED), None)
     workers = tx.session.execute(
         select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
     ).scalars()

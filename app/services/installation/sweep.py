@@ -26,7 +26,7 @@ from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.retention.objects import collect_objects
 from app.services.retention.rules import keep_to_rules
-from app.services.sessions.seal import seal_silent
+from app.services.sessions.chunks.seal import seal_silent
 from app.services.tasks.task_runs import expire, lease_is_over, was_seen
 from app.services.weekly.send import send_due
 

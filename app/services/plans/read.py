@@ -19,7 +19,7 @@ from app.errors import Fault, NotFoundError
 from app.inputs.values import Name, Whole
 from app.lists.columns import Column
 from app.lists.listing import Listing
-from app.services.plans.stored import PlanOutline, PlanResult, unpack_result
+from app.services.plans.stored import JobResult, PlanOutline, PlanResult, unpack_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,8 @@ class RequestedPlan:
     """What a page says of a specification, whichever version took it."""
 
     devices: tuple[RequestedDevice, ...]
-    microbatches: Whole
+    microbatches: Whole | None = None
+    global_batch: Whole | None = None
     allow_idle: bool = False
     replicate: bool = False
 
@@ -101,7 +102,7 @@ class PlanView:
     """Why there is no template: the nearest changes, or what is wrong."""
     ahead: int
     """Plans and sessions that workers will take first, while it is queued."""
-    result: PlanResult | None
+    result: PlanResult | JobResult | None
     """Of a plan that was found."""
     now: datetime
     """The database's time of this view."""

@@ -54,7 +54,7 @@ def submit_plan(container: Container, request: PlanRequest) -> Submitted:
                 objective=request.objective,
                 time_limit_s=request.time_limit_s,
                 spec=request.document,
-                layers=len(request.spec.layers),
+                layers=request.layers,
                 gpus=request.spec.gpus,
                 state=PlanState.QUEUED,
                 created_at=tx.now,

@@ -12,6 +12,9 @@ from sqlalchemy import exists, update
 
 from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document, simulated_iteration
+from app.analysis.planning.job.build import job_document, slowest_iteration
+from app.analysis.planning.job.model import JobSpec
+from app.analysis.planning.job.plan import plan_job
 from app.analysis.planning.plan import plan, with_oobleck_templates
 from app.analysis.planning.search.budget import SearchBudget
 from app.db.blobs import write_blob
@@ -19,14 +22,13 @@ from app.db.models.plans import Plan
 from app.db.models.tasks import TaskRun
 from app.db.states import PlanState, TaskState
 from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
-from app.inputs.plans.spec import parse_spec
+from app.inputs.plans.spec import parse_any_spec
 from app.services.container import Claim
-from app.services.plans.stored import PlanOutline, PlanResult, pack_result
+from app.services.plans.stored import JobResult, PlanOutline, PlanResult, pack_result
 from app.services.plans.transition import move_plan
 from app.services.tasks.task_runs import finish
 
 if TYPE_CHECKING:
-    from app.analysis.planning.plan import FoundPlan as Found
     from app.services.container import Container
 
 # How often a search looks whether it was canceled, and says how far it is.
@@ -50,15 +52,22 @@ def run_plan(container: Container, claim: Claim) -> None:
     progress = _Progress(container, claim)
     budget = SearchBudget(progress.clock, time.monotonic() + row.time_limit_s, progress.report)
     try:
-        found = plan(
-            parse_spec(row.spec), method=row.method, objective=row.objective, budget=budget
-        )
-        if row.method == "ditto":
-            found = with_oobleck_templates(found, SearchBudget(progress.clock))
+        result = _planned(row, budget, progress)
     except (InfeasiblePlanError, InvalidSpecError) as error:
         _store_reason(container, claim, error)
     else:
-        _store(container, claim, found)
+        _store(container, claim, result)
+
+
+def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult | JobResult:
+    spec = parse_any_spec(row.spec)
+    if isinstance(spec, JobSpec):
+        job = plan_job(spec, budget)
+        return JobResult(job_document(job), slowest_iteration(job.plan))
+    found = plan(spec, method=row.method, objective=row.objective, budget=budget)
+    if row.method == "ditto":
+        found = with_oobleck_templates(found, SearchBudget(progress.clock))
+    return PlanResult(plan_document(found), simulated_iteration(found.problem, found.template))
 
 
 class _Progress:
@@ -110,10 +119,9 @@ class _Progress:
             raise LostClaimError(f"plan {claim.subject_id} was canceled or taken over")
 
 
-def _store(container: Container, claim: Claim, found: Found) -> None:
-    document = plan_document(found)
-    packed = pack_result(PlanResult(document, simulated_iteration(found.problem, found.template)))
-    staged = container.stage([packed])
+def _store(container: Container, claim: Claim, result: PlanResult | JobResult) -> None:
+    document = result.plan
+    staged = container.stage([pack_result(result)])
     with container.uow() as tx:
         finish(tx, claim)
         move_plan(

@@ -16,6 +16,7 @@ from app.analysis.planning.document import (
     PlanDocument,
     SimulatedIteration,
 )
+from app.analysis.planning.job.document import JobDocument
 from app.db.reports import ZSTD_LEVEL
 from app.errors import UnknownDocumentError
 
@@ -25,6 +26,14 @@ class PlanResult:
     """What was found; `plan.schema` is the version of the whole."""
 
     plan: PlanDocument
+    timeline: SimulatedIteration
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What was found for a whole job, and the slowest pipeline's iteration."""
+
+    plan: JobDocument
     timeline: SimulatedIteration
 
 
@@ -39,8 +48,16 @@ class PlanOutline:
     """How much longer than the plan the other methods' templates take when executed."""
 
     @classmethod
-    def of(cls, document: PlanDocument) -> Self:
-        """Return a plan's outline."""
+    def of(cls, document: PlanDocument | JobDocument) -> Self:
+        """Return a plan's outline; a whole job's stages are those of its longest pipeline."""
+        if isinstance(document, JobDocument):
+            times = document.iteration_time_ms
+            return cls(
+                iteration_time_ms=IterationTimes(times.t_std, None, times.simulated),
+                stages=document.parallelism.pp,
+                optimal=document.optimal,
+                over={},
+            )
         return cls(
             iteration_time_ms=document.iteration_time_ms,
             stages=len(document.stages),
@@ -64,15 +81,15 @@ class _VersionedResult:
 
 
 _VERSION: Final = TypeAdapter(_VersionedResult)
-_RESULT: Final = TypeAdapter(PlanResult)
+_RESULT: Final[TypeAdapter[PlanResult | JobResult]] = TypeAdapter(PlanResult | JobResult)
 
 
-def pack_result(result: PlanResult) -> bytes:
+def pack_result(result: PlanResult | JobResult) -> bytes:
     """Return a result as it is stored: JSON, compressed."""
     return zstandard.compress(to_json(result, compact=True).encode(), ZSTD_LEVEL)
 
 
-def unpack_result(stored: bytes) -> PlanResult:
+def unpack_result(stored: bytes) -> PlanResult | JobResult:
     """Return a result that was stored.
 
     Raises

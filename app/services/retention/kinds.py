@@ -17,6 +17,7 @@ from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery
 from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
+from app.db.models.noticed import StoredHang, StoredHangFile
 from app.db.models.retention import DoomedBlob
 from app.db.models.sessions import Session, StoredReport
 from app.db.models.tasks import TaskRun
@@ -187,6 +188,27 @@ def _remove_reports(tx: UnitOfWork, sessions: Sequence[uuid.UUID]) -> None:
     _doom(tx, [blob for row in rows for blob in row])
 
 
+def _hangs(_project_id: int, _now: datetime) -> Items:
+    files = (
+        select(func.coalesce(func.sum(func.octet_length(StoredHangFile.content)), 0))
+        .where(StoredHangFile.hang_id == StoredHang.id)
+        .scalar_subquery()
+    )
+    return Items(
+        table=StoredHang,
+        key=StoredHang.id.expression,
+        at=StoredHang.created_at.expression,
+        size=func.octet_length(StoredHang.document) + files,
+        there=true(),
+        may_go=true(),
+    )
+
+
+def _remove_hangs(tx: UnitOfWork, hangs: Sequence[uuid.UUID]) -> None:
+    # Their files go with them.
+    tx.session.execute(delete(StoredHang).where(StoredHang.id.in_(hangs)))
+
+
 def _task_runs(_project_id: int, _now: datetime) -> Items:
     return Items(
         table=TaskRun,
@@ -265,6 +287,7 @@ KINDS: Final = (
         _reports,
         _remove_reports,
     ),
+    Kind("hangs", "Hangs", "verdicts on jobs that stood still", _hangs, _remove_hangs),
     Kind(
         "task_runs",
         "Work that is over",

@@ -30,7 +30,7 @@ from app.services.container import Claim
 from app.services.fixes.measure import measure_fixes
 from app.services.hosts.ledger import write_readings
 from app.services.hosts.places import moved_gpus, places_of, with_known_hosts, with_moved
-from app.services.sessions.merge import merge_session
+from app.services.sessions.chunks.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.durations import count_duration
 from app.services.tasks.task_runs import finish

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from sqlalchemy import case, func, select
 
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import Losses, Shares
 from app.analysis.report.verdict import SessionVerdict
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import (
     OF_SESSION,
     SLOWDOWN,
-    WASTE,
     Job,
     Session,
     StoredReport,
@@ -27,7 +26,9 @@ from app.db.states import SealedBy, SessionState, TaskState
 from app.errors import NotFoundError
 from app.lists.columns import Column
 from app.lists.listing import Listing, read
-from app.services.sessions.seal import silence
+from app.services.sessions.chunks.inbox import refused_chunks, waiting_chunks
+from app.services.sessions.chunks.path import RefusedChunk
+from app.services.sessions.chunks.seal import silence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +87,21 @@ class SessionRow:
         return self.verdict.known
 
     @property
+    def lost_each_hour(self) -> float | None:
+        """Return the GPU-hours that the largest known loss costs in each hour of running."""
+        if self.state not in SessionState.REPORTED or self.verdict is None:
+            return None
+        lost = self.verdict.lost
+        return None if lost is None else self.world * lost
+
+    @property
+    def losses(self) -> Losses | None:
+        """Return what of the time is lost to what, without a verdict too."""
+        if self.state not in SessionState.REPORTED or self.verdict is None:
+            return None
+        return self.verdict.losses
+
+    @property
     def shares(self) -> Shares | None:
         """Return where the time of the session goes, without a verdict too."""
         if self.state not in SessionState.REPORTED or self.verdict is None:
@@ -102,9 +118,13 @@ SESSIONS: Final = Listing(
     others={
         "slowdown": Column(by=SLOWDOWN, sort="-slowdown"),
         "lost": Column(
-            by=Session.world * case((Session.state.in_(SessionState.REPORTED), WASTE)), sort="-lost"
+            by=Session.world * case((Session.state.in_(SessionState.REPORTED), StoredVerdict.lost)),
+            sort="-lost",
         ),
         "discrepancy": Column(by=StoredVerdict.discrepancy, sort="-discrepancy"),
+        "stragglers": Column(by=StoredVerdict.lost_to_stragglers, sort="-stragglers"),
+        "between": Column(by=StoredVerdict.lost_between, sort="-between"),
+        "together": Column(by=StoredVerdict.lost_together, sort="-together"),
     },
 )
 
@@ -145,6 +165,8 @@ class IntakeView:
     sealed_by: SealedBy | None
     seals_at: datetime | None  # when silence seals it; None where it is sealed
     producers: tuple[ProducerView, ...]  # by name; at most `MAX_PRODUCERS`
+    waiting_chunks: int  # that came and are not decoded yet
+    refused: tuple[RefusedChunk, ...]  # the latest of those that were refused when decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +267,12 @@ def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
 
 
 def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeView | None:
-    intake = tx.session.get(Intake, session_id)
-    if intake is None:
+    found = tx.session.execute(
+        select(Intake, waiting_chunks(session_id)).where(Intake.session_id == session_id)
+    ).one_or_none()
+    if found is None:
         return None
+    intake, waiting = found
     producers = tx.session.execute(
         select(
             Chunk.producer,
@@ -275,6 +300,8 @@ def _intake(tx: Reads, session_id: uuid.UUID, silence_limit_s: float) -> IntakeV
             ProducerView(name, chunks, int(operations), int(body_bytes), final)
             for name, chunks, operations, body_bytes, final in producers
         ),
+        waiting_chunks=waiting,
+        refused=refused_chunks(tx, session_id) if intake.refused_chunks else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +16,8 @@ from sqlalchemy.dialects.postgresql import insert
 from app.access.lookalikes import lookalike
 from app.access.names import job_name_fault
 from app.analysis.trace.decode import decode
+from app.analysis.trace.formats.kind import Decoded
+from app.analysis.trace.formats.registry import format_named
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.storage import pack
@@ -24,17 +26,24 @@ from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
 from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
+from app.inputs.recordings.archive import unpacked
+from app.inputs.recordings.archive_kinds import archive_at, other_archive
+from app.inputs.recordings.choose import choose, look_at, metadata_among, metadata_of
+from app.inputs.recordings.read import Reading, read_files, with_not_read
+from app.services.ingest.place import spool_directory
 from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import BYTES, JOBS, OPERATIONS, SESSIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.analysis.trace.formats.kind import Decoded
     from app.analysis.trace.model import SessionMeta
+    from app.analysis.trace.recordings.files.names import FileNames
+    from app.analysis.trace.recordings.own.ranges import OwnRanges
     from app.analysis.trace.unmapped import Unmapped
     from app.db.blobs import Staged
     from app.db.unit_of_work import UnitOfWork
+    from app.inputs.recordings.choose import NotRead
     from app.services.container import Container
     from app.settings import Settings
 
@@ -60,8 +69,8 @@ class InvalidJobNameError(PacelineError):
 class Body:
     """A body that has arrived whole."""
 
-    path: Path
-    """Where its bytes can be read."""
+    source: Path | bytes
+    """Where its bytes can be read, or the bytes themselves of a small chunk."""
     size: int
     """Bytes."""
     sha256: bytes
@@ -72,11 +81,35 @@ class Body:
     """None where the body itself carries the metadata."""
     format_name: str | None = None
     """Name of its format; None lets the decoder look."""
+    own: OwnRanges | None = None
+    """What the job calls ranges of its own."""
+    names: FileNames | None = None
+    """What the names of the files say that it is one of."""
+
+    @property
+    def path(self) -> Path:
+        """Return where its bytes can be read.
+
+        Raises
+        ------
+        TypeError
+            It is in memory: only chunks are.
+        """
+        if isinstance(self.source, bytes):
+            raise TypeError("the body is in memory")
+        return self.source
+
+    def content(self) -> bytes:
+        """Return its bytes."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The session that a body became, or already was; `unmapped` is what else it holds."""
+    """The session that a body became, or already was; `unmapped` is what else it holds.
+
+    `not_read` are the files of an archive that are no recordings.
+    """
 
     session: uuid.UUID
     job: str
@@ -85,6 +118,7 @@ class Receipt:
     operations: int
     created: bool
     unmapped: tuple[Unmapped, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
 
 
 class _AlreadyStoredError(Exception):
@@ -167,6 +201,8 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
 def receive_session(container: Container, job: str, body: Body) -> Receipt:
     """Decode and check a body, and store it durably together with the work that it causes.
 
+    An archive of a folder is one session, of all recordings in it.
+
     The same bytes with the same metadata are the same session of a job, also when they arrive
     twice at the same time.
 
@@ -183,7 +219,8 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     Raises
     ------
     InvalidJobNameError, InvalidTraceError, InvalidMetadataError, UnsupportedFormatError,
-    BodyTooLargeError, QuotaExceededError, ObjectStoreError
+    InvalidArchiveError, InvalidFolderError, UnanalyzableError, BodyTooLargeError,
+    QuotaExceededError, ObjectStoreError
         Nothing is stored.
     """
     check_job_name(job)
@@ -196,13 +233,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
             # A repeated body need not be decoded to be recognized.
             return known
         check_room(tx, container.settings, container.project_id, (SESSIONS, BYTES, OPERATIONS))
-    decoded = decode(
-        body.path,
-        body.meta,
-        limits=trace_limits(container.settings),
-        content_type=body.content_type,
-        format_name=body.format_name,
-    )
+    decoded, not_read = _decoded(container.settings, body)
     staged = container.stage(pack(decoded.trace))
     try:
         with container.uow() as tx:
@@ -217,6 +248,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
             )
     except _AlreadyStoredError as twin:
         return twin.receipt
+    receipt = replace(receipt, not_read=not_read)
     log.info(
         "session received",
         session=str(receipt.session),
@@ -228,10 +260,45 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     return receipt
 
 
+def _decoded(settings: Settings, body: Body) -> tuple[Decoded, tuple[NotRead, ...]]:
+    """Return what a body holds, and of an archive the files that are not read."""
+    limits = trace_limits(settings)
+    if archive_at(body.path) is None and other_archive(body.path) is None:
+        decoded = decode(
+            body.path,
+            body.meta,
+            limits=limits,
+            content_type=body.content_type,
+            format_name=body.format_name,
+            own=body.own,
+        )
+        return decoded, ()
+    wanted = None if body.format_name is None else format_named(body.format_name)
+    directory = spool_directory(settings)
+    with unpacked(body.path, limits, directory=directory, nameless=True) as files:
+        chosen = choose(look_at(files), "the archive", wanted)
+        said = metadata_among(files)
+        meta = body.meta
+        if meta is None and said is not None:
+            meta = metadata_of(said)
+        names = set(chosen.names)
+        recorded = read_files(
+            [one for one in files if one.name in names],
+            meta,
+            Reading(limits, together=True, format_name=chosen.known.name, own=body.own),
+        )
+    trace = with_not_read(recorded, chosen.not_read).trace
+    return Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read
+
+
 def _content_sha256(body: Body) -> bytes:
     meta: dict[str, Any] | None = None if body.meta is None else metadata_document(body.meta)
     canonical = json.dumps(meta, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(body.sha256 + canonical.encode()).digest()
+    content = body.sha256 + canonical.encode()
+    if body.own is not None:
+        rules = [(rule.pattern, rule.op) for rule in body.own.rules]
+        content += json.dumps(rules, separators=(",", ":")).encode()
+    return hashlib.sha256(content).digest()
 
 
 def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
@@ -243,6 +310,15 @@ def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
     if row is None:
         return None
     return Receipt(row.id, job, row.number, row.state, row.operations, created=False)
+
+
+def next_number(tx: UnitOfWork, job_id: int) -> int:
+    """Return the number of the next session of a job whose row is locked."""
+    return tx.session.execute(
+        select(func.coalesce(func.max(Session.number), 0) + 1).where(
+            Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
+        )
+    ).scalar_one()
 
 
 def _store(  # noqa: PLR0913 - one request
@@ -265,11 +341,7 @@ def _store(  # noqa: PLR0913 - one request
     twin = _find(tx, job, content)
     if twin is not None:
         raise _AlreadyStoredError(twin)
-    number = tx.session.execute(
-        select(func.coalesce(func.max(Session.number), 0) + 1).where(
-            Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
-        )
-    ).scalar_one()
+    number = next_number(tx, job_id)
     session = Session(
         id=uuid.uuid4(),
         job_id=job_id,

@@ -13,6 +13,7 @@ from app.db.states import SessionState, TaskState
 from app.services.container import Claim, TaskKind
 from app.services.sessions.transition import move_session
 from app.services.tasks.followers import follower
+from app.system.memory import limited_memory
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 def _run(container: Container, claim: Claim) -> None:
     # A process that never analyzes should not pay for numpy, pyarrow and their threads.
     from app.services.sessions.analyze import analyze_session  # noqa: PLC0415 - see above
-    from app.services.sessions.memory import give_back  # noqa: PLC0415
+    from app.services.sessions.memory import give_back, over_limit  # noqa: PLC0415
 
     try:
-        analyze_session(container, claim)
+        with limited_memory(container.settings.analysis_memory_limit_kib):
+            analyze_session(container, claim)
+    except MemoryError as error:
+        give_back(above=0)
+        raise over_limit(container, claim.subject_id) from error
     finally:
         give_back()
 

@@ -9,9 +9,9 @@ import structlog
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from app.errors import LostClaimError, ObjectStoreError, PacelineError
+from app.errors import LostClaimError, MemoryLimitError, ObjectStoreError, PacelineError
 from app.services.container import Claim, TaskError
-from app.services.tasks.task_runs import claim, fail, interrupt
+from app.services.tasks.task_runs import claim, fail, interrupt, retry
 
 if TYPE_CHECKING:
     import uuid
@@ -31,6 +31,9 @@ OPERATIONAL: Final = (
 # Of these, what the work asked for and would ask for again: more than PostgreSQL can do, or longer
 # than it was allowed to.
 OF_THE_WORK: Final = (psycopg.errors.ProgramLimitExceeded, psycopg.errors.QueryCanceled)
+
+# At work that does not fit into memory: another worker may have more of it.
+MEMORY_ATTEMPTS: Final = 2
 
 _log = structlog.get_logger(__name__)
 
@@ -96,6 +99,10 @@ def _settle(container: Container, keeper: LeaseKeeper, taken: Claim, error: Exce
     failed = not _is_of_stores(error)
     try:
         if failed:
+            if isinstance(error, MemoryLimitError) and taken.attempt < MEMORY_ATTEMPTS:
+                _log.warning("task over its memory limit, tried again", error=error.message)
+                retry(container, taken)
+                return False
             _log.error("task failed", exc_info=error)
             return fail(container, taken, _reason(container, error))
         _log.warning("task interrupted", error=str(error))

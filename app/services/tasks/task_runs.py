@@ -21,6 +21,8 @@ give back
     The same condition → queued, attempt - 1: to be stopped is not the task's fault.
 fail
     The same condition → dead: the work itself failed, and would fail again.
+retry
+    The same condition → queued: another worker may have the memory that this one lacked.
 interrupt
     The same condition → queued, attempt - 1: the database failed, not the work.
 expire
@@ -117,6 +119,16 @@ def interrupt(container: Container, held: Claim) -> bool:
     """
     with container.everywhere().uow() as tx:
         return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
+
+
+def retry(container: Container, held: Claim) -> bool:
+    """Queue a task run again that may succeed elsewhere; False where the claim is lost.
+
+    The attempt counts. The sweeper publishes it after a while, when this worker may be busy with
+    something else.
+    """
+    with container.everywhere().uow() as tx:
+        return _queue(container, tx, _held(held).values(published_at=tx.now), held)
 
 
 def fail(container: Container, held: Claim, error: TaskError) -> bool:

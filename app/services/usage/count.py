@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Session
-from app.db.models.usage import ProjectUsage
 from app.services.usage.quotas import STORED, exceeded, hour_of, use_of
 
 if TYPE_CHECKING:

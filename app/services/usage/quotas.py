@@ -11,9 +11,9 @@ from sqlalchemy import func, literal, select
 from app.db.models.access import Project
 from app.db.models.base import OfProject
 from app.db.models.chunks import Intake
+from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Attempt, Job, Session
 from app.db.models.tensor import TensorGroup
-from app.db.models.usage import ProjectUsage
 from app.db.states import SessionState
 from app.errors import TryLaterError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from sqlalchemy import Select
+    from sqlalchemy import ColumnElement, Subquery
 
     from app.db.unit_of_work import Reads
     from app.settings import Settings
@@ -192,40 +192,41 @@ def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
 
 
 def uses(tx: Reads) -> dict[int, Use]:
-    """Return what each project has used, in as many statements whatever their number."""
+    """Return what each project has used, with one statement."""
     hour = hour_of(tx.now)
-    stored = {row.project_id: row for row in tx.session.execute(select(ProjectUsage)).scalars()}
-    counts = {
-        "open_sessions": _by_project(
-            tx,
-            select(Session.project_id, func.count()).where(Session.state == SessionState.OPEN),
-            Session,
-        ),
-        "producers": _by_project(
-            tx,
-            select(Intake.project_id, func.sum(Intake.producers)).where(Intake.sealed_at.is_(None)),
-            Intake,
-        ),
-        **{
-            name: _by_project(tx, select(table.project_id, func.count()), table)
-            for name, table in _MADE_IN.items()
-        },
+    counted = {
+        "open_sessions": _by_project(func.count(), Session, Session.state == SessionState.OPEN),
+        "producers": _by_project(func.sum(Intake.producers), Intake, Intake.sealed_at.is_(None)),
+        **{name: _by_project(func.count(), table) for name, table in _MADE_IN.items()},
     }
+    query = select(
+        Project.id,
+        ProjectUsage,
+        *(func.coalesce(one.c.counted, 0).label(name) for name, one in counted.items()),
+    ).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
+    for one in counted.values():
+        query = query.outerjoin(one, one.c.project_id == Project.id)
     return {
         project_id: Use(
             sessions_this_hour=used.hour_sessions if used and used.hour == hour else 0,
             bytes=used.bytes if used else 0,
             operations=used.operations if used else 0,
             hour_left_s=(hour + HOUR - tx.now).total_seconds(),
-            **{name: found.get(project_id, 0) for name, found in counts.items()},
+            **dict(zip(counted, counts, strict=True)),
         )
-        for project_id in tx.session.execute(select(Project.id)).scalars()
-        for used in (stored.get(project_id),)
+        for project_id, used, *counts in map(tuple, tx.session.execute(query))
     }
 
 
-def _by_project(tx: Reads, query: Select[int, int], table: type[OfProject]) -> dict[int, int]:
-    return dict(tx.session.execute(query.group_by(table.project_id)).all())
+def _by_project(
+    counts: ColumnElement[int], table: type[OfProject], *where: ColumnElement[bool]
+) -> Subquery:
+    return (
+        select(table.project_id, counts.label("counted"))
+        .where(*where)
+        .group_by(table.project_id)
+        .subquery()
+    )
 
 
 def hour_of(time: datetime) -> datetime:

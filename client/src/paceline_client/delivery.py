@@ -12,17 +12,21 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
 from paceline_client.runs import Run
 from paceline_client.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _BODY_TYPE: Final = "application/x-ndjson"
 _TOO_EARLY_OR_BUSY: Final = frozenset({408, 425, 429})
 # Refusals of this body; other errors can be corrected without changing it.
 _REFUSES_THE_BODY: Final = frozenset({400, 409, 413, 415, 422})
 _NO_SUCH_ROUTE: Final = frozenset({404, 405})
+_FIRST_REFUSAL: Final = 400
 _SERVER_ERROR: Final = 500
 _MAX_ANSWER_BYTES: Final = 1 << 20
 
@@ -134,6 +138,11 @@ def chunk_url(server: str, job: str, share: Share, attempt: int, chunk: Chunk) -
     )
 
 
+def batch_url(server: str, job: str, attempt: int, session: int) -> str:
+    """Return the address that takes many chunks of a session; raises as `job_url` does."""
+    return f"{job_url(server, job)}/attempts/{attempt}/sessions/{session}/chunks"
+
+
 def check_share(share: Share) -> None:
     """Raise `ValueError` for a share that no server accepts."""
     attempt = 1 if isinstance(share.attempt, Run) else share.attempt
@@ -180,6 +189,38 @@ def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") ->
     if not isinstance(answer.get("session"), str):
         raise _not_paceline(url)
     return Delivery(answer["session"], urljoin(url, str(answer.get("url", ""))), attempts)
+
+
+def deliver_batch(
+    url: str, chunks: Sequence[tuple[str, Chunk, bytes]], policy: RetryPolicy
+) -> list[DeliveryError | None]:
+    """Send chunks of several producers in one body; return of each why it was not taken.
+
+    Raises `DeliveryError` if none was: the server refuses the batch or the time is up.
+    """
+    listed = [
+        {"producer": producer, "n": chunk.number, "final": chunk.final, "bytes": len(body)}
+        for producer, chunk, body in chunks
+    ]
+    content = b"".join(
+        [json.dumps({"chunks": listed}).encode(), b"\n", *(body for _, _, body in chunks)]
+    )
+    answer, _ = _persist(url, content, policy, "POST", "application/octet-stream")
+    outcomes = answer.get("chunks")
+    if not isinstance(outcomes, list) or len(outcomes) != len(chunks):
+        raise _not_paceline(url)
+    return [_of_batch(url, outcome) for outcome in outcomes]
+
+
+def _of_batch(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
+    status = int(outcome["status"])
+    if status < _FIRST_REFUSAL:
+        return None
+    return DeliveryError(
+        f"{url} answered {status} [{outcome.get('code')}]: {outcome.get('detail')}",
+        fate=_fate(status),
+        status=status,
+    )
 
 
 def _persist(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,18 +16,28 @@ from paceline_client.delivery import (
     RetryPolicy,
     Share,
     attempt_number,
+    batch_url,
     chunk_url,
     deliver,
+    deliver_batch,
 )
 from paceline_client.runs import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from paceline_client.spool import Address, Spool
 
 _log = logging.getLogger("paceline_client")
 
 # For what is in the spool: a server that does not answer at once is unavailable.
 ONCE: Final = RetryPolicy(give_up_after_s=0.0, timeout_s=60.0)
+
+
+# Bodies of one request.
+_TOGETHER: Final = 64
+_TOGETHER_BYTES: Final = 8 << 20
 
 
 class Attempts:
@@ -63,6 +74,23 @@ class Sent:
     left_shares: int = 0
 
 
+@dataclass(frozen=True)
+class _Claimed:
+    """A file of the spool that this process has locked."""
+
+    path: Path
+    address: Address
+    body: bytes
+
+    def chunk(self) -> Chunk:
+        return Chunk(self.address.number, self.address.final)
+
+    def session(self) -> tuple[object, ...]:
+        """Return what those have in common that go together."""
+        address = self.address
+        return address.job, address.session, address.attempt, address.run_id, address.restart
+
+
 def send_chunk(  # noqa: PLR0913, PLR0917 - an address, a body and how long to try
     server: str, job: str, share: Share, chunk: Chunk, body: bytes, policy: RetryPolicy
 ) -> Delivery:
@@ -74,35 +102,86 @@ def send_chunk(  # noqa: PLR0913, PLR0917 - an address, a body and how long to t
 def send_waiting(spool: Spool, server: str, *, instead_of: str | None = None) -> Sent:
     """Send the bodies in the spool for a server, until the server fails to take one.
 
-    Bodies for other servers stay, so that no other server receives the token. `instead_of` is the
-    address that the bodies were recorded for, if it is another name of this server.
+    Those of one session go together. Bodies for other servers stay, so that no other server
+    receives the token. `instead_of` is the address that the bodies were recorded for, if it is
+    another name of this server.
     """
     sent: list[bool] = []
     left: list[bool] = []
     away = False
-    for path in spool.waiting():
-        with spool.claimed(path) as claimed:
-            if claimed is None:
+    waiting = spool.waiting()
+    while waiting:
+        with ExitStack() as locks:
+            claimed = _claim(spool, waiting, instead_of or server, locks)
+            if away or not claimed:
+                left += [one.address.final for one in claimed]
                 continue
-            address, body = claimed
-            if address.server != (instead_of or server):
-                continue
-            if away:
-                left.append(address.final)
-                continue
-            chunk = Chunk(address.number, address.final)
-            try:
-                send_chunk(server, address.job, share_of(address), chunk, body, ONCE)
-            except (DeliveryError, ValueError) as error:
+            for one, error in zip(claimed, _send_together(server, claimed), strict=True):
                 if isinstance(error, DeliveryError) and error.fate is not Fate.NEVER:
                     away = True
-                    left.append(address.final)
+                    left.append(one.address.final)
                     continue
-                _log.warning("%s of session %d: %s", address.producer, address.session, error)
-            else:
-                sent.append(address.final)
-            spool.remove(path)
+                if error is None:
+                    sent.append(one.address.final)
+                else:
+                    _log.warning(
+                        "%s of session %d: %s", one.address.producer, one.address.session, error
+                    )
+                spool.remove(one.path)
     return Sent(len(sent), len(left), sum(sent), sum(left))
+
+
+def _claim(spool: Spool, waiting: list[Path], server: str, locks: ExitStack) -> list[_Claimed]:
+    """Take the oldest files for a server out of `waiting`, locked: as many as go together."""
+    claimed: list[_Claimed] = []
+    size = 0
+    while waiting and len(claimed) < _TOGETHER and size < _TOGETHER_BYTES:
+        found = locks.enter_context(spool.claimed(waiting[0]))
+        if found is None or found[0].server != server:
+            del waiting[0]
+            continue
+        one = _Claimed(waiting[0], *found)
+        if claimed and one.session() != claimed[0].session():
+            break
+        claimed.append(one)
+        size += len(one.body)
+        del waiting[0]
+    return claimed
+
+
+def _send_together(
+    server: str, claimed: Sequence[_Claimed]
+) -> list[DeliveryError | ValueError | None]:
+    """Return of each body why it was not taken; after one that may be later, no more are sent."""
+    first = claimed[0].address
+    if len(claimed) > 1:
+        try:
+            attempt = ATTEMPTS.number(server, first.job, share_of(first).attempt, ONCE)
+            url = batch_url(server, first.job, attempt, first.session)
+            chunks = [(one.address.producer, one.chunk(), one.body) for one in claimed]
+            return [*deliver_batch(url, chunks, ONCE)]
+        except DeliveryError as error:
+            if error.fate is Fate.AGAIN:
+                return [error for _ in claimed]
+        except ValueError:
+            pass
+        # An older server, or one that does not take them together: each is told for itself.
+    outcomes: list[DeliveryError | ValueError | None] = []
+    for one in claimed:
+        outcome = _send_alone(server, one)
+        outcomes.append(outcome)
+        if isinstance(outcome, DeliveryError) and outcome.fate is not Fate.NEVER:
+            return outcomes + [outcome] * (len(claimed) - len(outcomes))
+    return outcomes
+
+
+def _send_alone(server: str, one: _Claimed) -> DeliveryError | ValueError | None:
+    try:
+        share = share_of(one.address)
+        send_chunk(server, one.address.job, share, one.chunk(), one.body, ONCE)
+    except (DeliveryError, ValueError) as error:
+        return error
+    return None
 
 
 def share_of(address: Address) -> Share:

@@ -27,8 +27,8 @@ from tests.support.sessions import (
     Stored,
     count_blobs,
     count_reports,
+    refused_trace,
     session_row,
-    short_trace,
     small_trace,
     store,
     stored_verdict,
@@ -60,12 +60,6 @@ def _with_work(container: Container, work: Callable[[Container, Claim], None]) -
     """Return a container whose analysis is other work."""
     kind = replace(container.kinds[ANALYZE_SESSION], run=work)
     return replace(container, kinds={ANALYZE_SESSION: kind})
-
-
-def _without_last_rank(trace: Trace) -> Trace:
-    kept = trace.rank != trace.rank.max()
-    columns = ("rank", "dp", "pp", "step", "op", "mb", "mc", "order", "start_ns", "duration_ns")
-    return replace(trace, **{name: getattr(trace, name)[kept] for name in columns})
 
 
 def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeeper) -> None:
@@ -107,11 +101,10 @@ def test_report_and_headline_are_stored(container: Container, keeper: LeaseKeepe
     assert task_row(container, stored).state == "done"
 
 
-@pytest.mark.parametrize("code", ["trace.too_few_steps", "trace.rank_missing"])
 def test_session_that_no_verdict_can_come_from_is_discarded_with_the_reason(
-    container: Container, keeper: LeaseKeeper, code: str
+    container: Container, keeper: LeaseKeeper
 ) -> None:
-    trace = short_trace() if code == "trace.too_few_steps" else _without_last_rank(small_trace())
+    trace, code = refused_trace(), "trace.no_complete_step"
     with pytest.raises(UnanalyzableError) as expected:
         analyze(trace)
     assert expected.value.stable_code == code

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,21 +18,31 @@ from sqlalchemy import func, select, update
 
 from app.analysis.trace.encode import to_parquet
 from app.db.models.blobs import BlobPart
-from app.db.models.chunks import Chunk, Intake
+from app.db.models.chunks import Chunk, InboxItem, Intake
 from app.db.models.sessions import Session
 from app.db.models.tasks import TaskRun
-from app.services.sessions.merge import merge_session
+from app.services.sessions.chunks.absorb import (
+    LEASE,
+    MAX_TRIES,
+    _claim,
+    _decoded,
+    _store,
+    absorb,
+    absorb_all,
+)
+from app.services.sessions.chunks.inbox import refused_chunks
+from app.services.sessions.chunks.merge import merge_session
+from app.services.sessions.chunks.path import ChunkPath
+from app.services.sessions.chunks.receive import receive_chunk
+from app.services.sessions.chunks.seal import seal_session
 from app.services.sessions.receive import Body
-from app.services.sessions.receive_chunk import ChunkPath, receive_chunk
-from app.services.sessions.seal import seal_session
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from tests import factories
-from tests.support.sessions import count_blobs, count_reports, short_trace, small_trace
+from tests.support.sessions import count_blobs, count_reports, refused_trace, small_trace
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -64,6 +75,7 @@ def analyze(container: Container) -> None:
 
 def test_merging_replaces_the_chunks_and_happens_once(container: Container, tmp_path: Path) -> None:
     session = send(container, small_trace(), tmp_path)
+    assert absorb(container) == 3
     assert count_blobs(container) == 4
     merge_session(container, session)
     with container.uow() as tx:
@@ -105,12 +117,12 @@ def test_workers_that_merge_at_the_same_time_leave_one_trace(
 def test_what_was_merged_stays_where_the_analysis_comes_to_nothing(
     container: Container, tmp_path: Path
 ) -> None:
-    send(container, short_trace(), tmp_path)
+    send(container, refused_trace(), tmp_path)
     analyze(container)
     with container.uow() as tx:
         row = tx.session.execute(select(Session)).scalar_one()
         merged = tx.session.execute(select(Intake.merged)).scalar_one()
-    assert (row.state, row.reason_code) == ("discarded", "trace.too_few_steps")
+    assert (row.state, row.reason_code) == ("discarded", "trace.no_complete_step")
     assert row.trace_blob is not None
     assert merged is not None
     assert merged.chunks == 4
@@ -162,10 +174,10 @@ def test_a_chunk_that_was_answered_for_outlives_its_server(
     path = f"{url}/api/v1/jobs/llm/attempts/2/sessions/1/chunks"
     answer = httpx.put(f"{path}/a/0", content=body, params=sizes, trust_env=False)
     assert answer.status_code == 202, answer.text
-    # Another one is cut off while it is being stored: its session is locked.
+    # Another one is cut off while it is being appended: its session is being sealed.
     with container.uow() as tx:
-        tx.session.execute(update(Intake).values(refused_chunks=0))
-        sender = threading.Thread(target=_put, args=(f"{path}/b/0", body, sizes))
+        tx.session.execute(select(Intake.session_id).with_for_update())
+        sender = threading.Thread(target=_put, args=(f"{path}/b/0", to_parquet(trace), sizes))
         sender.start()
         wait_for(lambda: _waits(container), "waiting chunk")
         os.kill(process.pid, signal.SIGKILL)
@@ -174,10 +186,74 @@ def test_a_chunk_that_was_answered_for_outlives_its_server(
     with container.uow() as tx:
         (row,) = tx.session.execute(select(Chunk)).scalars()
         stored = set(tx.session.execute(select(BlobPart.blob_id)).scalars())
+        assert tx.session.execute(select(func.count(InboxItem.id))).scalar_one() == 0
     assert (row.producer, row.operations, stored) == ("a", len(trace), {row.blob})
     assert seal_session(container, "llm", 2, 1).sealed
     analyze(container)
     assert count_reports(container) == 1
+
+
+def open_session(container: Container, tmp_path: Path) -> tuple[uuid.UUID, Trace]:
+    """Return a session of which the first rank's chunk is added and the others wait."""
+    trace = small_trace()
+    ranks = np.unique(trace.rank).tolist()
+    for rank in ranks:
+        content = to_parquet(factories.select(trace, trace.rank == rank))
+        file = tmp_path / "body"
+        file.write_bytes(content)
+        body = Body(file, len(content), rank.to_bytes(32, "big"), None, trace.meta)
+        path = ChunkPath("llm", 1, 1, f"rank-{rank}", 0)
+        receipt = receive_chunk(container, path, body, final=False)
+    return receipt.session, trace
+
+
+def test_a_worker_that_was_killed_while_it_decoded_leaves_all_to_the_next(
+    container: Container, tmp_path: Path
+) -> None:
+    session, trace = open_session(container, tmp_path)
+    with container.everywhere().uow() as tx:
+        # As a worker leaves it that is killed within the first batch, and whose lease is over.
+        tx.session.execute(
+            update(InboxItem).values(
+                claim_token=uuid.uuid4(), lease_until=tx.now - LEASE, tries=InboxItem.tries + 1
+            )
+        )
+    # Whatever killed it is tried alone.
+    assert [absorb(container) for _ in range(4)] == [1, 1, 1, 0]
+    with container.uow() as tx:
+        assert tx.session.get_one(Session, session).operations == len(trace)
+
+
+def test_a_worker_whose_lease_ran_out_stores_nothing(container: Container, tmp_path: Path) -> None:
+    session, trace = open_session(container, tmp_path)
+    slow = _claim(container, None)
+    assert slow is not None
+    assert absorb(container) == 0
+    with container.everywhere().uow() as tx:
+        tx.session.execute(update(InboxItem).values(lease_until=tx.now - LEASE))
+    absorb_all(container, session)
+    _store(container, slow, *_decoded(container, slow))
+    with container.uow() as tx:
+        found = tx.session.get_one(Session, session)
+        assert found.operations == len(trace)
+        assert tx.session.execute(select(func.count()).select_from(Chunk)).scalar_one() == 4
+
+
+def test_a_body_that_kills_every_worker_is_refused_and_costs_itself_alone(
+    container: Container, tmp_path: Path
+) -> None:
+    session, _ = open_session(container, tmp_path)
+    with container.everywhere().uow() as tx:
+        tx.session.execute(
+            update(InboxItem).where(InboxItem.producer == "rank-2").values(tries=MAX_TRIES)
+        )
+    while absorb(container):
+        pass
+    with container.uow() as tx:
+        (refused,) = refused_chunks(tx, session)
+        sent = set(tx.session.execute(select(Chunk.producer)).scalars())
+    assert (refused.producer, refused.code) == ("rank-2", "chunk.worker_killed")
+    assert sent == {"rank-0", "rank-1", "rank-3"}
 
 
 def _waits(container: Container) -> bool:

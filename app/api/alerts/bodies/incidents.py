@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from app.alerts.facts import HangFacts
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.services.alerts.incident_reads import (
@@ -51,6 +52,7 @@ class IncidentBody(BaseModel):
         description="The incident on the same machine that speaks for it; channels hear of that."
     )
     facts: dict[str, Any] | None
+    hang: HangFacts | None = Field(description="The hang that it is about.")
 
 
 class IncidentDetailBody(IncidentBody):

@@ -33,8 +33,16 @@ from paceline_client.whereabouts import whereabouts
 _log = logging.getLogger("paceline_client")
 
 _ATTACHED: Final = itertools.count()
+# From this number on, one rank of a host sends for all of them.
+_NODES_FROM_RANKS: Final = 16
 
 LevelName = Literal["compute", "p2p", "all"]
+
+
+def default_relay(world: int) -> Literal["rank", "node"]:
+    """Return who sends the shares of `world` ranks."""
+    told = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys()
+    return "node" if told and world >= _NODES_FROM_RANKS else "rank"
 
 
 def attach(  # noqa: PLR0913 - the first two are the call; the others have defaults
@@ -54,7 +62,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     first_step: int = 0,
     level: LevelName = "p2p",
     tensor_ranks: Literal["first", "all"] = "first",
-    relay: Literal["rank", "node"] = "rank",
+    relay: Literal["rank", "node"] | None = None,
     layers: Sequence[int] | None = None,
     labels: Mapping[str, str] | None = None,
     spool: Path | str | None = None,
@@ -99,8 +107,10 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         expert-parallel collectives.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
-    relay : {"rank", "node"}
-        Whether each rank sends its share, or the first rank of each host all of them.
+    relay : {"rank", "node"}, optional
+        Whether each rank sends its share, or the first rank of each host all of them. By default
+        the latter from 16 ranks on, where the launcher says which ranks share a host
+        (``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``).
     layers : sequence of int, optional
         Layers of each pipeline stage, if they cannot be counted.
     labels : mapping, optional
@@ -153,6 +163,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             meta["producers"] = [f"rank-{other}" for other in range(world)]
         folder = Spool(Path(spool) if spool else None)
         local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+        relay = relay or default_relay(world)
         sender = Sender(
             url,
             job,

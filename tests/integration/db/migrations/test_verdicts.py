@@ -82,7 +82,7 @@ def test_what_the_version_before_stored_of_an_analysis_gives_its_verdict(
     keeper.stop()
     made = stored_verdict(container, stored)
     assert made is not None
-    made = replace(_without_gpus(made), steps_s=(), computing=None, shares=None)
+    made = replace(_without_gpus(made), steps_s=(), computing=None, shares=None, lost_between=None)
     with container.engine.begin() as connection:
         for copy in COPIES:
             connection.execute(text(copy))
@@ -113,7 +113,11 @@ def test_no_number_of_a_report_is_lost_on_the_way_there_and_back(
 ) -> None:
     report = reports.distrusted() if scenario == "distrusted" else reports.scenario(scenario)
     made = replace(
-        verdict_of(report, {"seq_length": 4096}), steps_s=(), computing=None, shares=None
+        verdict_of(report, {"seq_length": 4096}),
+        steps_s=(),
+        computing=None,
+        shares=None,
+        lost_between=None,
     )
     stored = store(container, small_trace())
     with container.uow() as tx:

@@ -19,13 +19,17 @@ from app.analysis.report.coverage import (
     EndedEarly,
     RepeatedChunk,
 )
+from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.merge import Merged, TraceChunk, merge
 from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.recordings.files.steps import in_order
 from app.analysis.trace.storage import pack, unpack
 from app.db.blobs import delete_blob, open_blob, write_blob
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Session
-from app.services.sessions.seal import PAUSE_KEY, PRODUCERS_KEY
+from app.inputs.recordings.read import join_files
+from app.services.sessions.chunks.absorb import absorb_all
+from app.services.sessions.chunks.seal import PAUSE_KEY, PRODUCERS_KEY
 
 if TYPE_CHECKING:
     import uuid
@@ -48,10 +52,13 @@ class _Packed:
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     meta: SessionMeta
+    trace_format: str
     chunks: list[_Packed]
     coverage: Chunks
     # producers that sent their last chunk
     ended: frozenset[str]
+    # they are the files of a folder
+    of_folder: bool
 
     def unpacked(self) -> list[TraceChunk]:
         return [
@@ -72,12 +79,18 @@ def merge_session(container: Container, session_id: uuid.UUID) -> None:
     UnanalyzableError
         If the chunks contradict each other; they stay as they are.
     """
+    absorb_all(container, session_id)
     with container.uow() as tx:
         pieces = _read(tx, session_id)
     if pieces is None:
         return
     chunks = pieces.unpacked()
-    merged = merge(chunks, pieces.meta)
+    if pieces.of_folder:
+        merged = join_files(chunks, pieces.meta, pieces.trace_format)
+    else:
+        if FORMATS[pieces.trace_format].whole_steps:
+            chunks = in_order(chunks, of_files=False)
+        merged = merge(chunks, pieces.meta)
     ended_early = _ended_early(chunks, pieces)
     staged = container.stage(pack(merged.trace))
     try:
@@ -92,7 +105,7 @@ def merge_session(container: Container, session_id: uuid.UUID) -> None:
 def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _Pieces | None:
     # Locked: a worker that lost its claim may be about to replace the chunks by their trace.
     row = tx.session.execute(
-        select(Session.meta, Session.trace_blob)
+        select(Session.meta, Session.trace_blob, Session.trace_format, Session.content_sha256)
         .where(Session.id == session_id)
         .with_for_update(read=True)
     ).one_or_none()
@@ -111,12 +124,14 @@ def _read(tx: UnitOfWork, session_id: uuid.UUID) -> _Pieces | None:
     )
     return _Pieces(
         meta,
+        row.trace_format,
         [
             _Packed(row.producer, row.number, open_blob(tx, cast("uuid.UUID", row.blob)))
             for row in rows
         ],
         _coverage(intake, rows),
-        frozenset(row.producer for row in rows if row.final),
+        frozenset(piece.producer for piece in rows if piece.final),
+        row.content_sha256 is not None,
     )
 
 

@@ -10,19 +10,25 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, func, select, update
 
-from app.db.models.chunks import Chunk, Intake
+from app.db.blobs import delete_blob
+from app.db.models.chunks import Chunk, InboxItem, Intake
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SealedBy, SessionState
 from app.errors import ConflictError, NotFoundError
+from app.services.sessions.chunks.inbox import refused_chunks
+from app.services.sessions.chunks.path import RefusedChunk
 from app.services.sessions.transition import move_session
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.orm import InstrumentedAttribute
+
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -34,6 +40,9 @@ SILENT_GAPS: Final = 5.0
 # Sealed in one pass of the sweeper, whose transaction should stay short.
 SEALED_A_PASS: Final = 64
 
+# Why a session is discarded of whose folder some files never came.
+UPLOAD_INCOMPLETE: Final = "upload.incomplete"
+
 # The key of the metadata that lists the producers to wait for.
 PRODUCERS_KEY: Final = "producers"
 # The key for the longest pause between two chunks that a producer expects, in seconds.
@@ -44,11 +53,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SealReceipt:
-    """A sealed session; `sealed` unless it was so before."""
+    """A sealed session; `sealed` unless it was so before.
+
+    `refused` are chunks that could not be taken, of those that were decoded so far.
+    """
 
     session: uuid.UUID
+    number: int
     state: SessionState
     sealed: bool
+    refused: tuple[RefusedChunk, ...] = ()
 
 
 def seal_session(container: Container, job: str, attempt: int, number: int) -> SealReceipt:
@@ -77,24 +91,28 @@ def seal_session(container: Container, job: str, attempt: int, number: int) -> S
         state = tx.session.execute(
             select(Session.state).where(Session.id == session_id)
         ).scalar_one()
+        refused = refused_chunks(tx, session_id)
     if sealed:
         log.info("session sealed", session=str(session_id), job=job, number=number)
-    return SealReceipt(session_id, state, sealed)
+    return SealReceipt(session_id, number, state, sealed, refused)
 
 
 def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
     """Seal a session that came in chunks and queue its analysis; False where it was sealed.
 
-    The update waits for a chunk that is being added, and decides between two that seal.
+    The lock waits for a chunk that is being added or appended to the inbox, and decides between
+    two that seal: the analysis finds all that was acknowledged.
     """
     project_id = tx.session.execute(
-        update(Intake)
+        select(Intake.project_id)
         .where(Intake.session_id == session_id, Intake.sealed_at.is_(None))
-        .values(sealed_at=tx.now, sealed_by=by)
-        .returning(Intake.project_id)
+        .with_for_update()
     ).scalar()
     if project_id is None:
         return False
+    tx.session.execute(
+        update(Intake).where(Intake.session_id == session_id).values(sealed_at=tx.now, sealed_by=by)
+    )
     move_session(tx, session_id, state=SessionState.QUEUED)
     tx.enqueue(ANALYZE_SESSION, session_id, project_id)
     return True
@@ -102,6 +120,8 @@ def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
 
 def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     """Seal sessions of which nothing was heard for too long; return how many.
+
+    Those of the files of a folder are discarded.
 
     Parameters
     ----------
@@ -113,16 +133,51 @@ def seal_silent(tx: UnitOfWork, limit_s: float) -> int:
     )
     # SKIP LOCKED: a chunk is coming in right now.
     silent = tx.session.execute(
-        select(Intake.session_id)
+        select(Intake.session_id, Session.content_sha256.is_not(None).label("of_folder"))
+        .join(Session, Session.id == Intake.session_id)
         .where(
             Intake.sealed_at.is_(None),
             func.extract("epoch", tx.now - Intake.last_chunk_at) > silence_s,
+            # What waits for a worker was heard.
+            ~_waits(Intake.session_id),
         )
         .order_by(Intake.last_chunk_at)
         .limit(SEALED_A_PASS)
-        .with_for_update(skip_locked=True)
+        .with_for_update(of=Intake, skip_locked=True)
+    ).all()
+    for row in silent:
+        if row.of_folder:
+            _abandon(tx, row.session_id)
+        else:
+            seal(tx, row.session_id, "silence")
+    return len(silent)
+
+
+def _abandon(tx: UnitOfWork, session_id: uuid.UUID) -> None:
+    """Discard a session of which a part of the files of its folder came, and no more will.
+
+    Half a folder says nothing about a job. The same folder may be sent once more, as a new session.
+    """
+    tx.session.execute(
+        update(Intake)
+        .where(Intake.session_id == session_id)
+        .values(sealed_at=tx.now, sealed_by="silence")
+    )
+    blobs = tx.session.execute(
+        select(Chunk.blob).where(Chunk.session_id == session_id, Chunk.blob.is_not(None))
     ).scalars()
-    return sum(seal(tx, session_id, "silence") for session_id in silent.all())
+    for blob in blobs.all():
+        delete_blob(tx, cast("uuid.UUID", blob))
+    tx.session.execute(update(Chunk).where(Chunk.session_id == session_id).values(blob=None))
+    move_session(
+        tx,
+        session_id,
+        state=SessionState.DISCARDED,
+        reason_code=UPLOAD_INCOMPLETE,
+        reason="The upload of its folder stopped before all files were here: upload it again.",
+        content_sha256=None,
+        trace_removed_at=tx.now,
+    )
 
 
 def silence(longest_gap_s: float, limit_s: float, pause_s: float = 0.0) -> timedelta:
@@ -131,13 +186,17 @@ def silence(longest_gap_s: float, limit_s: float, pause_s: float = 0.0) -> timed
     return timedelta(seconds=min(longest_s, limit_s))
 
 
-def is_complete(tx: UnitOfWork, session: Session, producer: str) -> bool:
-    """Return whether all expected producers are complete, after a chunk of `producer`.
+def is_complete(tx: UnitOfWork, session: Session) -> bool:
+    """Return whether all expected producers are complete, of a session that takes chunks.
 
     A producer is complete when its chunk of the highest number is final and none below is missing.
     Expected are those that the metadata names, else all that sent anything, once their operations
-    cover every cell of the DP × PP grid.
+    cover every cell of the DP × PP grid. What waits in the inbox is waited for.
     """
+    last = select(Chunk).where(Chunk.session_id == session.id, Chunk.final).exists()
+    found = tx.session.execute(select(last, _waits(session.id))).one()
+    if not found[0] or found[1]:
+        return False
     complete = (
         select(Chunk.producer)
         .where(Chunk.session_id == session.id)
@@ -147,9 +206,6 @@ def is_complete(tx: UnitOfWork, session: Session, producer: str) -> bool:
             func.max(Chunk.number) == func.max(Chunk.number).filter(Chunk.final),
         )
     )
-    # Most chunks are not their producer's last one: theirs alone are looked at.
-    if tx.session.execute(complete.where(Chunk.producer == producer)).first() is None:
-        return False
     done = set(tx.session.execute(complete).scalars())
     expected = session.meta.get(PRODUCERS_KEY)
     if isinstance(expected, list) and expected:
@@ -160,6 +216,11 @@ def is_complete(tx: UnitOfWork, session: Session, producer: str) -> bool:
         ).scalars()
     )
     return known == done and _cells_seen(tx, session.id) == session.dp * session.pp
+
+
+def _waits(session_id: uuid.UUID | InstrumentedAttribute[uuid.UUID]) -> ColumnElement[bool]:
+    """Return the condition that something of a session waits in the inbox."""
+    return exists().where(InboxItem.session_id == session_id, InboxItem.code.is_(None))
 
 
 def no_chunks(number: int) -> ConflictError:

@@ -1,0 +1,123 @@
+"""Tables of what is noticed between sessions: in pulses, and of hangs.
+
+Of a pulse the kept state of each attempt's detection and what it noticed; of a hang the verdict,
+and what the files say that it was made of.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Double, Index, Integer, Text, UniqueConstraint, Uuid, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.analysis.hangs.verdict import HangKind
+from app.analysis.pulse.notices import Evidence, NoticeKind
+from app.db.documents import EVIDENCE
+from app.db.models.base import Base, OfProject, belongs_to
+from app.db.state_column import StateColumn, one_of
+from app.inputs.hangs.files import FileKind
+
+
+class PulseState(OfProject, Base):
+    """Where the detection of an attempt of a job stands.
+
+    Who holds the claim alone writes it, in one transaction with what follows from it.
+    """
+
+    __tablename__ = "pulse_state"
+    __table_args__ = (belongs_to("job_id", "job.id"),)
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # when rows were taken last
+    advanced_at: Mapped[datetime | None]
+    # app.analysis.pulse.detector.Detector; null until rows were taken
+    state: Mapped[bytes | None]
+    rows: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    # rows, columns and bodies that were left out, by code
+    counts: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
+    # the worker that takes rows, and until when the others leave them alone
+    claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    lease_until: Mapped[datetime | None]
+    # workers that began since rows were taken last
+    tries: Mapped[int] = mapped_column(server_default=text("0"))
+
+
+class PulseNotice(OfProject, Base):
+    """What was noticed in an attempt of a job, in its last words."""
+
+    __tablename__ = "pulse_notice"
+    __table_args__ = (
+        one_of("kind", NoticeKind),
+        belongs_to("job_id", "job.id"),
+        Index("ix_pulse_notice_job_id_noticed_at", "job_id", "noticed_at"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # counts those of an attempt
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[NoticeKind] = mapped_column(StateColumn(NoticeKind))
+    ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    hosts: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    factor: Mapped[float | None] = mapped_column(Double)
+    from_step: Mapped[int] = mapped_column(BigInteger)
+    noticed_step: Mapped[int] = mapped_column(BigInteger)
+    # by the clock of its host
+    noticed_time_ns: Mapped[int] = mapped_column(BigInteger)
+    noticed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    cleared_step: Mapped[int | None] = mapped_column(BigInteger)
+    evidence: Mapped[Evidence] = mapped_column(EVIDENCE)
+
+
+class StoredHang(OfProject, Base):
+    """A hang of a job, and the verdict on it."""
+
+    __tablename__ = "hang"
+    __table_args__ = (
+        one_of("kind", HangKind),
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("project_id", "id"),
+        UniqueConstraint("job_id", "content_sha256"),
+        Index("ix_hang_job_id_created_at", "job_id", "created_at"),
+        Index("ix_hang_project_id_created_at", "project_id", "created_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # when its last file came
+    changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # of the archive; null where its files came one by one
+    content_sha256: Mapped[bytes | None]
+    # when it was over, by which person, or else why
+    over_at: Mapped[datetime | None]
+    over_by: Mapped[str | None]
+    # of the verdict
+    kind: Mapped[HangKind] = mapped_column(StateColumn(HangKind))
+    sentence: Mapped[str]
+    # when ranks began to wait, by the clocks of their hosts
+    since: Mapped[datetime | None]
+    ranks: Mapped[int]
+    waiting: Mapped[int]
+    culprits: Mapped[int]
+    confidence: Mapped[float] = mapped_column(Double)
+    # app.analysis.hangs.document.HangDocument as JSON, compressed with zstd
+    document: Mapped[bytes]
+
+
+class StoredHangFile(OfProject, Base):
+    """What is kept of a file of a hang; of a rank the latest one of each kind."""
+
+    __tablename__ = "hang_file"
+    __table_args__ = (one_of("kind", FileKind), belongs_to("hang_id", "hang.id"))
+
+    hang_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    kind: Mapped[FileKind] = mapped_column(StateColumn(FileKind), primary_key=True)
+    # -1 of a file about all ranks
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # app.inputs.hangs.files.HangFile as JSON, compressed with zstd
+    content: Mapped[bytes]

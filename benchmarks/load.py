@@ -1,0 +1,353 @@
+"""The flush of a big job: every rank sends its chunks at once, while pages are looked at.
+
+The whole installation is real: ``paceline serve`` with its embedded PostgreSQL, durable as in
+production, and its workers, in processes of their own. Prints for each version seconds until every
+chunk was acknowledged and until the session is sealed and reported, chunks a second and a processor
+second of the server (its workers and PostgreSQL with it), answers 429, and how long pages took
+meanwhile. Fails where a chunk was lost.
+
+``--before DIR`` runs a checkout of another version first, in the same way: on a machine that does
+other things as well, only the ratio of the two says something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.encode import to_ndjson_gz
+from app.analysis.trace.model import Sizes, Trace
+
+_HERE: Final = Path(__file__).resolve().parent.parent
+_STAGES: Final = 16
+_STEPS_A_CHUNK: Final = 8
+_RANKS_A_HOST: Final = 8
+_JOB: Final = "load"
+_PAGES: Final = ("/", f"/jobs/{_JOB}", "/hosts")
+_PAGE_EVERY_S: Final = 0.25
+_START_S: Final = 300.0
+_REPORT_S: Final = 900.0
+_READY: Final = "Paceline is ready: "
+_BUSY: Final = 429
+_STORED: Final = (200, 202)
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What each sender sends: the bodies of its chunks in order."""
+
+    bodies: tuple[tuple[bytes, ...], ...]
+    operations: int
+
+    @property
+    def chunks(self) -> int:
+        """Return how many there are together."""
+        return sum(map(len, self.bodies))
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the server answered."""
+
+    acknowledged: int = 0
+    busy: int = 0
+    pages_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Figures of one version."""
+
+    version: str
+    chunks: int
+    acknowledged_s: float
+    reported_s: float
+    processor_s: float
+    heard: Heard
+    taken: int
+    state: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield the figures for a person."""
+        pages_ms = sorted(1e3 * one for one in self.heard.pages_s)
+        p95_ms = pages_ms[int(0.95 * (len(pages_ms) - 1))] if pages_ms else float("nan")
+        middle_ms = statistics.median(pages_ms) if pages_ms else float("nan")
+        yield (
+            f"{self.version}: {self.chunks:,} chunks acknowledged in {self.acknowledged_s:.1f} s, "
+            f"{self.chunks / self.acknowledged_s:.0f} chunks/s, "
+            f"{self.chunks / self.processor_s:.0f} chunks a processor-second of the server, "
+            f"{self.heard.busy:,} answers 429"
+        )
+        yield (
+            f"{self.version}: pages meanwhile {middle_ms:.0f} ms, p95 {p95_ms:.0f} ms "
+            f"({len(pages_ms)} asked); {self.taken:,} chunks in the session, {self.state} after "
+            f"{self.reported_s:.1f} s"
+        )
+
+
+def make_shares(senders: int, chunks: int) -> Shares:
+    """Return the shares of a synthetic job, one sender a rank."""
+    if senders % _STAGES:
+        raise SystemExit(f"Senders are a multiple of {_STAGES}.")
+    sizes = Sizes(dp=senders // _STAGES, pp=_STAGES)
+    job = JobModel(sizes, microbatches=8, steps=chunks * _STEPS_A_CHUNK)
+    trace = synthesize(job, seed=1).trace
+    steps = np.array_split(np.unique(trace.step), chunks)
+    bodies = []
+    order = np.argsort(trace.rank, kind="stable")
+    bounds = np.searchsorted(trace.rank[order], np.arange(senders + 1))
+    for rank in range(senders):
+        rows = order[bounds[rank] : bounds[rank + 1]]
+        mine = trace.of_rows(np.sort(rows))
+        host = {rank: f"node-{rank // _RANKS_A_HOST:04d}"}
+        mine = replace(mine, meta=replace(mine.meta, hosts=host))
+        bodies.append(tuple(_chunk(mine, wanted) for wanted in steps))
+    return Shares(tuple(bodies), len(trace))
+
+
+def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
+    return to_ndjson_gz(trace.of_rows(np.flatnonzero(np.isin(trace.step, steps))))
+
+
+def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
+    """Run one version and send it the shares."""
+    with _serving(tree, extra) as (address, pid):
+        return asyncio.run(_flush(version, address, pid, shares))
+
+
+async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
+    heard = Heard()
+    over = asyncio.Event()
+    before_s = _processor_s(pid)
+    began_s = time.monotonic()
+    looking = asyncio.create_task(_look(address, heard, over))
+    await asyncio.gather(
+        *(_send(address, rank, bodies, heard) for rank, bodies in enumerate(shares.bodies))
+    )
+    acknowledged_s = time.monotonic() - began_s
+    over.set()
+    await looking
+    processor_s = _processor_s(pid) - before_s
+    found = await _reported(address)
+    reported_s = time.monotonic() - began_s
+    return Flush(
+        version,
+        heard.acknowledged,
+        acknowledged_s,
+        reported_s,
+        processor_s,
+        heard,
+        int(found["intake"]["chunks"]),
+        str(found["state"]),
+    )
+
+
+async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard) -> None:
+    """Send a rank's chunks one after the other, as the client does: again where it was put off."""
+    line = _Line(address)
+    try:
+        for number, body in enumerate(bodies):
+            final = "?final=true" if number == len(bodies) - 1 else ""
+            path = f"/api/v1/jobs/{_JOB}/attempts/1/sessions/1/chunks/rank-{rank}/{number}{final}"
+            while True:
+                status, wait_s, content = await line.ask("PUT", path, body)
+                if status in _STORED:
+                    heard.acknowledged += 1
+                    break
+                if status != _BUSY:
+                    raise RuntimeError(f"{path} answered {status}: {content[:300]!r}")
+                heard.busy += 1
+                await asyncio.sleep(wait_s)
+    finally:
+        line.close()
+
+
+async def _look(address: str, heard: Heard, over: asyncio.Event) -> None:
+    line = _Line(address)
+    turn = 0
+    while not over.is_set():
+        began_s = time.monotonic()
+        await line.ask("GET", _PAGES[turn % len(_PAGES)])
+        heard.pages_s.append(time.monotonic() - began_s)
+        turn += 1
+        await asyncio.sleep(_PAGE_EVERY_S)
+    line.close()
+
+
+async def _reported(address: str) -> Any:  # noqa: ANN401 - an answer
+    line = _Line(address)
+    until_s = time.monotonic() + _REPORT_S
+    while True:
+        _, _, content = await line.ask("GET", f"/api/v1/sessions?job={_JOB}")
+        (listed,) = json.loads(content)["sessions"]
+        if listed["state"] not in {"open", "queued", "analyzing"} or time.monotonic() > until_s:
+            _, _, content = await line.ask("GET", f"/api/v1/sessions/{listed['id']}")
+            line.close()
+            return json.loads(content)
+        await asyncio.sleep(0.5)
+
+
+class _Line:
+    """A connection that is opened again where the server closed it; asks one thing at a time."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        self._host, self._port = str(parts.hostname), int(parts.port or 80)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, float, bytes]:
+        """Return status, seconds to wait and content of an answer."""
+        while True:
+            try:
+                return await self._ask(method, path, body)
+            except (OSError, asyncio.IncompleteReadError):
+                self.close()
+                await asyncio.sleep(0.05)
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, float, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
+            f"Content-Type: application/x-ndjson\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await writer.drain()
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(lines[0].split()[1])
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+        if "content-length" in headers:
+            content = await reader.readexactly(int(headers["content-length"]))
+        else:
+            content = b""
+            while size := int((await reader.readline()).strip() or b"0", 16):
+                content += await reader.readexactly(size)
+                await reader.readexactly(2)
+            await reader.readline()
+        if headers.get("connection") == "close":
+            self.close()
+        return status, float(headers.get("retry-after", 0.0)), content
+
+
+@contextmanager
+def _serving(tree: Path, extra: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """Run the whole installation of a checkout; yield its address and its process."""
+    with tempfile.TemporaryDirectory(prefix="paceline-load-") as name:
+        Path(name).chmod(0o711)
+        environment = os.environ | {
+            "PACELINE_DATA_DIR": f"{name}/data",
+            "PACELINE_PORT": "0",
+            "PACELINE_LOG_LEVEL": "warning",
+            "PYTHONPATH": f"{tree}:{tree / 'client' / 'src'}",
+        }
+        command = [sys.executable, "-c", "from app.cli.main import main; main()", "serve", *extra]
+        log = Path(name) / "log"
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(  # noqa: S603 - a checkout that a person named
+                command, cwd=tree, env=environment, stdout=output, stderr=output
+            ) as server,
+        ):
+            try:
+                yield _address_in(log), server.pid
+            except BaseException:
+                sys.stderr.write(log.read_text()[-4000:])
+                raise
+            finally:
+                server.send_signal(signal.SIGTERM)
+                try:
+                    server.wait(30)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+
+
+def _address_in(log: Path) -> str:
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s:
+        said = log.read_text()
+        if _READY in said:
+            return said.split(_READY, 1)[1].split()[0].rstrip("/")
+        time.sleep(0.1)
+    raise SystemExit("the server did not start")
+
+
+def _processor_s(pid: int) -> float:
+    """Return the processor time of a process, of what it started, and of what of that has ended."""
+    parents: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        times[int(entry.name)] = sum(map(int, fields[11:15]))
+    family = {pid}
+    while grown := {child for child, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return sum(times.get(one, 0) for one in family) / _TICKS
+
+
+def main() -> None:
+    """Print the figures; fail where something was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--senders", type=int, default=1024)
+    parser.add_argument("--chunks", type=int, default=4, help="of each sender")
+    parser.add_argument("--workers", type=int, default=1, help="API processes")
+    parser.add_argument("--before", type=Path, help="checkout of another version, which runs first")
+    arguments = parser.parse_args()
+    shares = make_shares(arguments.senders, arguments.chunks)
+    size = sum(len(body) for bodies in shares.bodies for body in bodies)
+    print(
+        f"{arguments.senders:,} senders of one session, {shares.chunks:,} chunks of "
+        f"{size / shares.chunks / 1e3:.1f} kB, {shares.operations:,} operations",
+        flush=True,
+    )
+    extra = () if arguments.workers == 1 else ("--workers", str(arguments.workers))
+    flushes = []
+    if arguments.before is not None:
+        flushes.append(measure("before", arguments.before.resolve(), shares))
+        print(*flushes[-1].lines(), sep="\n", flush=True)
+    flushes.append(measure("this version", _HERE, shares, extra))
+    print(*flushes[-1].lines(), sep="\n", flush=True)
+    if len(flushes) > 1:
+        first, last = flushes
+        print(
+            f"this version against before: {first.acknowledged_s / last.acknowledged_s:.1f} times "
+            f"as fast, {first.processor_s / last.processor_s:.1f} times less of the processor"
+        )
+    lost = sum(shares.chunks - flush.taken for flush in flushes)
+    print(f"chunks {shares.chunks}, lost {lost}")
+    if lost:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

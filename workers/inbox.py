@@ -1,0 +1,121 @@
+"""The process that decodes what the inbox holds: ``python -m workers.inbox``, until SIGTERM.
+
+It asks the database, not the broker: a full or missing Redis stops nothing. Any number of such
+processes may run; each claims what the others do not have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from app.errors import PacelineError, lines_of
+from workers.child import SINGLE_THREADED
+
+if TYPE_CHECKING:
+    from app.services.container import Container
+
+# How long a body waits at most where nothing else does.
+POLL_S: Final = 0.5
+# Pages and what takes bodies go first: what is decoded was acknowledged already.
+NICENESS: Final = 5
+# Before the database or the object store is tried again.
+PAUSE_S: Final = 2.0
+
+
+def absorb_until(container: Container, stop: threading.Event) -> None:
+    """Take what waits, and what comes, until the event is set."""
+    # Only in a process that decodes: numpy, pyarrow and their threads.
+    from app.services.pulse.advance import advance_pulses  # noqa: PLC0415
+    from app.services.sessions.chunks.absorb import absorb  # noqa: PLC0415
+    from app.services.sessions.memory import give_back  # noqa: PLC0415
+
+    # In turns: neither kind waits for all of the other.
+    takers = (_Taker("pulses", advance_pulses), _Taker("chunks", absorb))
+    while not stop.is_set():
+        taken = [taker.take(container) for taker in takers]
+        give_back()
+        if not any(taken):
+            stop.wait(POLL_S)
+
+
+@dataclass(slots=True)
+class _Taker:
+    """Takes one kind of bodies, a batch at a time."""
+
+    name: str
+    batch: Callable[[Container], int]
+    failing: bool = False
+    again_s: float = 0.0
+
+    def take(self, container: Container) -> bool:
+        """Take a batch; return whether there was one."""
+        if time.monotonic() < self.again_s:
+            return False
+        try:
+            taken = self.batch(container)
+        except Exception as error:  # noqa: BLE001 - the bodies wait, whatever it was
+            # Once: the log of a night without a database is a line then.
+            if not self.failing:
+                import structlog  # noqa: PLC0415
+
+                structlog.get_logger(__name__).warning(
+                    "the inbox is not taken, trying on", kind=self.name, error=str(error)
+                )
+            self.failing = True
+            self.again_s = time.monotonic() + PAUSE_S
+            return False
+        self.failing = False
+        return taken > 0
+
+
+def main() -> int:
+    """Take bodies until SIGTERM; the configuration comes from the environment."""
+    os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
+    os.nice(NICENESS)
+    from app.system.collector import loading  # noqa: PLC0415 - importing numpy starts its threads
+
+    with loading():
+        from app.bootstrap import build  # noqa: PLC0415
+        from app.settings import Settings  # noqa: PLC0415
+        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.system.processes import follow_lifeline  # noqa: PLC0415
+        from workers.heartbeat import Heartbeat  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="python -m workers.inbox", description=__doc__)
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
+    arguments = parser.parse_args()
+    if arguments.lifeline:
+        follow_lifeline()
+    settings = Settings()
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    container = build(settings, application_name="paceline worker inbox")
+    heartbeat = Heartbeat(settings, "inbox")
+    heartbeat.start()
+    try:
+        absorb_until(container, stop)
+    finally:
+        heartbeat.stop()
+        container.close()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except PacelineError as error:
+        sys.stderr.writelines(lines_of(error))
+        status = 1
+    logging.shutdown()
+    os._exit(status)

@@ -1,0 +1,110 @@
+"""A worker without a broker: ``python -m workers.pull --queue analysis``, until SIGTERM.
+
+`app.run.standby` starts it while the broker is away. A process of its own, as the children of the
+other workers are: a crash, or memory that is not returned, costs it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from app.errors import PacelineError, lines_of
+from workers.child import SINGLE_THREADED
+
+# How often it is looked whether something waits.
+POLL_S: Final = 1.0
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from app.settings import Settings
+    from workers.runtime import Runtime
+
+
+def pull_all(settings: Settings, queue: str) -> None:
+    """Do what waits of a queue, one after the other; SIGTERM gives back what is under way and ends.
+
+    Call it in the main thread: the time limit is an alarm.
+    """
+    import structlog  # noqa: PLC0415 - as below
+    from celery.exceptions import SoftTimeLimitExceeded  # noqa: PLC0415 - as below
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    from app.broker.celery import ANALYSIS_QUEUE  # noqa: PLC0415
+    from app.db.faults import said  # noqa: PLC0415
+    from app.services.tasks.pull import next_runs  # noqa: PLC0415
+    from workers.runtime import Runtime  # noqa: PLC0415
+
+    def over(_signum: int, _frame: FrameType | None) -> None:
+        raise SoftTimeLimitExceeded
+
+    runtime = Runtime(settings, queue)
+    container, keeper = runtime.start()
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=_end, args=(runtime,), name="paceline-stop").start()
+
+    signal.signal(signal.SIGTERM, stop)
+    if queue == ANALYSIS_QUEUE:
+        signal.signal(signal.SIGALRM, over)
+    while not keeper.stopping:
+        try:
+            runs = next_runs(container, queue)
+        except SQLAlchemyError as error:
+            structlog.get_logger(__name__).warning("no work found", error=said(error))
+            runs = []
+        if not runs:
+            time.sleep(POLL_S)
+        for run_id in runs:
+            signal.alarm(settings.analysis_time_limit_s if queue == ANALYSIS_QUEUE else 0)
+            try:
+                runtime.execute(run_id)
+            finally:
+                signal.alarm(0)
+    runtime.stop()
+
+
+def _end(runtime: Runtime) -> None:
+    """Give back what is under way, and end: the main thread may be within numpy."""
+    runtime.stop()
+    os._exit(0)
+
+
+def main() -> int:
+    """Work on a queue until SIGTERM; the configuration comes from the environment."""
+    os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
+    from app.system.collector import loading  # noqa: PLC0415 - importing numpy starts its threads
+
+    with loading():
+        from app.broker.celery import QUEUES  # noqa: PLC0415
+        from app.settings import Settings  # noqa: PLC0415
+        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.system.processes import follow_lifeline  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(prog="python -m workers.pull", description=__doc__)
+    parser.add_argument("--queue", choices=QUEUES, required=True)
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
+    arguments = parser.parse_args()
+    if arguments.lifeline:
+        follow_lifeline()
+    settings = Settings()
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    pull_all(settings, arguments.queue)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except PacelineError as error:
+        sys.stderr.writelines(lines_of(error))
+        status = 1
+    logging.shutdown()
+    os._exit(status)
