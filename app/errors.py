@@ -57,20 +57,31 @@ class PacelineError(Exception):
 
 
 def lines_of(error: PacelineError) -> Iterator[str]:
-    """Yield an error as a program writes it: a line of its own, then one a fault."""
-    yield f"paceline: {error.message} [{error.stable_code}]\n"
-    for fault in error.faults:
-        place = [
-            f"{name} {value}"
-            for name, value in (
-                ("line", fault.line),
-                ("row", fault.row),
-                ("column", fault.column),
-            )
-            if value is not None
-        ]
-        where = f" ({', '.join(place)})" if place else ""
-        yield f"  {fault.message}{where} [{fault.code}]\n"
+    """Yield an error as a program writes it: a line of its own, then one a fault.
+
+    A fault that the first line says already has no line of its own: its place stands in the first.
+    """
+    message, faults = error.message, error.faults
+    if faults and faults[0].message in message:
+        first, faults = faults[0], faults[1:]
+        if not message.endswith(first.message):
+            short = Fault(first.code, first.message, row=first.row, line=first.line)
+            message = message.removesuffix(_where(short))
+        message += _where(first)
+        if not error.stable_code.endswith(f".{first.code}"):
+            message += f" [{first.code}]"
+    yield f"paceline: {message} [{error.stable_code}]\n"
+    for fault in faults:
+        yield f"  {fault.message}{_where(fault)} [{fault.code}]\n"
+
+
+def _where(fault: Fault) -> str:
+    place = [
+        f"{name} {value}"
+        for name, value in (("line", fault.line), ("row", fault.row), ("column", fault.column))
+        if value is not None
+    ]
+    return f" ({', '.join(place)})" if place else ""
 
 
 class InvalidTraceError(PacelineError):
@@ -79,10 +90,22 @@ class InvalidTraceError(PacelineError):
     code = "trace.invalid"
 
 
+class InvalidPulseError(PacelineError):
+    """A file that holds no pulse; single rows that do not are counted instead."""
+
+    code = "pulse.invalid"
+
+
 class InvalidMetadataError(PacelineError):
     """The metadata of a session is missing, malformed or contradicts itself."""
 
     code = "metadata.invalid"
+
+
+class InvalidLabelsError(PacelineError):
+    """The labels of a job's own ranges cannot be used; the faults say which."""
+
+    code = "labels.invalid"
 
 
 class BodyTooLargeError(PacelineError):
@@ -97,10 +120,28 @@ class UnsupportedFormatError(PacelineError):
     code = "trace.unknown_format"
 
 
+class InvalidFolderError(PacelineError):
+    """A folder of recordings that is no session: there is none in it, or more than one."""
+
+    code = "folder.invalid"
+
+
+class InvalidArchiveError(PacelineError):
+    """An archive that is not unpacked: nothing of it is kept; `faults` names the entry."""
+
+    code = "archive.invalid"
+
+
 class UnanalyzableError(PacelineError):
     """A stored trace that no verdict can come from; its session ends `discarded`."""
 
     code = "trace.unanalyzable"
+
+
+class MemoryLimitError(PacelineError):
+    """The work did not fit into the memory that its process may have; elsewhere it may."""
+
+    code = "task.memory_limit"
 
 
 class InvalidSpecError(PacelineError):

@@ -18,9 +18,11 @@ from app.api.frame.bodies import BodyLimits, Pace
 from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
+from app.api.hangs import routes as hangs
 from app.api.hosts import routes as hosts
+from app.api.pulse import routes as pulse
 from app.api.retention import routes as retention
-from app.api.sessions import attempts, chunks, compare, events, search, what_if
+from app.api.sessions import attempts, chunks, compare, events, folders, search, what_if
 from app.api.sessions import read as sessions
 from app.api.sessions import send as ingest
 from app.api.sessions.intake import Ingest
@@ -36,6 +38,7 @@ from app.dashboard.error_pages import ErrorPages
 from app.dashboard.pages import Pages
 from app.dashboard.ui.assets import installed_assets
 from app.inputs.plans.request import WrittenRequest
+from app.inputs.pulse.body import PulseBody
 from app.inputs.tensor.spec import WrittenMitigation
 from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
 
@@ -45,9 +48,10 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from app.services.container import Container
+    from app.system.shared import Place
 
 
-def create_app(container: Container) -> FastAPI:
+def create_app(container: Container, place: Place | None = None) -> FastAPI:
     """Return the application of a container.
 
     Its ``state.closing``, a function without parameters for any thread, ends the event streams: a
@@ -58,6 +62,8 @@ def create_app(container: Container) -> FastAPI:
     ----------
     container : Container
         Stays the caller's to close.
+    place : Place, optional
+        This process's among those of the server, where it is not the only one.
     """
     for media_type in ("text/csv", problems.MEDIA_TYPE):
         add_compress_type(media_type)
@@ -66,7 +72,7 @@ def create_app(container: Container) -> FastAPI:
 
     settings = container.settings
     live = LiveStates(container)
-    counted = metrics.Exposition(container)
+    counted = metrics.Exposition(container, place)
     counted.event_streams.set_function(lambda: live.streams)
 
     @contextlib.asynccontextmanager
@@ -97,11 +103,14 @@ def create_app(container: Container) -> FastAPI:
     app.state.closing = close_soon
     app.state.settings = settings
 
-    taking = Ingest(container, counted)
+    taking = Ingest(container, counted, place)
     pages, fixed = _of_the_process()
     routers = (
         ingest.router(taking),
         chunks.router(taking),
+        folders.router(taking),
+        hangs.router(taking),
+        pulse.router(taking),
         *fixed,
         # Before what takes any name in its place.
         switch.router(waiting),
@@ -116,7 +125,10 @@ def create_app(container: Container) -> FastAPI:
     app.router.routes.extend(route for router in routers for route in router.routes)
 
     guard(app, container)
-    bodies = (WrittenRequest, WrittenMitigation, WrittenTimings, WrittenAck, WrittenSwitch)
+    bodies = (
+        *(WrittenRequest, WrittenMitigation, WrittenTimings, WrittenAck, WrittenSwitch),
+        PulseBody,
+    )
     docs.publish(app, *bodies)
     problems.install(app)
     # The last one added is the outermost.

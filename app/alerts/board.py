@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from app.alerts.facts import Facts
+from app.alerts.facts import Facts, HangFacts
 from app.alerts.incidents import Baseline, Incident, Silence, fingerprint_of
 from app.alerts.rules import Rule, highest
 from app.alerts.states import IncidentState
@@ -45,6 +45,7 @@ class JobState:
     # by rule, when a person last said that an incident of it is
     # over: sessions up to then are settled
     since: Mapping[UUID, datetime]
+    hang: HangFacts | None = None  # its latest one, over or not
 
 
 class Board:

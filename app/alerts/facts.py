@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -21,6 +21,8 @@ from app.analysis.report.verdict import (
 
 # A message has room for this number of sentences about a cause.
 EVIDENCE: Final = 2
+# A hang of which nothing was heard for so long is over, though none said so.
+LONGEST: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Facts:
     gpus: int = 0  # of the job; 0 in incidents from before this was kept
     withheld: KnownLoss | None = None  # what the causes cost where there is no verdict
     shares: Shares | None = None  # where the time goes; None in incidents from before
+    # The largest share that is known to be lost, to whatever; None in incidents from before.
+    lost: float | None = None
 
     @property
     def known(self) -> Slowdown | KnownLoss | None:
@@ -61,10 +65,13 @@ class Facts:
 
     @property
     def lost_each_hour(self) -> float | None:
-        """Return the GPU-hours that the job loses in each hour of running; None where unknown."""
+        """Return the GPU-hours that the job loses in each hour of running; None where unknown.
+
+        By its largest loss, whether to stragglers, between steps or as all workers are slow.
+        """
         if self.known is None or not self.gpus:
             return None
-        return self.known.waste * self.gpus
+        return (self.known.waste if self.lost is None else self.lost) * self.gpus
 
     def guesses(self, host: str) -> bool:
         """Return whether a host that causes name has a guessed name."""
@@ -129,6 +136,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         discrepancy=verdict.discrepancy,
         gpus=verdict.sizes.world,
         shares=verdict.shares,
+        lost=verdict.lost,
     )
     if verdict.known is None:
         return facts
@@ -162,3 +170,55 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
         worst=verdict.worst,
         worst_step=verdict.worst_step,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class HangFacts:
+    """A hang as rules see it.
+
+    Parameters
+    ----------
+    since : datetime or None
+        When ranks began to wait, by the clocks of their hosts; see `began`.
+    created_at, changed_at : datetime
+        When its first file came, and its last one.
+    culprits : str
+        Ranks with host and GPU: ``9 (node-104 GPU 1), 14 (node-105 GPU 6)``.
+    """
+
+    id: UUID
+    since: datetime | None
+    created_at: datetime
+    changed_at: datetime
+    over_at: datetime | None
+    ranks: int
+    waiting: int
+    confidence: float
+    sentence: str = ""
+    culprits: str = ""
+    remedy: str = ""
+
+    @property
+    def began(self) -> datetime:
+        """Return when it began; no later than its files came."""
+        return self.created_at if self.since is None else min(self.since, self.created_at)
+
+    @property
+    def is_past(self) -> bool:
+        """Return whether its files are of another day: when it ended is not known."""
+        return self.created_at - self.began > LONGEST
+
+    def is_going_on(self, now: datetime) -> bool:
+        """Return whether nothing says that it is over."""
+        unheard = now - self.changed_at > LONGEST
+        return self.over_at is None and not self.is_past and not unheard
+
+    def lasted(self, now: datetime) -> timedelta:
+        """Return how long it lasted, or lasts; as far as is known where nothing said its end."""
+        if self.is_past:
+            return timedelta()
+        return max((self.over_at or min(now, self.changed_at + LONGEST)) - self.began, timedelta())
+
+    def gpu_hours(self, now: datetime) -> float:
+        """Return what it has cost: every rank's GPU computes nothing as long as it lasts."""
+        return self.ranks * self.lasted(now) / timedelta(hours=1)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.alerts.facts import Facts
+from app.alerts.facts import Facts, HangFacts
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.errors import ConflictError
@@ -95,6 +95,7 @@ class Incident:
     acknowledged_by: str | None = None
     silence: Silence | None = None  # kept after its end: what was silenced and came back says so
     why_resolved: str | None = None
+    hang: HangFacts | None = None  # that it is about
     resolved_by: str | None = None  # the person who said so; None where its rules did
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from app.alerts.facts import Facts
+from app.alerts.facts import Facts, HangFacts
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, JobInside, Message
 from app.alerts.readings import (
@@ -61,6 +61,8 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     fields = []
     if alert.cause == NO_DATA_CAUSE:
         fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
+    elif alert.hang is not None:
+        fields += _of_hang(alert.hang, at)
     elif facts is not None:
         fields += _measured(alert, facts)
     if alert.jobs:
@@ -72,8 +74,20 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
     return MessageLines(_summary(alert), fields, _evidence(alert))
 
 
+def _of_hang(hang: HangFacts, at: datetime) -> list[tuple[str, str]]:
+    return [
+        ("Culprits", hang.culprits),
+        ("Waiting", f"{hang.waiting:,} of {hang.ranks:,} ranks, {duration(hang.lasted(at))}"),
+        ("Confidence", sure(hang.confidence)),
+        ("Costs", f"{hang.ranks:,} GPU-hours each hour"),
+        ("What to do", hang.remedy),
+    ]
+
+
 def _summary(alert: Alert) -> str:
     facts = alert.facts
+    if alert.hang is not None:
+        return f"{alert.subject}. {alert.hang.sentence}"
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
     shown = None if facts is None else facts.headline
     if facts is not None and facts.withheld is not None and slow:

@@ -16,13 +16,14 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.alerts.facts import Facts
+from app.alerts.facts import Facts, HangFacts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
 from app.alerts.machines.inside import Inside, place_of, silent_since
 from app.alerts.readings import (
     ALL_SLOW_CAUSE,
     BETWEEN_STEPS_CAUSE,
+    HANG_CAUSE,
     LOW_QUALITY_CAUSE,
     NO_DATA_CAUSE,
     REGRESSION_CAUSE,
@@ -37,6 +38,7 @@ MANY_SILENT: Final = 3
 # Causes of alerts that the diagnosis does not have.
 _TITLES: Final[Mapping[str, str]] = {
     NO_DATA_CAUSE: "No data",
+    HANG_CAUSE: "Hang",
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
     REGRESSION_CAUSE: "Slower than the job's own baseline",
     BETWEEN_STEPS_CAUSE: "Time is lost between steps",
@@ -73,6 +75,7 @@ class Alert:
     news: bool = True  # whether the channel has not been told this before
     jobs: tuple[JobInside, ...] = ()  # others that blame the same machine, the slowest first
     job: str = ""  # in a digest, else empty: the message's
+    hang: HangFacts | None = None  # that it is about
     silent_since: datetime | None = None  # of a job that sends nothing
 
     @property
@@ -277,7 +280,8 @@ def _alert(
         why_resolved=incident.why_resolved,
         value=incident.value,
         facts=incident.facts,
-        view_url=view_url(base_url, incident.facts),
+        view_url=view_url(base_url, incident.facts, incident.hang),
+        hang=incident.hang,
         incident_url=f"{base_url}incidents/{incident.id}",
         news=news,
         silent_since=silent_since(incident) if incident.cause == NO_DATA_CAUSE else None,
@@ -300,8 +304,10 @@ def known_causes() -> tuple[str, ...]:
     return (*_TITLES, *KINDS, UNKNOWN)
 
 
-def view_url(base_url: str, facts: Facts | None) -> str:
-    """Return the address of the view that shows the worst worker of the worst step."""
+def view_url(base_url: str, facts: Facts | None, hang: HangFacts | None = None) -> str:
+    """Return the address of the view that shows it: the worst worker of the worst step, a hang."""
+    if hang is not None:
+        return f"{base_url}hangs/{hang.id}"
     if facts is None:
         return base_url
     query: dict[str, int] = {}

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from app.alerts.facts import Facts
-from app.alerts.rules import CauseFound, NoData, Rule, Threshold, Weekly
+from app.alerts.rules import CauseFound, Hanging, NoData, Rule, Threshold, Weekly
 from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import SuspectedCause
@@ -24,6 +24,7 @@ MIN_BASELINE: Final = 3
 REGRESSION_CAUSE: Final = "regression"
 LOW_QUALITY_CAUSE: Final = "low_trace_quality"
 NO_DATA_CAUSE: Final = "no_data"
+HANG_CAUSE: Final = "hang"
 # What all workers lose, where the diagnosis names no cause of it.
 BETWEEN_STEPS_CAUSE: Final = "time_between_steps"
 ALL_SLOW_CAUSE: Final = "all_workers_slow"
@@ -60,7 +61,7 @@ def read_history(
     Parameters
     ----------
     rule : Rule
-        Of any condition but `NoData`, which is about the time between sessions.
+        Of any condition but `NoData` and `Hanging`, which are about no session.
     history : sequence of Facts
         Sessions of one job, the oldest first.
     baselines_s : mapping of str to float
@@ -75,7 +76,7 @@ def read_history(
             return [_number(condition, facts) for facts in history]
         case CauseFound():
             return [_cause(condition, facts) for facts in history]
-        case NoData() | Weekly():
+        case NoData() | Hanging() | Weekly():
             return [_UNKNOWN for _ in history]
         case _:
             assert_never(condition)

@@ -122,6 +122,15 @@ class NoData:
             raise ValueError("minutes or intervals must be given")
 
 
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """The job stands still, and files of it name the ranks that the others wait for."""
+
+    confidence: Share = 0.5
+    """Holds from here on."""
+    kind: Literal["hang"] = "hang"
+
+
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
@@ -149,7 +158,9 @@ class Weekly:
         return at if at <= now else at - timedelta(days=7)
 
 
-Condition = Annotated[Threshold | CauseFound | NoData | Weekly, Field(discriminator="kind")]
+Condition = Annotated[
+    Threshold | CauseFound | NoData | Hanging | Weekly, Field(discriminator="kind")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +258,15 @@ DEFAULT_RULES: Final = (
         severity="info",
         audience="owner",
     ),
+)
+
+# A project gets it with its first hang: servers of a version that knows none cannot read it.
+HANG_RULE: Final = Rule(
+    id=UUID("5a0c1ea1-0000-4000-8000-000000000006"),
+    name="Hang",
+    condition=Hanging(),
+    selector=Selector(importance=("normal", "high")),
+    consecutive=1,
+    clear_sessions=1,
+    severity="critical",
 )

@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
-import codecs
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from app.analysis.trace.decode import decode
-from app.analysis.trace.formats.head import head_of
-from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
 from app.analysis.trace.formats.registry import FORMATS
-from app.analysis.trace.joint_metadata import join_metadata
-from app.analysis.trace.limits import Limits
-from app.analysis.trace.merge import TraceChunk, merge
+from app.analysis.trace.limits import MIB, Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document
-from app.analysis.trace.model import SessionMeta, Trace
-from app.analysis.trace.unmapped import Unmapped, total
-from app.cli.files import FileError, read_metadata, reading, writing
-from app.errors import PacelineError
+from app.cli.files import read_metadata, reading, writing
+from app.inputs.recordings.archive_kinds import archive_at, other_archive
+from app.inputs.recordings.choose import (
+    META_NAME,
+    NamedFile,
+    NotRead,
+    choose,
+    look_at,
+    metadata_among,
+)
+from app.inputs.recordings.folder import files_of
+from app.inputs.recordings.read import Reading, Recorded, read_files, with_not_read
 
-META_NAME: Final = "meta.yaml"
-# Of these a folder of `paceline synth` has one next to its trace, and a folder of a job may.
-NO_TRACES: Final = frozenset({META_NAME, "meta.yml", "meta.json", "truth.json", "fleet.json"})
+if TYPE_CHECKING:
+    from app.analysis.trace.formats.kind import TraceFormat, Writer
+    from app.analysis.trace.recordings.own.ranges import OwnRanges
+    from app.analysis.trace.unmapped import Unmapped
 
-BYTE_ORDER_MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Of a file that is of no known format as much is shown.
-SHOWN_BYTES: Final = 24
+# An archive of one's own may have what the disk has.
+ARCHIVE_LIMITS: Final = Limits(max_decompressed_bytes=256 * 1024 * MIB)
+# Files that are not read and named one by one.
+NAMED_NOT_READ: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A trace, and what of the recordings is not in it."""
+class Found:
+    """The recordings that paths mean."""
 
-    trace: Trace
-    unmapped: tuple[Unmapped, ...]
+    files: tuple[NamedFile, ...]
+    meta: Path | None  # metadata next to them
+    # What is not read, and of which folder or archive.
+    not_read: tuple[tuple[Path, NotRead], ...]
 
 
-def convert(
-    kind: str, paths: Sequence[Path], out_dir: Path, meta_path: Path | None, writer: Writer
+def convert(  # noqa: PLR0913 - what the command is told
+    kind: str,
+    paths: Sequence[Path],
+    out_dir: Path,
+    meta_path: Path | None,
+    writer: Writer,
+    *,
+    labels: Path | None = None,
 ) -> None:
     """Write recordings of one kind as a trace and its metadata; print where they are."""
-    recorded = read_recordings(files_in(paths, FORMATS[kind]), meta_path, kind)
+    recorded = read_recordings(paths, meta_path, kind, labels=labels)
     say_unmapped(recorded.unmapped)
     meta = yaml.safe_dump(metadata_document(recorded.trace.meta), sort_keys=False)
     trace_path, meta_out = out_dir / writer.file_name, out_dir / META_NAME
@@ -58,102 +69,94 @@ def convert(
     sys.stdout.write(f"{trace_path}\n{meta_out}\n")
 
 
-def files_in(paths: Sequence[Path], known: TraceFormat | None = None) -> list[Path]:
-    """Return the files that are meant: of a folder those of a known format, the others as named.
+def read_recordings(
+    paths: Sequence[Path],
+    meta_path: Path | None,
+    kind: str | None,
+    *,
+    labels: Path | None = None,
+) -> Recorded:
+    """Read the files of one session, and say which files of folders and archives are not read.
 
     Parameters
     ----------
-    known : TraceFormat or None
-        Of which format they are; None takes what is there, which must be one.
+    paths : sequence of Path
+        Files, folders with their subfolders, and archives of one.
+    kind : str or None
+        The name of their format; None takes what is there, which must be one.
+    labels : Path or None
+        What the job calls ranges of its own.
 
     Raises
     ------
-    FileError
-        There are none, or a folder holds several formats.
+    FileError, PacelineError
+        A file cannot be read, or is not what it should be.
     """
-    files: list[Path] = []
+    with ExitStack() as stack:
+        found = find(paths, None if kind is None else FORMATS[kind], stack)
+        meta_file = meta_path or found.meta
+        meta = None if meta_file is None else load_metadata(read_metadata(meta_file))
+        say_not_read(found.not_read)
+        own = None if labels is None else _own_ranges(labels)
+        how = Reading(Limits(), format_name=kind, local=True, own=own)
+        with reading(paths[0]):
+            recorded = read_files(found.files, meta, how, shown=_shown)
+    return with_not_read(recorded, [one for _, one in found.not_read])
+
+
+def _own_ranges(labels: Path) -> OwnRanges:
+    # what matches patterns is for who has labels
+    from app.inputs.labels import labels_at  # noqa: PLC0415
+
+    with reading(labels):
+        return labels_at(labels)
+
+
+def find(paths: Sequence[Path], wanted: TraceFormat | None, stack: ExitStack) -> Found:
+    """Return the files that are meant: of folders and archives those that are recordings.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Archives are unpacked for as long as it is open.
+    """
+    files: list[NamedFile] = []
+    not_read: list[tuple[Path, NotRead]] = []
+    meta: Path | None = None
     for path in paths:
-        if not path.is_dir():
-            files.append(path)
+        inside, more = _inside(path, stack)
+        not_read += [(path, one) for one in more]
+        if inside is None:
+            files.append(NamedFile(path.as_posix(), path))
+            adjacent = path.parent / META_NAME
+            meta = meta or (adjacent if adjacent.is_file() else None)
             continue
         with reading(path):
-            inside = sorted(file for file in path.iterdir() if file.is_file())
-            found = {file: format_of(file) for file in inside if _may_be_trace(file)}
-        formats = {one.name: one for one in found.values() if one is not None}
-        if known is None and len(formats) > 1:
-            titles = " and ".join(one.title for one in formats.values())
-            message = f"{path} holds files of {titles}: move one kind to a folder of its own"
-            raise FileError(message, code="file.mixed_formats")
-        wanted = known or next(iter(formats.values()), None)
-        taken = [file for file, one in found.items() if one is not None and one is wanted]
-        for file in found if taken else ():
-            if file not in taken and _looks_alike(file, taken):
-                sys.stderr.write(f"Not read: {file}: {_why_not(file, found[file])}\n")
-        files += taken
-    if not files:
-        title = "trace" if known is None else f"{known.title} file"
-        raise FileError(f"there is no {title} in {paths[0]}", code="file.no_trace")
-    return files
+            looked = look_at(inside)
+        chosen = choose(looked, str(path), wanted)
+        names = set(chosen.names)
+        files += [one for one in inside if one.name in names]
+        not_read += [(path, one) for one in chosen.not_read]
+        said = metadata_among(inside)
+        meta = meta or (said.path if said is not None else None)
+    return Found(tuple(files), meta, tuple(not_read))
 
 
-def _looks_alike(path: Path, read: Sequence[Path]) -> bool:
-    """Return whether a file's name says that it is a recording like those that are read."""
-    names = {_unnumbered(one.name) for one in read}
-    return _unnumbered(path.name) in names or _ends_like(path.name)
+def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[NotRead]]:
+    """Return the files of a folder or an archive, and the links that are not followed."""
+    with reading(path):
+        if path.is_dir():
+            return files_of(path)
+        if archive_at(path) is None and other_archive(path) is None:
+            return None, []
+        from app.inputs.recordings.archive import unpacked  # noqa: PLC0415 - most paths are none
+
+        return stack.enter_context(
+            unpacked(path, ARCHIVE_LIMITS, directory=None, nameless=False)
+        ), []
 
 
-def _unnumbered(name: str) -> str:
-    """Return a name without its numbers and its suffixes: ``rank`` of ``rank3.json.gz``."""
-    return re.sub(r"\d+", "", name.split(".", 1)[0])
-
-
-def _ends_like(name: str) -> bool:
-    suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
-    return any(suffix in name for suffix in suffixes)
-
-
-def _why_not(path: Path, known: TraceFormat | None) -> str:
-    head = head_of(path)
-    if not head.start:
-        return "it is empty"
-    if known is not None:
-        return f"it is {known.title}"
-    if not head.text:
-        return "its compression is damaged"
-    if head.text.startswith(BYTE_ORDER_MARKS):
-        return "it begins with a byte order mark"
-    begin = head.text[:SHOWN_BYTES].decode("utf-8", "replace")
-    return f"it begins with {begin!r}, as no known format does"
-
-
-def format_of(path: Path) -> TraceFormat | None:
-    """Return the format of a file, None where its bytes are of none."""
-    head = head_of(path)
-    known = next((one for one in FORMATS.values() if head.start and one.sniff(head)), None)
-    # NDJSON takes any text that begins like an object, to say what is wrong with it.
-    named = known is not None and any(suffix in path.name for suffix in known.suffixes)
-    return known if known is None or known.recorder or named else None
-
-
-def read_recordings(files: Sequence[Path], meta_path: Path | None, kind: str | None) -> Recorded:
-    """Read files of one session together, showing how far it is."""
-    meta = _meta_next_to(files, meta_path)
-    alone = len(files) == 1
-    parts = [_read(path, meta, kind, part=not alone) for path in _shown(files)]
-    unmapped = total(one for part in parts for one in part.unmapped)
-    if alone:
-        return Recorded(parts[0].trace, unmapped)
-    joint = reduce(join_metadata, (part.trace.meta for part in parts))
-    chunks = [
-        TraceChunk(path.name, number, part.trace)
-        for number, (path, part) in enumerate(zip(files, parts, strict=True))
-    ]
-    merged = merge(chunks, joint)
-    copies = merged.trace.copies + sum(one.operations for one in merged.dropped)
-    return Recorded(replace(merged.trace, copies=copies), unmapped)
-
-
-def _shown(files: Sequence[Path]) -> Iterable[Path]:
+def _shown(files: Sequence[NamedFile]) -> Iterable[NamedFile]:
     """Return files, of which a terminal shows how many are read where there are several."""
     if len(files) == 1:
         return files
@@ -162,30 +165,16 @@ def _shown(files: Sequence[Path]) -> Iterable[Path]:
     return shown(files)
 
 
+def say_not_read(not_read: Sequence[tuple[Path, NotRead]]) -> None:
+    """Say on standard error which files are not read, and why."""
+    for path, one in not_read[:NAMED_NOT_READ]:
+        sys.stderr.write(f"Not read: {path}/{one.name}: {one.why}\n")
+    if len(not_read) > NAMED_NOT_READ:
+        sys.stderr.write(f"Not read: {len(not_read) - NAMED_NOT_READ:,} more files\n")
+
+
 def say_unmapped(unmapped: Sequence[Unmapped]) -> None:
     """Say on standard error what was left out, a line a kind, with what would record it."""
     for one in unmapped:
         remedy = f": {one.remedy}" if one.remedy else ""
         sys.stderr.write(f"Left out: {one.count:,} {one.what}{remedy}\n")
-
-
-def _may_be_trace(path: Path) -> bool:
-    return path.name not in NO_TRACES and not path.name.startswith(".")
-
-
-def _meta_next_to(files: Sequence[Path], meta_path: Path | None) -> SessionMeta | None:
-    """Return the metadata that was named, else that of the file in the same folder."""
-    adjacent = files[0].parent / META_NAME
-    path = adjacent if meta_path is None and adjacent.is_file() else meta_path
-    return None if path is None else load_metadata(read_metadata(path))
-
-
-def _read(path: Path, meta: SessionMeta | None, kind: str | None, *, part: bool) -> Decoded:
-    try:
-        with reading(path):
-            return decode(path, meta, limits=Limits(), format_name=kind, local=True, part=part)
-    except FileError:
-        raise
-    except PacelineError as error:
-        message = f"{path.name}: {error.message}"
-        raise type(error)(message, code=error.stable_code, faults=error.faults) from error

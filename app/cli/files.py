@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.analysis.documents import MOST_CHARS, UnreadableDocumentError
+from app.analysis.documents import UnreadableDocumentError, document_text
 from app.analysis.trace.metadata import unreadable_metadata
 from app.errors import PacelineError
 
@@ -39,15 +39,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def read_document(path: Path) -> str:
     """Return the text of a file of YAML or JSON; of a longer one no more is read than the limit."""
-    with reading(path), path.open("rb") as file:
-        content = file.read(MOST_CHARS + 1)
-    if len(content) > MOST_CHARS:
-        raise UnreadableDocumentError(f"over {MOST_CHARS} bytes", "too_large")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UnreadableDocumentError(f"not UTF-8: {error.reason}", line=line) from error
+    with reading(path):
+        return document_text(path)
 
 
 def read_metadata(path: Path) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+if TYPE_CHECKING:
+    from app.inputs.recordings.choose import NamedFile
 
-def shown(files: Sequence[Path]) -> Iterator[Path]:
+
+def shown(files: Sequence[NamedFile]) -> Iterator[NamedFile]:
     """Yield files, and show which one and how many of them are done."""
     columns = (
         TextColumn("Reading"),
@@ -21,7 +24,7 @@ def shown(files: Sequence[Path]) -> Iterator[Path]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(files), name="")
-        for path in files:
-            progress.update(task, name=path.name)
-            yield path
+        for file in files:
+            progress.update(task, name=file.name)
+            yield file
             progress.advance(task)

@@ -70,6 +70,23 @@ class Sent:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class SentHang:
+    """Where a hang is on the server, what it is, and the files that were not read."""
+
+    url: str
+    sentence: str
+    not_read: tuple[str, ...]
+
+
+def _job_path(job: str, of: str) -> str:
+    fault = job_name_fault(job)
+    if fault is not None:
+        # Within the address, a slash would name something else.
+        raise ServerError(fault, code="job.invalid_name")
+    return f"/api/v1/jobs/{quote(job, safe='')}/{of}"
+
+
 class Server:
     """A server while the context lasts.
 
@@ -153,23 +170,36 @@ class Server:
         meta : Body or None
             The metadata, where they are not in the trace.
         """
-        fault = job_name_fault(job)
-        if fault is not None:
-            # Within the address, a slash would name something else.
-            raise ServerError(fault, code="job.invalid_name")
-        path = f"/api/v1/jobs/{quote(job, safe='')}/sessions"
         parts = {} if meta is None else {"meta": meta.part}
+        said = self._posted(
+            _job_path(job, "sessions"),
+            lambda: {"files": {**parts, "trace": open_trace().part}},
+            say,
+        )
+        return Sent(said["session"], said["url"], said["job"], said["number"])
+
+    def send_hang(self, job: str, archive: IO[bytes], say: Callable[[str], object]) -> SentHang:
+        """Send an archive of the files of a hang, again where the server asks for that."""
+
+        def body() -> dict[str, object]:
+            archive.seek(0)
+            return {"content": archive, "headers": {"Content-Type": "application/octet-stream"}}
+
+        said = self._posted(_job_path(job, "hangs"), body, say)
+        return SentHang(said["url"], said["sentence"], tuple(said["not_read"]))
+
+    def _posted(
+        self, path: str, body: Callable[[], dict[str, Any]], say: Callable[[str], object]
+    ) -> dict[str, Any]:
+        """Send a body to be stored, again where the server is behind; return what it says."""
         for attempt in range(1, TRIES + 1):
-            answer = self._request(
-                "POST", path, files={**parts, "trace": open_trace().part}, timeout=STORE_TIMEOUT
-            )
+            answer = self._request("POST", path, **body(), timeout=STORE_TIMEOUT)
             if answer.status_code not in BUSY_STATUSES or attempt == TRIES:
                 break
             pause_s = _retry_after_s(answer)
             say(f"The server is busy; trying again in {pause_s:.0f} s")
             time.sleep(pause_s)
-        said = _document(answer)
-        return Sent(said["session"], said["url"], said["job"], said["number"])
+        return _document(answer)
 
     def wait_for_report(self, session: str, say: Callable[[str], object]) -> dict[str, Any]:
         """Wait until a session is analyzed and return its report.

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from app.analysis.trace.formats.head import COMPRESSIONS
-from app.analysis.trace.formats.registry import FORMATS
-from app.analysis.trace.metadata import load_metadata
-from app.cli.convert import META_NAME, files_in
-from app.cli.files import FileError, read_metadata
+from app.analysis.trace.formats.registry import FORMATS, WRITERS
+from app.analysis.trace.metadata import load_metadata, metadata_document
+from app.cli.convert import find, read_recordings, say_not_read, say_unmapped
+from app.cli.files import read_metadata, reading
 from app.cli.server import Body, Sent, Server, ServerError
 from app.errors import ForbiddenError, InvalidMetadataError
+from app.inputs.recordings.archive_kinds import archive_at
+from app.inputs.recordings.choose import META_NAME
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from app.analysis.trace.model import SessionMeta
 
 CONTENT_TYPES: Final = {
@@ -35,32 +40,66 @@ UNREADABLE: Final = (
 )
 COMPRESSED_SUFFIXES: Final = tuple(known.suffix for known in COMPRESSIONS)
 
+# What the files of a folder are sent as: the smallest that keeps their times exactly.
+SENT_AS: Final = "parquet"
 
-def upload(path: Path, meta: Path | None, *, server: str, job: str | None, wait: bool) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Files that say something about the recordings."""
+
+    meta: Path | None
+    labels: Path | None  # what the job calls ranges of its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    """What is sent: a file as it is, or what was made of the files of a folder."""
+
+    open_trace: Callable[[], Body]
+    meta: Body | None
+    said: SessionMeta | None  # the metadata, read
+
+
+def upload(  # noqa: PLR0913 - what the command is told
+    path: Path,
+    meta: Path | None,
+    *,
+    server: str,
+    job: str | None,
+    wait: bool,
+    labels: Path | None = None,
+) -> None:
     """Send a trace and print where it is, or with `wait` what the report says."""
-    if path.is_dir():
-        path, meta = _of_folder(path, meta)
-    text = None if meta is None else read_metadata(meta)
-    name = job or _trial_name(None if text is None else load_metadata(text))
     console = Console(stderr=True)
     with Server(server) as api:
-        meta_body = None if text is None or meta is None else metadata_body(meta, text)
-        sent = _send(api, name, path, meta_body, console)
+        sent = _send(api, path, _Told(meta, labels), job, console)
         if not wait:
             sys.stdout.write(f"{sent.url}\n")
             return
-        console.print(f"Session {sent.number} of {name}: {sent.url}", soft_wrap=True)
-        try:
-            with console.status("Waiting for a worker") as status:
-                report = api.wait_for_report(sent.session, status.update)
-        except ServerError as error:
-            if error.stable_code != ForbiddenError.code:
-                raise
-            # What was asked for is done: the trace is stored, and its analysis will be.
-            console.print(UNREADABLE, soft_wrap=True)
-            sys.stdout.write(f"{sent.url}\n")
-            return
-        sys.stdout.write(f"{report['verdict']['sentence']}\n")
+        console.print(f"Session {sent.number} of {sent.job}: {sent.url}", soft_wrap=True)
+        _wait(api, sent, console)
+
+
+def _send(api: Server, path: Path, told: _Told, job: str | None, console: Console) -> Sent:
+    with ExitStack() as stack:
+        outgoing = _outgoing(path, told, console, stack)
+        name = job or _trial_name(outgoing.said)
+        return api.send(name, outgoing.open_trace, outgoing.meta, console.print)
+
+
+def _wait(api: Server, sent: Sent, console: Console) -> None:
+    try:
+        with console.status("Waiting for a worker") as status:
+            report = api.wait_for_report(sent.session, status.update)
+    except ServerError as error:
+        if error.stable_code != ForbiddenError.code:
+            raise
+        # What was asked for is done: the trace is stored, and its analysis will be.
+        console.print(UNREADABLE, soft_wrap=True)
+        sys.stdout.write(f"{sent.url}\n")
+        return
+    sys.stdout.write(f"{report['verdict']['sentence']}\n")
 
 
 def content_type_of(path: Path) -> str:
@@ -75,28 +114,52 @@ def metadata_body(path: Path, text: str) -> Body:
     return Body(text.encode(), media_type, path.name)
 
 
-def _of_folder(folder: Path, meta: Path | None) -> tuple[Path, Path | None]:
-    """Return the trace of a folder and its metadata."""
-    files = files_in([folder])
-    if len(files) > 1:
-        message = f"{folder} holds {len(files)} traces: make one of them with paceline convert"
-        raise FileError(message, code="file.several_traces")
-    adjacent = folder / META_NAME
-    return files[0], adjacent if meta is None and adjacent.is_file() else meta
+def _outgoing(path: Path, told: _Told, console: Console, stack: ExitStack) -> _Outgoing:
+    """Return what is sent of a path.
+
+    The files of several ranks are joined here, and labels applied: operations are a fiftieth of the
+    bytes, and what is wrong with a file is known before anything is sent.
+    """
+    meta = told.meta
+    with reading(path):
+        several = path.is_dir() or archive_at(path) is not None or told.labels is not None
+    if path.is_dir() and told.labels is None:
+        found = find([path], None, stack)
+        if len(found.files) == 1:
+            say_not_read(found.not_read)
+            return _as_it_is(found.files[0].path, meta or found.meta, console, stack)
+    if not several:
+        return _as_it_is(path, meta, console, stack)
+    recorded = read_recordings([path], meta, None, labels=told.labels)
+    say_unmapped(recorded.unmapped)
+    said = recorded.trace.meta
+    writer = WRITERS[SENT_AS]
+    content = writer.encode(recorded.trace)
+    text = yaml.safe_dump(metadata_document(said), sort_keys=False)
+    name = Path(writer.file_name)
+    return _Outgoing(
+        lambda: Body(content, content_type_of(name), name.name),
+        metadata_body(Path(META_NAME), text),
+        said,
+    )
 
 
-def _send(server: Server, job: str, path: Path, meta: Body | None, console: Console) -> Sent:
+def _as_it_is(path: Path, meta: Path | None, console: Console, stack: ExitStack) -> _Outgoing:
+    """Return a file as it is; while it is sent a terminal shows how far it is."""
+    text = None if meta is None else read_metadata(meta)
     columns = (TextColumn("Sending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with (
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        progress.open(path, "rb") as file,
-    ):
+    progress = stack.enter_context(
+        Progress(*columns, console=console, disable=not console.is_terminal)
+    )
+    with reading(path):
+        file = stack.enter_context(progress.open(path, "rb"))
 
-        def open_trace() -> Body:
-            file.seek(0)
-            return Body(file, content_type_of(path), path.name)
+    def open_trace() -> Body:
+        file.seek(0)
+        return Body(file, content_type_of(path), path.name)
 
-        return server.send(job, open_trace, meta, console.print)
+    body = None if text is None or meta is None else metadata_body(meta, text)
+    return _Outgoing(open_trace, body, None if text is None else load_metadata(text))
 
 
 def _trial_name(meta: SessionMeta | None) -> str:

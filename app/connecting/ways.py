@@ -124,8 +124,7 @@ from paceline_client.ndtimeline import PacelineNDHandler
 
 handlers.append(PacelineNDHandler("{server}", "{job}"))"""
 _FILES: Final = """\
-paceline convert kineto traces/*.json.gz --out session/
-paceline upload session/ --server {server} --job {job} --wait"""
+paceline upload traces/ --server {server} --job {job} --wait"""
 _CURL: Final = """\
 curl --fail-with-body --data-binary @trace.ndjson.gz \\
   "{server}/api/v1/jobs/{job}/sessions\""""
@@ -216,8 +215,9 @@ WAYS: Final[Mapping[str, Way]] = {
             title="Files",
             in_job=False,
             templates=(_FILES,),
-            prose=f"Also {', '.join(_OTHER_KINDS[:-1])} and {_OTHER_KINDS[-1]}. What cannot be "
-            "mapped is counted and said, with the setting that would record it.",
+            prose="The folder of a profiler's files, as it is, or an archive of it: of kineto, "
+            f"{', '.join(_OTHER_KINDS[:-1])} or {_OTHER_KINDS[-1]}. What cannot be mapped is "
+            "counted and said, with the setting that would record it.",
         ),
         Way(
             name="curl",

@@ -28,6 +28,7 @@ from app.dashboard.ui import format as fmt
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.assets import PLOTLY_SIZE
 from app.dashboard.ui.places import host_url
+from app.inputs.recordings.listing import HEAD_BYTES, MAX_BEGINNINGS, TAIL_BYTES
 from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 # Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
 # look so: its quotation marks are escaped.
 OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|client/|/))')
+
+# Bytes that scripts send of the beginning and the end of each file of a folder, and of all.
+UPLOADS: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
 
 # What templates call by name.
 PARTS: Final = (
@@ -89,6 +93,7 @@ class Pages:
             static=assets.url,
             plotly_style=assets.plotly_style,
             plotly_size=PLOTLY_SIZE,
+            uploads=UPLOADS,
             fmt=fmt,
             page_data=_page_data,
             project_url=prefix_of,
@@ -114,6 +119,7 @@ class Pages:
                     found,
                     signed_in=who.name if who.kind is ActorKind.PERSON else "",
                     operates=Right.OPERATE in who.rights_in(container.project_id),
+                    ingests=Right.INGEST in who.rights_in(container.project_id),
                     administers=Right.ADMIN in who.everywhere,
                     base=container.pages_at,
                 ),

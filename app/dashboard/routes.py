@@ -29,6 +29,9 @@ from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, 
 from app.dashboard.fleet.job import job_page
 from app.dashboard.fleet.query import FleetQueryParam, view_bar
 from app.dashboard.fleet.view import fleet_page
+from app.dashboard.hangs.exports import hangs_csv
+from app.dashboard.hangs.pages import add_hang_pages
+from app.dashboard.hangs.view import hang_line
 from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
@@ -58,6 +61,7 @@ from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
 from app.services.fleet.views import list_views, shared_view
 from app.services.fleet_report.jobs import job_figures
+from app.services.hangs.read import hangs_of_job
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
@@ -70,6 +74,8 @@ from app.services.tensor.read import count_groups
 
 # Applied fixes on the page of the fleet.
 NEWEST_FIXES: Final = 10
+# Hangs on the page of a job.
+HANGS: Final = 10
 
 Step = Annotated[int | None, Query()]
 
@@ -84,6 +90,7 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     add_access_pages(routes, pages)
     add_alert_pages(routes, pages)
     add_tensor_pages(routes, pages)
+    add_hang_pages(routes, pages)
     add_rule_pages(routes, pages)
     add_host_pages(routes, pages)
     add_compare_pages(routes, pages)
@@ -186,6 +193,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
             found, groups = fleet(tx, job=job), count_groups(tx, job)
+            hangs = hangs_of_job(tx, job, HANGS)
             if found.jobs:
                 history = job_history(
                     tx,
@@ -205,6 +213,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     tx.now,
                 )
         if not found.jobs:
+            if hangs:
+                return RedirectResponse(
+                    f"{container.pages_at}/hangs/{hangs[0].id}", HTTPStatus.SEE_OTHER
+                )
             if groups:
                 return RedirectResponse(
                     f"{container.pages_at}/jobs/{quote(job)}/tensor", HTTPStatus.SEE_OTHER
@@ -220,7 +232,13 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             address=Address(job_url(job), parameters),
         )
         return pages.render(
-            "fleet/job.html", nav, page=shown, now=found.now, groups=groups, applied=fixes
+            "fleet/job.html",
+            nav,
+            page=shown,
+            now=found.now,
+            groups=groups,
+            applied=fixes,
+            hangs=[hang_line(row) for row in hangs],
         )
 
     @routes.get("/sessions/{session}")
@@ -252,7 +270,13 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         report = (
             None
             if document is None
-            else report_view(document, step=query.step, dp=query.dp, pp=query.pp)
+            else report_view(
+                document,
+                step=query.step,
+                dp=query.dp,
+                pp=query.pp,
+                collective=query.collective,
+            )
         )
         page = session_page(
             view,
@@ -288,6 +312,13 @@ def _add_exports(routes: APIRouter) -> None:
     @routes.get("/jobs/{job}/marks.csv")
     def job_marks_route(container: Here, job: str, time: TimeQueryParam) -> Response:
         return csv_file("paceline-job-marks.csv", marks_csv(_job_axis(container, job, time)))
+
+    @routes.get("/jobs/{job}/hangs.csv")
+    def job_hangs_route(container: Here, job: str) -> Response:
+        with container.reading() as tx:
+            known_job(tx, job)
+            found = hangs_of_job(tx, job)
+        return csv_file("paceline-job-hangs.csv", hangs_csv(found))
 
     @routes.get("/jobs/{job}/fixes.csv")
     def job_fixes_route(container: Here, job: str) -> Response:

@@ -44,6 +44,7 @@ class RetentionRules:
     traces: Keep = Keep()
     heatmaps: Keep = Keep()
     reports: Keep = Keep()
+    hangs: Keep = Keep(days=365)
     task_runs: Keep = Keep(days=90)  # work that is over
     # Messages that are over; of each channel and job the last stays.
     deliveries: Keep = Keep(days=30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
@@ -108,17 +107,6 @@ class Listing(Generic[R]):
     def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
         """Return rows of what the database returned, by name; JSON becomes what fields say."""
         return self._adapter.validate_python([dict(one) for one in found])
-
-    def page(self, rows: Sequence[R], request: PageRequest) -> Page[R]:
-        """Return a page of rows that are here already, in the order of `ties`."""
-        sort = self.sort(request.sort)
-        by = attrgetter(self.sorts[sort.removeprefix("-")])
-        known = [row for row in rows if by(row) is not None]
-        ordered = sorted(known, key=by, reverse=sort.startswith("-"))
-        ordered += [row for row in rows if by(row) is None]
-        number = last_page(request.page, len(rows), request.size)
-        first = request.size * (number - 1)
-        return Page(ordered[first : first + request.size], number, len(rows), request.size)
 
 
 def read(

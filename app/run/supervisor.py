@@ -21,21 +21,25 @@ import structlog
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from app.bootstrap import build
-from app.broker.celery import QUEUES
+from app.broker.celery import ANALYSIS_QUEUE, QUEUES
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from app.db.faults import said
 from app.errors import PacelineError, StartupError
 from app.run.http import HttpServer, address_of, listen, reachable_by_others
+from app.run.standby import Standby
 from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
 from app.services.installation.sweep import sweep
 from app.system import scratch
 from app.system.logs import configure_logging
 from app.system.processes import SupervisedChild
+from app.system.scratch import Scratch
+from app.system.shared import Place
 from app.web import create_app
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from types import FrameType
@@ -67,7 +71,7 @@ class Meanwhile:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
+def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: int = 1) -> None:
     """Serve the API and the dashboard until SIGINT or SIGTERM.
 
     Without a database URL this is the whole installation: the embedded database, its schema and the
@@ -77,6 +81,9 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     ----------
     meanwhile : Meanwhile, optional
         What else goes on; nothing without.
+    processes : int
+        That answer requests, all at one address; this one is the first of them. With the embedded
+        database there are as many analyses at once.
 
     Raises
     ------
@@ -89,20 +96,22 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None) -> None:
     _raise_open_files_limit()
     with _refusals_in_the_log(settings), _stop_signals() as stop, contextlib.ExitStack() as running:
         try:
-            _serve(settings, running, stop, meanwhile or _nothing())
+            _serve(settings, running, stop, meanwhile or _nothing(), processes)
         except StartupError:
             # A start that a signal cut short is a stop like any other.
             if not stop.is_set():
                 raise
 
 
-def run_workers(settings: Settings) -> None:
+def run_workers(settings: Settings, processes: int = 1) -> None:
     """Run the workers and the sweeper until SIGINT or SIGTERM; serves no requests.
 
     Parameters
     ----------
     settings : Settings
         `database_url` must be set.
+    processes : int
+        Analyses at once, each in a process; as many decode what the inbox holds.
 
     Raises
     ------
@@ -117,13 +126,15 @@ def run_workers(settings: Settings) -> None:
     configure_logging(json=settings.log_json, level=settings.log_level)
     with _refusals_in_the_log(settings), _stop_signals() as stop, contextlib.ExitStack() as running:
         _require_schema(settings)
-        workers = _workers(settings, running)
+        workers = _workers(settings, running, processes)
         container = build(settings, application_name="paceline sweeper")
         running.callback(container.close)
         _start_sweeper(container, running)
+        standby = _standby(container, running)
         while not stop.wait(_TEND_INTERVAL_S):
             for worker in workers:
                 worker.tend()
+            standby.tend()
 
 
 @contextlib.contextmanager
@@ -143,6 +154,7 @@ def _serve(
     running: contextlib.ExitStack,
     stop: threading.Event,
     meanwhile: Meanwhile,
+    processes: int,
 ) -> None:
     postgres: EmbeddedPostgres | None = None
     if settings.database_url is None:
@@ -158,7 +170,7 @@ def _serve(
     workers: Sequence[SupervisedChild] = ()
     if postgres is not None:
         migrate.upgrade(postgres.url)
-        workers = _workers(settings, running)
+        workers = _workers(settings, running, processes)
     container = build(settings, application_name="paceline serve")
     running.callback(container.close)
     if postgres is not None:
@@ -166,8 +178,10 @@ def _serve(
         _start_sweeper(container, running, meanwhile.done)
     require_administrator(container)
 
-    http = HttpServer(create_app(container), listener)
+    place = _place(running, processes)
+    http = HttpServer(create_app(container, place), listener)
     running.callback(http.stop)
+    workers = [*workers, *_replicas(settings, running, place, listener)]
     for worker in workers:
         worker.tend()
     http.start(stop.is_set)
@@ -181,6 +195,41 @@ def _serve(
             raise StartupError("The embedded database ended by itself; its log says why.")
         if not http.alive:
             raise StartupError("The HTTP server ended by itself; the log says why.")
+
+
+def _place(running: contextlib.ExitStack, processes: int) -> Place | None:
+    """Return this process's place among those of a server; None where it is the only one."""
+    if processes == 1:
+        return None
+    shared = Scratch()
+    running.callback(shared.remove)
+    return Place(shared.path, 0, processes)
+
+
+def _replicas(
+    settings: Settings,
+    running: contextlib.ExitStack,
+    place: Place | None,
+    listener: socket.socket,
+) -> list[SupervisedChild]:
+    """Return the other processes of a server, not yet started; they are stopped together."""
+    if place is None:
+        return []
+    replicas = [
+        SupervisedChild(
+            f"server {number}",
+            [
+                *(sys.executable, "-m", "app.run.replica", "--lifeline"),
+                *("--socket", str(listener.fileno()), "--directory", str(place.directory)),
+                *("--number", str(number), "--of", str(place.of)),
+            ],
+            settings.environment_of_child(os.environ),
+            pass_fds=[listener.fileno()],
+        )
+        for number in range(1, place.of)
+    ]
+    running.callback(_stop_workers, replicas)
+    return replicas
 
 
 def _require_schema(settings: Settings) -> None:
@@ -239,20 +288,48 @@ def _announce(url: str) -> str:
     return url
 
 
-def _workers(settings: Settings, running: contextlib.ExitStack) -> list[SupervisedChild]:
-    """Return one worker a queue, not yet started; they are stopped together."""
+def _workers(
+    settings: Settings, running: contextlib.ExitStack, processes: int = 1
+) -> list[SupervisedChild]:
+    """Return the workers, not yet started: one a queue, and those that decode the inbox.
+
+    They are stopped together.
+    """
     scratch.sweep()
-    environment = settings.environment_of_child(os.environ)
-    workers = [
-        SupervisedChild(
-            f"worker {queue}",
-            [sys.executable, "-m", "workers.child", "--queue", queue, "--lifeline"],
-            environment,
-        )
-        for queue in QUEUES
+    workers = []
+    for queue in QUEUES:
+        options = ["--queue", queue]
+        if queue == ANALYSIS_QUEUE:
+            options += ["--concurrency", str(processes)]
+        workers.append(_worker(settings, f"worker {queue}", "workers.child", *options))
+    workers += [
+        _worker(settings, f"worker inbox {number}", "workers.inbox") for number in range(processes)
     ]
     running.callback(_stop_workers, workers)
     return workers
+
+
+def _standby(container: Container, running: contextlib.ExitStack) -> Standby:
+    """Return what looks after the broker, started."""
+    settings = container.settings
+    standby = Standby(
+        container,
+        [
+            _worker(settings, f"worker {queue} without broker", "workers.pull", "--queue", queue)
+            for queue in QUEUES
+        ],
+    )
+    running.callback(standby.stop)
+    standby.start()
+    return standby
+
+
+def _worker(settings: Settings, name: str, module: str, *options: str) -> SupervisedChild:
+    return SupervisedChild(
+        name,
+        [sys.executable, "-m", module, *options, "--lifeline"],
+        settings.environment_of_child(os.environ),
+    )
 
 
 def _stop_workers(workers: Sequence[SupervisedChild]) -> None:

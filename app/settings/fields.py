@@ -141,8 +141,11 @@ class Settings(BaseSettings):
     # Bodies spooled at once over all requests; above it the answer is 429.
     ingest_budget_bytes: Count = 2048 * MIB
     ingest_concurrency: Count = 4
-    ingest_queue: Count = 64
+    ingest_queue: Count = 4096
     ingest_idle_timeout_s: Seconds = 30.0
+    # What may wait for workers, and for how long: above it the answer is 429.
+    inbox_bytes: Count = 4096 * MIB
+    inbox_age_s: Seconds = 900.0
 
     # However long the pauses between its chunks were: silence of so long ends a session.
     session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)

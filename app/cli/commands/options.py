@@ -12,7 +12,8 @@ TraceOrFolder = Annotated[
     typer.Argument(
         exists=True,
         readable=True,
-        help="Any format that is read here, or a folder of files of one: those of a job's ranks",
+        help="Any format that is read here; or a folder with the files of a job's ranks, or an "
+        "archive of one",
     ),
 ]
 MetaOption = Annotated[
@@ -25,6 +26,15 @@ MetaOption = Annotated[
     ),
 ]
 
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="What ranges of the job's own are: a mapping of patterns to operation types, YAML",
+    ),
+]
 OutOption = Annotated[Path | None, typer.Option(dir_okay=False, help="File to write [its name]")]
 
 ServerOption = Annotated[str, typer.Option(envvar="PACELINE_SERVER", help="Address of the server")]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from app.cli.commands import access, alerts, planning, retention, serving, sessions, storing
+from app.cli.commands import (
+    access,
+    alerts,
+    hangs,
+    planning,
+    pulses,
+    retention,
+    serving,
+    sessions,
+    storing,
+)
 
 app = typer.Typer(
     name="paceline",
@@ -13,5 +23,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (sessions, retention, storing, serving, planning, alerts, access):
+for commands in (sessions, retention, storing, serving, planning, hangs, pulses, alerts, access):
     app.add_typer(commands.app)

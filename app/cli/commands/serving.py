@@ -27,6 +27,15 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     data_dir: DataDirOption = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Processes that answer requests, at one address; with the embedded database also "
+            "analyses at once",
+        ),
+    ] = 1,
 ) -> None:
     """Serve the API and the dashboard; with the embedded database unless one is configured."""
     with loading():
@@ -35,7 +44,7 @@ def serve(
 
     settings = _settings(host, port, data_dir)
     refuse_demo(settings)
-    run(settings)
+    run(settings, processes=workers)
 
 
 @app.command()
@@ -56,13 +65,18 @@ def demo(
 
 
 @app.command()
-def worker() -> None:
+def worker(
+    *,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Analyses at once, each in a process of its own")
+    ] = 1,
+) -> None:
     """Run the workers of a production installation."""
     with loading():
         from app.run.supervisor import run_workers
         from app.settings import Settings
 
-    run_workers(Settings())
+    run_workers(Settings(), processes)
 
 
 @app.command()

@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from app.analysis.replay.adaptations.evidence import Name as AdaptationName
-from app.cli.commands.options import LOCAL_SERVER, MetaOption, ServerOption, TraceOrFolder
+from app.cli.commands.options import (
+    LOCAL_SERVER,
+    LabelsOption,
+    MetaOption,
+    ServerOption,
+    TraceOrFolder,
+)
 
 app = typer.Typer()
 
@@ -50,6 +56,7 @@ WithoutOption = Annotated[
 def analyze(
     trace: TraceOrFolder,
     meta: MetaOption = None,
+    labels: LabelsOption = None,
     *,
     json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON")] = False,
     timeline: Annotated[
@@ -82,11 +89,11 @@ def analyze(
             scale=scale or (),
             without=switched_off,
         )
-        answer_file(trace, meta, question, as_json=json)
+        answer_file(trace, meta, question, as_json=json, labels=labels)
         return
     from app.cli.sessions.analyze import analyze_file
 
-    analyze_file(trace, meta, as_json=json, timeline=timeline, without=switched_off)
+    analyze_file(trace, meta, as_json=json, timeline=timeline, without=switched_off, labels=labels)
 
 
 @app.command()
@@ -115,14 +122,15 @@ def connect(
 
 @app.command()
 def convert(
-    kind: Annotated[str, typer.Argument(help="kineto, ndtimeline, megascan, nsys or otel")],
+    kind: Annotated[str, typer.Argument(help="kineto, ndtimeline, megascan, nsys, otel or xprof")],
     files: Annotated[
         list[Path],
-        typer.Argument(exists=True, readable=True, help="A file a rank, or folders"),
+        typer.Argument(exists=True, readable=True, help="A file a rank, folders, archives"),
     ],
     *,
     out: Annotated[Path, typer.Option(help="Directory to write to", file_okay=False)] = Path(),
     meta: MetaOption = None,
+    labels: LabelsOption = None,
     trace_format: Annotated[
         str, typer.Option("--format", help="parquet, ndjson, ndjson-zstd or arrow")
     ] = "parquet",
@@ -136,13 +144,14 @@ def convert(
     writer = WRITERS.get(trace_format)
     if writer is None:
         raise typer.BadParameter(f"--format is one of {', '.join(WRITERS)}")
-    run(kind, files, out, meta, writer)
+    run(kind, files, out, meta, writer, labels=labels)
 
 
 @app.command()
 def upload(
     trace: TraceOrFolder,
     meta: MetaOption = None,
+    labels: LabelsOption = None,
     *,
     server: ServerOption = LOCAL_SERVER,
     job: Annotated[
@@ -153,7 +162,7 @@ def upload(
     """Send a trace to a server."""
     from app.cli.upload import upload as send
 
-    send(trace, meta, server=server, job=job, wait=wait)
+    send(trace, meta, server=server, job=job, wait=wait, labels=labels)
 
 
 @app.command()

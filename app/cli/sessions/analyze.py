@@ -12,20 +12,21 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
 from app.analysis.trace.model import Trace
-from app.cli.convert import files_in, read_recordings, say_unmapped
+from app.cli.convert import read_recordings, say_unmapped
 from app.cli.files import writing
 
 
-def analyze_file(
+def analyze_file(  # noqa: PLR0913 - what the command is told
     path: Path,
     meta_path: Path | None,
     *,
     as_json: bool,
     timeline: Path | None,
     without: Collection[Name] = (),
+    labels: Path | None = None,
 ) -> None:
     """Analyze a trace file and print what came out."""
-    trace = read_trace(path, meta_path)
+    trace = read_trace(path, meta_path, labels)
     report = analyze(trace, without).report
     if timeline is not None:
         _write_timeline(trace, report, timeline)
@@ -37,21 +38,23 @@ def analyze_file(
         print_report(report)
 
 
-def read_trace(path: Path, meta_path: Path | None) -> Trace:
+def read_trace(path: Path, meta_path: Path | None, labels: Path | None = None) -> Trace:
     """Read a trace and its metadata, which the trace may hold itself.
 
     Parameters
     ----------
     path : Path
-        A file, or a folder of files of one format: those of a job's ranks, with a ``meta.yaml``
-        in the same folder where they do not say the sizes.
+        A file, or a folder or an archive of files of one format: those of a job's ranks, with a
+        ``meta.yaml`` where they do not say the sizes.
+    labels : Path or None
+        What the job calls ranges of its own.
 
     Raises
     ------
     PacelineError
         A file cannot be read, or is not what it should be.
     """
-    recorded = read_recordings(files_in([path]), meta_path, None)
+    recorded = read_recordings([path], meta_path, None, labels=labels)
     say_unmapped(recorded.unmapped)
     return recorded.trace
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.analysis.arrivals.document import RankBreakdown
 from app.analysis.budget.parts import Part
-from app.analysis.diagnosis.headline import WHY_S_DIFFERS, HeadlineKind, why_published
+from app.analysis.diagnosis.headline import WHY_S_DIFFERS, Headline, HeadlineKind, why_published
 from app.analysis.replay.confidence import Interval
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
-from app.analysis.wording import hours, percent
+from app.analysis.wording import gpu_time, hours, percent
 
 # The dashboard's fixed scale, 1.0 to 1.5 and above in steps of 0.05: pale to dark.
 SCALE: Final = (
@@ -43,6 +45,13 @@ FIRST_WITH_LIGHT_TEXT: Final = 6
 WORST_WORKERS: Final = 6
 NUMBERED_CELL: Final = 6
 STAGE_COLUMN: Final = 9
+# What a step of a rank passes with.
+BREAKDOWN: Final = {
+    "computing": "computing_s",
+    "exposed communication": "communication_s",
+    "data": "data_s",
+    "idle": "idle_s",
+}
 # Steps that are left out and named.
 ODD_NAMED: Final = 4
 
@@ -59,7 +68,8 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(report.verdict.sentence, style="bold"), soft_wrap=True)
     console.print(
         f"DP {sizes.dp} × PP {sizes.pp} × TP {sizes.tp}, {sizes.world} GPUs, "
-        f"{len(steps)} steps" + (f", {len(dropped)} dropped" if dropped else ""),
+        f"{len(steps)} step{'s' if len(steps) != 1 else ''}"
+        + (f", {len(dropped)} dropped" if dropped else ""),
         highlight=False,
     )
     for line in _odd(report):
@@ -68,6 +78,7 @@ def show(report: Report, console: Console) -> None:
         if report.has_verdict:
             console.print(_measured(report), highlight=False, soft_wrap=True)
         console.print(fidelity.reason, highlight=False)
+        _show_arrivals(report, console)
         _show_budget(report, console)
         if report.known_waste is not None and not report.has_verdict:
             console.print(_known(report, report.known_waste), highlight=False, soft_wrap=True)
@@ -76,6 +87,7 @@ def show(report: Report, console: Console) -> None:
     for line in _slowdowns(report):
         console.print(line, highlight=False, soft_wrap=True)
     _show_budget(report, console)
+    _show_arrivals(report, console)
     for adaptation in fidelity.adaptations:
         console.print(_adaptation(adaptation), highlight=False, soft_wrap=True)
     console.print()
@@ -103,6 +115,37 @@ def _show_budget(report: Report, console: Console) -> None:
     console.print(bar, no_wrap=True, crop=True)
 
 
+def _show_arrivals(report: Report, console: Console) -> None:
+    """Print who comes last at collectives, and what the leading rank's step passes with."""
+    found = report.arrivals
+    if found is not None:
+        at = report.machine(found.worst.rank).called if found.straggles else ""
+        console.print(f"{found.words}{f' ({at})' if at else ''}", highlight=False, soft_wrap=True)
+    for line in _breakdown(report):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _breakdown(report: Report) -> Iterator[str]:
+    if report.breakdown is None or (compared := report.breakdown_of_worst()) is None:
+        return
+    one, peers = compared
+    told = report.arrivals.straggles if report.arrivals else len(report.breakdown.ranks) == 1
+    if not told:
+        return
+    yield f"A step of rank {one.rank}: {_parts([one])}"
+    if peers:
+        whose = "Its peer" if len(peers) == 1 else f"Median of its {len(peers)} peers"
+        yield f"{whose}: {_parts(peers)}"
+
+
+def _parts(ranks: Sequence[RankBreakdown]) -> str:
+    """Return what steps pass with, the median of some ranks."""
+    return ", ".join(
+        f"{name} {median(getattr(one, field) for one in ranks):.3g} s"
+        for name, field in BREAKDOWN.items()
+    )
+
+
 def _odd(report: Report) -> Iterator[str]:
     """Yield what of the recording is not believed, and what was left out."""
     dropped = (*report.steps.odd, *report.steps.dropped)
@@ -128,9 +171,9 @@ def _measured(report: Report) -> str:
     """Return how slow the job is where S is withheld."""
     shown = report.headline
     return (
-        f"Slowdown {shown.slowdown:.3f}{_interval(shown.ci95)} against the job without its causes; "
-        f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "
-        f"{hours(report.lost_gpu_hours_per_hour)} each hour"
+        f"Slowdown {shown.slowdown:.3f}{_of(shown)} against the job without its causes; "
+        f"{gpu_time(report.lost_gpu_hours)} lost in these steps, "
+        f"{gpu_time(report.lost_gpu_hours_per_hour)} each hour"
     )
 
 
@@ -157,18 +200,26 @@ def _slowdowns(report: Report) -> Iterator[str]:
     """Yield the slowdown and what it costs, and the published S."""
     shown = report.headline
     costs = (
-        f"{hours(report.lost_gpu_hours)} GPU-hours lost in these steps, "
-        f"{hours(report.lost_gpu_hours_per_hour)} each hour; "
+        f"{gpu_time(report.lost_gpu_hours)} lost in these steps, "
+        f"{gpu_time(report.lost_gpu_hours_per_hour)} each hour; "
         f"the replay differs from the recording by {report.fidelity.discrepancy * 100:.1f} %"
     )
-    published = f"S {report.slowdown:.3f}{_interval(report.slowdown_ci95)}"
     if shown.kind is HeadlineKind.PUBLISHED:
+        published = f"S {report.slowdown:.3f}{_of(shown)}"
         yield f"{published} as published, {why_published(named=bool(report.causes))}; {costs}"
         return
-    measured = f"Slowdown {shown.slowdown:.3f}{_interval(shown.ci95)}"
+    published = f"S {report.slowdown:.3f}{_interval(report.slowdown_ci95)}"
+    measured = f"Slowdown {shown.slowdown:.3f}{_of(shown)}"
     yield f"{measured} against the job without its causes; {costs}"
     why = f": {WHY_S_DIFFERS}" if shown.differs(report.slowdown) else ""
     yield f"Published {published}{why}"
+
+
+def _of(shown: Headline) -> str:
+    """Return the interval of the slowdown, or why it has none."""
+    if shown.ci95 is None and shown.ci95_reason is not None:
+        return f" (no interval: {shown.ci95_reason})"
+    return _interval(shown.ci95)
 
 
 def _interval(ci95: Interval | None) -> str:

@@ -18,9 +18,16 @@ from app.cli.sessions.selection import parse_factor, parse_selection
 from app.errors import Fault, InvalidQuestionError, UnanalyzableError
 
 
-def answer_file(path: Path, meta_path: Path | None, question: Question, *, as_json: bool) -> None:
+def answer_file(
+    path: Path,
+    meta_path: Path | None,
+    question: Question,
+    *,
+    as_json: bool,
+    labels: Path | None = None,
+) -> None:
     """Answer a question about a trace file and print step time and gain."""
-    trace = read_trace(path, meta_path)
+    trace = read_trace(path, meta_path, labels)
     found = answer(prepare_replay(trace, question.without), question)
     against = _against(trace, question.without) or found.published
     document = found.as_document(against)

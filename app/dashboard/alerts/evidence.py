@@ -61,6 +61,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
             why_resolved=incident.why_resolved,
             value=incident.value,
             facts=incident.facts,
+            hang=incident.hang,
             view_url="",
             incident_url="",
         ),

@@ -208,6 +208,10 @@ def chosen_incident(
 
 def _facts(row: IncidentRow) -> list[Fact]:
     """Return who is at fault, what it costs, and what helps: what the first screen must say."""
+    hang = row.incident.hang
+    if hang is not None:
+        costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
+        return [Fact("Culprits", hang.culprits), Fact("Costs", costs)]
     facts = row.incident.facts
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
         return []
@@ -238,6 +242,7 @@ def _remedy(incident: Incident) -> list[str]:
     """Return what is to be done, for people to copy."""
     fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
     words = [] if fix is None else [fix.title]
+    words += [] if incident.hang is None else [incident.hang.remedy]
     commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
     return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]
 
@@ -252,6 +257,8 @@ def _comments_title(number: int) -> str:
 
 def _about(row: IncidentRow, now: datetime) -> str:
     incident, facts = row.incident, row.incident.facts
+    if incident.hang is not None:
+        return incident.hang.sentence
     if incident.cause == NO_DATA_CAUSE:
         if facts is None:
             return "It has never sent a session"
@@ -343,7 +350,7 @@ def _words(life: IncidentLife) -> Words | None:
                     summary=lines.summary,
                     fields=lines.fields,
                     evidence=lines.evidence,
-                    view_url=view_url("/", alert.facts),
+                    view_url=view_url("/", alert.facts, alert.hang),
                 )
     return None
 

@@ -135,7 +135,8 @@ def gain_text(gain: float) -> str:
 
 def session_url(incident: Incident, job_url: str) -> str:
     """Return the view of its latest session that shows it; the job's page where there is none."""
-    return view_url("/", incident.facts) if incident.facts else job_url
+    shown = incident.facts or incident.hang
+    return view_url("/", incident.facts, incident.hang) if shown else job_url
 
 
 def since(incident: Incident) -> datetime:

@@ -30,6 +30,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "budget.slow_together": "Lost as all workers compute slower, % of the time",
     "cause": "A cause, by its confidence",
     "no_data": "No data",
+    "hang": "A hang, by the files of its ranks",
     "weekly": "No condition: a summary every week",
 }
 # What the form shows in per cent, and the rule has as a share of 1.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.alerts.rules import CauseFound, NoData, Weekly
+from app.alerts.rules import CauseFound, Hanging, NoData, Weekly
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
@@ -104,6 +104,8 @@ def condition_words(rule: Rule) -> str:
         if condition.minutes is not None:
             limits.append(f"{condition.minutes:g} min")
         return f"No session for {' and '.join(limits)}"
+    if isinstance(condition, Hanging):
+        return f"A hang with {_percent(condition.confidence)} confidence, at once"
     if isinstance(condition, CauseFound):
         named = [title_of(cause).lower() for cause in condition.causes]
         what = f"{_some(named)} with" if named else "Any cause with"

@@ -47,6 +47,31 @@ def causes_csv(found: Comparison) -> Table:
     )
 
 
+def arrivals_csv(found: Comparison) -> Table:
+    """Return how long others waited for each rank in both sessions."""
+    return Table(
+        (
+            "rank",
+            "last_share_before",
+            "last_share_after",
+            "waited_for_before_s",
+            "waited_for_after_s",
+            "change_s",
+        ),
+        (
+            (
+                one.rank,
+                one.last_share_before,
+                one.last_share_after,
+                one.waited_for_before_s,
+                one.waited_for_after_s,
+                one.change_s,
+            )
+            for one in found.arrivals
+        ),
+    )
+
+
 def metadata_csv(found: Comparison) -> Table:
     """Return every field of the metadata that differs."""
     return Table(
@@ -60,6 +85,7 @@ EXPORTS: Final[Mapping[str, Callable[[Comparison], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
     "causes": causes_csv,
+    "arrivals": arrivals_csv,
     "metadata": metadata_csv,
 }
 

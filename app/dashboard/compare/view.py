@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from app.analysis.diagnosis.causes.registry import blames_machine, title_of
 from app.analysis.report.verdict import blamed_gpus
 from app.analysis.wording import hours
+from app.dashboard.compare.arrivals import ArrivalLine, arrival_lines, arrivals_title
 from app.dashboard.compare.histogram import Histogram, histogram
 from app.dashboard.compare.words import chance, change_s
 from app.dashboard.compare.workers import (
@@ -119,6 +120,8 @@ class ComparePage:
     histogram_note: str
     causes: Sequence[CauseLine]
     causes_title: str
+    arrivals: Sequence[ArrivalLine]
+    arrivals_title: str
     workers: Sequence[WorkerLine]
     workers_title: str
     fields: Sequence[FieldLine]
@@ -156,6 +159,8 @@ def compare_page(found: Comparison) -> ComparePage:
         histogram_note="Steps by recorded time; gray before, blue after",
         causes=[_cause(one) for one in found.causes],
         causes_title=_causes_title(found),
+        arrivals=arrival_lines(found),
+        arrivals_title=arrivals_title(found),
         workers=[worker_line(found, *cell) for cell in moved[:WORKERS]],
         workers_title=workers_title(moved),
         fields=[

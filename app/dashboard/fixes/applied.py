@@ -53,7 +53,7 @@ def fleet_fixes(
     found: Sequence[Realized], figures: Mapping[str, Calibration], csv: str, now: datetime
 ) -> AppliedFixes:
     """Return the applied fixes of all jobs."""
-    table = drawn(_fleet_columns(now), found, csv=csv, classes="fleet")
+    table = drawn(_fleet_columns(now), found, csv=csv, classes="fleet of-fixes")
     return AppliedFixes(found, table, calibration_text(figures.get("")))
 
 

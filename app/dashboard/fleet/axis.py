@@ -136,7 +136,8 @@ def axis_figure(found: JobAxis) -> Figure:
         )
         layout["annotations"].append(_unit(panel.unit, place, height))
         data.append(_line(found.points, panel, f"y{name}"))
-    layout["xaxis"]["anchor"] = f"y{count + 1}"
+    # The lowest label of the panel above is half below the line.
+    layout["xaxis"] |= {"anchor": f"y{count + 1}", "ticklabelstandoff": 6}
     data.append(_marks(found.marks))
     return {"data": data, "layout": layout}
 

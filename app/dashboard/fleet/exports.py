@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from app.analysis.budget.document import Shares
+from app.analysis.budget.document import Losses
 from app.analysis.replay.metrics import STRAGGLING
-from app.dashboard.fleet.lines import session_row
+from app.dashboard.fleet.lines import cause_words, leading_cause, where_words
 from app.dashboard.fleet.query import FleetQuery
 from app.dashboard.ui.csv_text import Table
 from app.dashboard.ui.ranges import Range
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SHARES: Final = ("lost_to_stragglers", "lost_between_steps", "lost_together")
 # Jobs that are read at once.
-BATCH: Final = 500
+BATCH: Final = 2000
 
 
 def sessions_csv(found: JobAxis) -> Table:
@@ -54,7 +54,7 @@ def sessions_csv(found: JobAxis) -> Table:
                 point.gpu_hours_lost_per_hour,
                 point.tokens_per_s,
                 point.cause,
-                *_lost(point.shares),
+                *_lost(point.losses),
             )
             for point in found.points
         ),
@@ -91,22 +91,24 @@ def fleet_csv(jobs: Iterable[Standing]) -> Table:
 def _job(job: Standing) -> Sequence[object]:
     told, measured = job.told, job.told.headline
     published = measured and told.verdict and told.verdict.published
-    line = session_row(job.name, job.latest, shown=told)
+    cause = leading_cause(told)
     return (
         *(job.name, job.latest.state, job.incident and job.incident.state, job.latest.number),
-        *(job.latest.received_at, line.slowdown, *((measured and measured.ci95) or (None, None))),
-        *(published and published.slowdown, line.lost_each_hour, line.cause, line.where),
+        *(job.latest.received_at, measured and measured.slowdown),
+        *((measured and measured.ci95) or (None, None)),
+        *(published and published.slowdown, told.lost_each_hour),
+        *(cause_words(job.latest, cause), cause and where_words(cause)),
         *(job.labels.get("owner"), job.labels, told.world),
         *(told.dp, told.pp, told.tp, told.cp, told.vpp),
-        *_lost(told.shares),
+        *_lost(told.losses),
     )
 
 
-def _lost(shares: Shares | None) -> tuple[float | None, ...]:
+def _lost(losses: Losses | None) -> tuple[float | None, ...]:
     """Return the shares of the time that are lost, as `_SHARES` names them."""
-    if shares is None:
+    if losses is None:
         return (None,) * len(_SHARES)
-    return shares.losses
+    return losses.stragglers, losses.between, losses.together
 
 
 def moment_of(tx: Reads, about: Range) -> Moment:
@@ -119,7 +121,11 @@ def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[St
     for page in count(1):
         with container.reading() as tx:
             found = fleet_view(
-                tx, moment_of(tx, about), query.filtered, page=PageRequest(query.sort, page, BATCH)
+                tx,
+                moment_of(tx, about),
+                query.filtered,
+                page=PageRequest(query.sort, page, BATCH),
+                brief=True,
             )
         yield from found.page.rows
         if page >= found.page.pages:

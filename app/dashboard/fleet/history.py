@@ -35,7 +35,7 @@ def history_finding(
         return "No session has a verdict yet"
     number, slowdown = latest
     if not found.slow:
-        return f"No session is slow: none above {times(found.worst or slowdown)}"
+        return f"Stragglers slow no session: none above {times(found.worst or slowdown)}"
     if onset is None:
         of_all = f"{count(found.slow)} of {count(found.verdicts)}"
         return f"{of_all} sessions were slow; session {number} is not"

@@ -118,7 +118,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
             shown_columns,
             [session_row(job.name, session) for session in found.page.rows],
             csv=csv["sessions"],
-            classes="fleet",
+            classes="fleet sessions",
             headings=sorted_by(SESSIONS, shown_columns, address),
             pager=pager(found.page, address),
             attributes=row_attributes,

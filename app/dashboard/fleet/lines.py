@@ -35,7 +35,7 @@ from app.dashboard.ui.parts import (
 from app.db.states import SessionState
 
 if TYPE_CHECKING:
-    from app.analysis.budget.document import Shares
+    from app.analysis.budget.document import Losses
     from app.analysis.report.verdict import Slowdown, VerdictCause
     from app.services.fleet.rows import Standing
     from app.services.sessions.fleet import JobSummary
@@ -83,9 +83,8 @@ class SessionLine:
     # of the job
     owner: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    # shares of the time that are lost to stragglers, between steps, and by all workers together;
-    # empty where the budget is not known
-    shares: Shares | None = None
+    # what of the time is lost to what; empty where that is not known
+    losses: Losses | None = None
     stragglers: str = ""
     between: str = ""
     together: str = ""
@@ -109,19 +108,14 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     numbers = shown or session
     measured, verdict = numbers.headline, numbers.verdict
     slowdown = measured.slowdown if measured else None
-    slow = (
-        verdict is not None
-        and slowdown is not None
-        and (verdict.level == "slow" or slowdown >= STRAGGLING)
-    )
-    first = verdict.causes[0] if slow and verdict and verdict.causes else None
-    if measured is None:
-        first = _withheld(numbers)
-    known = numbers.known
-    lost = None if known is None else numbers.world * known.waste
+    slow = _is_slow(numbers)
+    first = leading_cause(numbers)
+    lost = numbers.lost_each_hour
     published = verdict.published if measured and verdict else None
+    # S says nothing of what is lost between steps, or by all workers together.
+    lost_to_steps = verdict is None or measured is None or verdict.lost == measured.waste
     state = job_state(session.state, slow=slow)
-    shares = numbers.shares
+    losses = numbers.losses
     return SessionLine(
         state=state,
         status=session.state,
@@ -137,9 +131,11 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         against=_against(measured),
         lost_each_hour=lost,
         lost_each_hour_text="" if lost is None else hours(lost),
-        cause=title_of(first.cause) if first else _reason(session),
-        cause_share=_share(first, measured) if measured or not first else _reason(session),
-        where=_where(first) if first else "",
+        cause=cause_words(session, first),
+        cause_share=_share(first, measured, lost_to_steps=lost_to_steps)
+        if measured or not first
+        else _reason(session),
+        where=where_words(first) if first else "",
         gpus=session.world,
         sizes=sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
         short_sizes=short_sizes(session.dp, session.pp, session.tp, session.cp, session.vpp),
@@ -149,11 +145,31 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         received_at=session.received_at,
         host=first.host or "" if first and _names_one(first) else "",
         kind="slow" if state is SLOW_STATE else "none" if slowdown is None else "quiet",
-        shares=shares,
-        stragglers="" if shares is None else rough_percent(shares.stragglers),
-        between="" if shares is None else rough_percent(shares.between_steps_above),
-        together="" if shares is None else rough_percent(shares.slow_together),
+        losses=losses,
+        stragglers="" if losses is None else rough_percent(losses.stragglers),
+        between="" if losses is None else rough_percent(losses.between),
+        together="" if losses is None else rough_percent(losses.together),
     )
+
+
+def leading_cause(session: SessionRow) -> VerdictCause | None:
+    """Return the cause that a line names; None where nothing is blamed."""
+    if session.headline is None:
+        return _withheld(session)
+    causes = session.verdict.causes if session.verdict is not None else ()
+    return causes[0] if causes and _is_slow(session) else None
+
+
+def cause_words(session: SessionRow, cause: VerdictCause | None) -> str:
+    """Return what a line names as the cause; without one why there is no verdict."""
+    return title_of(cause.cause) if cause else _reason(session)
+
+
+def _is_slow(session: SessionRow) -> bool:
+    measured, verdict = session.headline, session.verdict
+    if measured is None or verdict is None:
+        return False
+    return verdict.level == "slow" or measured.slowdown >= STRAGGLING
 
 
 def _withheld(session: SessionRow) -> VerdictCause | None:
@@ -163,9 +179,9 @@ def _withheld(session: SessionRow) -> VerdictCause | None:
     return next((one for one in session.verdict.causes if one.cause != UNKNOWN), None)
 
 
-def _share(cause: VerdictCause | None, measured: Slowdown | None) -> str:
-    """Return what share a cause has, and that the slowdown is S where it is."""
-    by_s = measured is not None and not measured.kind.without_causes
+def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_steps: bool) -> str:
+    """Return what share a cause has, and that the slowdown is S where that is what is lost."""
+    by_s = lost_to_steps and measured is not None and not measured.kind.without_causes
     if cause is None:
         return "no cause, by S" if by_s else ""
     share = rough_percent(cause.contribution or 0.0)
@@ -216,7 +232,8 @@ def _names_one(cause: VerdictCause) -> bool:
     return len(cause.place.workers) == 1 or bool(cause.place.ranks)
 
 
-def _where(cause: VerdictCause) -> str:
+def where_words(cause: VerdictCause) -> str:
+    """Return the place that a line names; empty where there is none."""
     kind = KINDS.get(cause.cause)
     if kind is not None and kind.everywhere:
         return "all DP ranks"

@@ -13,7 +13,7 @@ from app.dashboard.ui.choosing import Choice
 from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import DAY, Range
 from app.services.fleet.rows import FLEET
-from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Show
+from app.services.fleet.standing import MAX_CHARACTERS, FleetFilter, Loss, Show
 from app.services.fleet.views import query_of
 from app.services.fleet_report.filters import ReportFilter
 
@@ -25,7 +25,14 @@ PATH: Final = "/"
 # The tab of the paper's figures in an address.
 FIGURES: Final = "figures"
 # What the form does not ask for itself.
-KEPT: Final = ("show", "sort", "labels", "range", "from", "to")
+KEPT: Final = ("show", "loss", "sort", "labels", "range", "from", "to")
+# What the page offers to list jobs by.
+_LOSSES: Final = {
+    None: "Any loss",
+    Loss.STRAGGLERS: "To stragglers",
+    Loss.BETWEEN: "Between steps",
+    Loss.TOGETHER: "All slow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class FilterBar:
 
     words: str
     shows: Sequence[Choice]
+    losses: Sequence[Choice]  # what jobs lose time to; each comes in the order by it
     owners: Sequence[Choice]
     label: str
     labels: Choice  # whether the list prints the labels of jobs
@@ -51,6 +59,7 @@ class FleetQuery:
         show: QueryText = "",
         owner: QueryText = "",
         label: QueryText = "",
+        loss: QueryText = "",
         sort: QueryText = "",
         page: QueryText = "",
         silent: QueryText = "",
@@ -65,6 +74,7 @@ class FleetQuery:
             show=Show(show) if show in tuple(Show) else Show.ALL,
             owner=owner[:MAX_CHARACTERS],
             label=label[:MAX_CHARACTERS].strip(),
+            loss=Loss(loss) if loss in tuple(Loss) else None,
         )
         self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
         self.labels = labels == "1"
@@ -75,6 +85,12 @@ class FleetQuery:
             self.filtered.label,
         )
         self.number, self.silent_number = page_number(page), page_number(silent)
+
+    @property
+    def loss(self) -> Loss | None:
+        """Return which loss of time lines name: what jobs are sorted by, or have in common."""
+        name = self.sort.removeprefix("-")
+        return Loss(name) if name in tuple(Loss) else self.filtered.loss
 
     @property
     def archived(self) -> bool:
@@ -98,6 +114,7 @@ class FleetQuery:
             "show": "" if filtered.show is Show.ALL else filtered.show.value,
             "owner": filtered.owner,
             "label": filtered.label,
+            "loss": filtered.loss or "",
             "sort": self.sort,
             "labels": "1" if self.labels else "",
             **about.parameters(default=DAY),
@@ -150,6 +167,15 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
         )
         for show, word in words.items()
     ]
+    losses = [
+        Choice(
+            loss or "",
+            word,
+            filtered.loss is loss,
+            address.but(loss=loss, sort=None if loss is None else f"-{loss}"),
+        )
+        for loss, word in _LOSSES.items()
+    ]
     # Also what is chosen and nothing has any more.
     owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
     kept = {name: address.parameters[name] for name in KEPT}
@@ -157,6 +183,7 @@ def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
     return FilterBar(
         words=filtered.words,
         shows=shows,
+        losses=losses,
         owners=[Choice(owner, owner, owner == filtered.owner) for owner in owners],
         label=filtered.label,
         labels=Choice(

@@ -10,6 +10,7 @@ from app.analysis.budget.parts import Part
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.format import count, rough_percent
 from app.dashboard.ui.tables import Shown
+from app.services.fleet.standing import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from app.dashboard.ui.address import Address
 
 _AGAINST: Final = "Against the job without its causes, else S"
-_LOST: Final = "GPU-hours, by all ranks together"
+_LOST: Final = "GPU-hours of all ranks: the largest loss, to stragglers, between steps or by all"
 _STRAGGLERS: Final = "Share of the time that is lost to stragglers: to what not all workers lose"
 _BETWEEN: Final = "Share of the time that is lost between steps, beyond what usually passes there"
 _TOGETHER: Final = "Share of the time that is lost in steps in which all workers compute slower"
 _TIME_LOST: Final = (
     "Shares of the time: to stragglers, between steps, as all workers compute slower"
 )
+_TIME_LOST_TO: Final = {
+    Loss.STRAGGLERS: _STRAGGLERS,
+    Loss.BETWEEN: _BETWEEN,
+    Loss.TOGETHER: _TOGETHER,
+}
 # Colors of the same.
 _LOSSES: Final = (Part.WAITING, Part.BETWEEN_STEPS_ABOVE, Part.SLOW_TOGETHER)
 # A bar of this many pixels is half of the time.
@@ -54,11 +60,11 @@ def session_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w3", of_cells="nowrap muted"),
         Shown("Published S", lambda line: line.published, classes="num opt w3", of_cells="muted"),
         Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num opt", _LOST),
-        Shown("Stragglers", lambda line: line.stragglers, classes="num opt w3", hint=_STRAGGLERS),
-        Shown("Between steps", lambda line: line.between, classes="num opt w3", hint=_BETWEEN),
-        Shown("All slow", lambda line: line.together, classes="num opt w3", hint=_TOGETHER),
-        Shown("Cause", _cause, classes="opt", of_cells="nowrap"),
-        Shown("Where", _where, classes="opt w2", of_cells="muted"),
+        Shown("Stragglers", lambda line: line.stragglers, "stragglers", "num opt w3", _STRAGGLERS),
+        Shown("Between steps", lambda line: line.between, "between", "num opt w3", _BETWEEN),
+        Shown("All slow", lambda line: line.together, "together", "num opt w3", _TOGETHER),
+        Shown("Cause", _cause, "", "opt cause", of_cells="ends", title=_cause_words),
+        Shown("Where", _where, "", "opt w2 place-of", of_cells="muted ends", title=_place),
         Shown("Discrepancy", lambda line: line.discrepancy, "discrepancy", "num opt w2"),
         Shown("Steps", lambda line: count(line.steps), "steps", "num opt w2"),
         Shown("Operations", lambda line: count(line.operations), "operations", "num opt w2"),
@@ -86,18 +92,26 @@ def job_columns(
         Shown("Job", job, "name", of_cells="grow"),
         Shown("Lost each hour", lambda line: line.lost_each_hour_text, "lost", "num", _LOST),
         Shown("Slowdown", _job_slowdown, "slowdown", "num", _AGAINST),
-        Shown("Time lost", _time_lost, "", "opt w2", _TIME_LOST, "nowrap", _time_lost_words),
+        Shown(
+            "Time lost",
+            lambda line: _time_lost(line, query.loss),
+            query.loss or "time",
+            "opt w2",
+            _TIME_LOST if query.loss is None else _TIME_LOST_TO[query.loss],
+            "nowrap",
+            _time_lost_words,
+        ),
         Shown(_INTERVAL, lambda line: line.interval, classes="opt w2", of_cells="nowrap muted"),
         Shown("Sessions", lambda line: html.spark(line.spark), classes="opt w3"),
-        Shown("Cause", _cause, "cause", "opt"),
-        Shown("Where", _where, classes="opt w2", of_cells="muted place-of"),
+        Shown("Cause", _cause, "cause", "opt cause", of_cells="ends", title=_cause_words),
+        Shown("Where", _where, "", "opt w2 place-of", of_cells="muted ends", title=_place),
         Shown(
             "Owner",
             lambda line: _owner(line, query, address),
             "owner",
             "opt w3",
             "The label of that name",
-            of_cells="muted",
+            of_cells="muted owner",
         ),
         Shown("GPUs", lambda line: count(line.gpus), "gpus", "num opt"),
         Shown(
@@ -116,7 +130,7 @@ def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
     return (
         Shown(_PICK, _pick, classes="pick"),
         Shown("State", _state),
-        Shown("Job", lambda line: html.link(line.url, line.name), of_cells="grow"),
+        Shown("Job", lambda line: html.link(line.url, line.name, title=line.name), of_cells="grow"),
         Shown(
             "Last session",
             lambda line: html.link(
@@ -125,7 +139,13 @@ def silent_columns(now: datetime) -> tuple[Shown[SessionLine], ...]:
             classes="num",
         ),
         Shown("Slowdown then", lambda line: line.slowdown_text, classes="num", of_cells="muted"),
-        Shown("Cause then", lambda line: line.cause, classes="opt w2", of_cells="muted"),
+        Shown(
+            "Cause then",
+            lambda line: line.cause,
+            classes="opt w2 cause",
+            of_cells="muted ends",
+            title=lambda line: line.cause,
+        ),
         Shown("Owner", lambda line: line.owner, classes="opt w3", of_cells="muted"),
         Shown("GPUs", lambda line: count(line.gpus), classes="num opt", of_cells="muted"),
         Shown("Parallelism", lambda line: line.sizes, classes="opt w2", of_cells="muted"),
@@ -155,9 +175,11 @@ def _state(line: SessionLine) -> Markup:
 
 
 def _job(line: SessionLine, labels: Markup) -> Markup:
-    written = " ".join(f"{name}={value}" for name, value in line.labels.items())
+    written = (line.name, *(f"{name}={value}" for name, value in line.labels.items()))
     return (
-        html.link(line.url, line.name, title=written) + html.narrow(line.cause, line.where) + labels
+        html.link(line.url, line.name, title=" ".join(written))
+        + html.narrow(line.cause, line.where)
+        + labels
     )
 
 
@@ -195,12 +217,15 @@ def _slowdown(line: SessionLine) -> Markup:
     return html.swatch(line.color) + line.slowdown_text
 
 
-def _time_lost(line: SessionLine) -> Markup:
-    """Return a bar of what is lost, and how much that is."""
-    if line.shares is None:
+def _time_lost(line: SessionLine, loss: Loss | None) -> Markup:
+    """Return a bar of what is lost, and how much that is, or what is lost to one kind."""
+    losses = line.losses
+    if losses is None:
         return html.NOTHING
     rects, begin = [], 0.0
-    for part, share in zip(_LOSSES, line.shares.losses, strict=True):
+    shares = (losses.stragglers, losses.between, losses.together)
+    told = losses.lost if loss is None else shares[tuple(Loss).index(loss)]
+    for part, share in zip(_LOSSES, shares, strict=True):
         width = max(min(2 * _BAR * share, _BAR - begin), 0.0)
         rects.append(
             Markup('<rect class="p-{}" x="{:.1f}" width="{:.1f}" height="8"/>').format(
@@ -212,11 +237,11 @@ def _time_lost(line: SessionLine) -> Markup:
         '<svg viewBox="0 0 {0} 8" width="{0}" height="8" aria-hidden="true">'
         '<rect class="track" width="{0}" height="8"/>{1}</svg> '
     ).format(_BAR, html.join(rects))
-    return bar + rough_percent(sum(line.shares.losses))
+    return bar + rough_percent(told)
 
 
 def _time_lost_words(line: SessionLine) -> str:
-    if line.shares is None:
+    if line.losses is None:
         return ""
     return (
         f"{line.stragglers} to stragglers, {line.between} between steps, {line.together} as all "
@@ -234,6 +259,14 @@ def _job_slowdown(line: SessionLine) -> Markup:
 def _cause(line: SessionLine) -> Markup:
     share = (" ", html.muted(line.cause_share)) if line.cause_share else ()
     return html.join((line.cause, *share))
+
+
+def _cause_words(line: SessionLine) -> str:
+    return " ".join(filter(None, (line.cause, line.cause_share)))
+
+
+def _place(line: SessionLine) -> str:
+    return line.where
 
 
 def _where(line: SessionLine) -> Markup:

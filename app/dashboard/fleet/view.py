@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 NAMED_SHARE: Final = 0.3
 # Up to this number, silent jobs are not folded.
 SILENT_OPEN: Final = 10
+# Less is shown as 0.0, GPU-hours.
+_LEAST: Final = 0.05
+# What is lost may differ by rounding.
+_NEARLY: Final = 1 + 1e-6
 EMPTY: Final = "The archive is empty"
 
 
@@ -52,6 +56,7 @@ class FleetPage:
     now: datetime
     title: str
     heading: str
+    lost_to: str
     states: tuple[tuple[StateLabel, str], ...]
     tabs: Sequence[Choice]
     bar: FilterBar
@@ -88,6 +93,7 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
         now=found.now,
         title=f"Fleet: {_short(heard, silent)}",
         heading=_heading(found, about),
+        lost_to=_lost_to(heard),
         states=tuple(states),
         tabs=query.tabs(about),
         bar=filter_bar(query, about, found),
@@ -186,15 +192,37 @@ def _heading(found: FleetView, about: Range) -> str:
     if not told:
         return f"{plural(jobs, f'{matching}job')}, no verdict yet"
     lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
-    of_jobs = f" in {plural(jobs, 'matching job')}" if matching else ""
+    who = plural(jobs, f"{matching}job")
+    to_stragglers = all(group.lost <= _NEARLY * group.wasted for group in heard)
+    if to_stragglers:
+        costs = "Stragglers cost"
+        each_hour = f"each hour in {who}" if matching else "each hour"
+    else:
+        costs = f"{who if matching else 'Jobs'} {'loses' if matching and jobs == 1 else 'lose'}"
+        each_hour = "each hour"
     sentence = (
-        f"Stragglers cost {hours(lost)} GPU-hours each hour{of_jobs}, "
+        f"{costs} {hours(lost)} GPU-hours {each_hour}, "
         f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
     )
     first = max((group for group in heard if group.told), key=lambda group: group.most)
     if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
         sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
     return sentence
+
+
+def _lost_to(heard: Sequence[Group]) -> str:
+    """Return to what the jobs lose their time that are asked for, where that is several things."""
+    gpus = sum(group.gpus for group in heard)
+    parts = {
+        "to stragglers": sum(group.wasted for group in heard),
+        "between steps": sum(group.between for group in heard),
+        "as all workers compute slower": sum(group.together for group in heard),
+    }
+    told = {what: lost for what, lost in parts.items() if lost >= _LEAST}
+    if not gpus or told.keys() <= {"to stragglers"}:
+        return ""
+    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in told.items())
+    return f"By kind, GPU-hours each hour: {', '.join(words)}"
 
 
 def _unheard(found: FleetView, about: Range) -> str:

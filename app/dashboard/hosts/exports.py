@@ -6,17 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.ui.csv_text import Table
-from app.services.hosts.listed import HostRow, HostSums
+from app.services.hosts.listed import HostSums
 from app.services.hosts.one import HostIncident, HostSession, HostView
 from app.services.hosts.places import Move
 
 if TYPE_CHECKING:
     from app.services.hosts.listed import Hosts
-
-
-def hosts_csv(found: Hosts) -> Table:
-    """Return the hosts of a list, with what each cost."""
-    return Table.of(HostRow, found.page.rows)
 
 
 def alike_csv(found: Hosts) -> Table:

@@ -9,17 +9,18 @@ from fastapi.responses import Response
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.auth.here import Here
-from app.dashboard.hosts.exports import EXPORTS, alike_csv, hosts_csv
+from app.dashboard.hosts.exports import EXPORTS, alike_csv
 from app.dashboard.hosts.one import host_page
 from app.dashboard.hosts.view import hosts_page
 from app.dashboard.ui.address import Address, page_number
-from app.dashboard.ui.csv_text import csv_file, one_of
+from app.dashboard.ui.csv_text import Written, csv_file, one_of
 from app.dashboard.ui.places import host_url
 from app.dashboard.ui.time_query import MONTH, TimeQueryParam
 from app.errors import NotFoundError
 from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
-from app.services.hosts.listed import MOST, PAGE, Hosts, Show
+from app.services.hosts.file import HEADER, hosts_file
+from app.services.hosts.listed import PAGE, Hosts, Show
 from app.services.hosts.one import host_view
 from app.services.hosts.read import list_hosts
 
@@ -59,10 +60,9 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         container: Here, time: TimeQueryParam, q: Text = "", show: Text = "", sort: Text = ""
     ) -> Response:
         with container.reading() as tx:
-            words = q[:MAX_WORDS].strip()
-            whole = PageRequest(sort, size=MOST)
-            found = _list(tx, time.about(MONTH), words, whole, show, brief=True)
-        return csv_file("paceline-hosts.csv", hosts_csv(found))
+            span, words = _span(tx, time.about(MONTH)), q[:MAX_WORDS].strip()
+            lines = hosts_file(tx, span, sort, show=_show(show), words=words)
+        return csv_file("paceline-hosts.csv", Written(HEADER, lines))
 
     @routes.get("/hosts-not-blamed.csv")
     def alike_file_route(container: Here, time: TimeQueryParam) -> Response:
@@ -89,16 +89,13 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file(f"paceline-host-{name}.csv", make(view))
 
 
-def _list(  # noqa: PLR0913 - what an address may ask for
-    tx: Reads, about: Range, words: str, request: PageRequest, show: str, *, brief: bool = False
-) -> Hosts:
+def _list(tx: Reads, about: Range, words: str, request: PageRequest, show: str) -> Hosts:
     return list_hosts(
         tx,
         _span(tx, about),
         request,
         show=_show(show),
         words=words,
-        brief=brief,
         alike_from=STRAGGLING,
     )
 

@@ -30,7 +30,7 @@ def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fa
     ready = sum(producer.final for producer in producers)
     names = _some([producer.producer for producer in producers])
     return [
-        Fact("Operations", count(row.operations), f"in {plural(intake.chunks, 'chunk')}"),
+        Fact("Operations", count(row.operations), f"in {_chunks(intake)}"),
         Fact(
             "Producers",
             count(len(producers)),
@@ -46,11 +46,20 @@ def arrival_facts(row: SessionRow, intake: IntakeView, now: datetime) -> list[Fa
     )
 
 
+def _chunks(intake: IntakeView) -> str:
+    """Return how many chunks there are, and how many wait to be decoded."""
+    taken = plural(intake.chunks, "chunk")
+    return f"{taken}, {count(intake.waiting_chunks)} waiting" if intake.waiting_chunks else taken
+
+
 def refused_facts(intake: IntakeView | None) -> list[Fact]:
     """Return how much of a session was refused, if anything was."""
     if intake is None or not intake.refused_chunks:
         return []
     chunks = plural(intake.refused_chunks, "chunk")
+    if intake.refused:
+        named = [f"{one.producer}/{one.number} ({one.code})" for one in intake.refused]
+        chunks += f": {_some(named)}"
     return [Fact("Refused", byte_size(intake.refused_bytes), chunks)]
 
 

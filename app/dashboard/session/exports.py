@@ -10,6 +10,12 @@ from app.analysis.mitigation.templates import WithheldTemplate
 from app.analysis.report.document import Report
 from app.analysis.report.findings import Recommendation
 from app.analysis.trace.unmapped import Unmapped, said
+from app.dashboard.session.arrivals.exports import (
+    arrivals_csv,
+    breakdown_csv,
+    ranks_csv,
+    unsaid_csv,
+)
 from app.dashboard.session.states import fault_rows
 from app.dashboard.session.tables import coverage_rows
 from app.dashboard.ui.csv_text import Table
@@ -228,6 +234,10 @@ EXPORTS: Final[Mapping[str, Callable[[Report], Table]]] = {
     "workers": workers_csv,
     "steps": steps_csv,
     "budget": budget_csv,
+    "arrivals": arrivals_csv,
+    "arrival-ranks": ranks_csv,
+    "breakdown": breakdown_csv,
+    "unsaid": unsaid_csv,
     "optypes": optypes_csv,
     "microbatches": microbatches_csv,
     "causes": causes_csv,

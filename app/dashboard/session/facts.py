@@ -3,41 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.verdict import lost_between
+from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.document import SECONDS_AN_HOUR, Report
 from app.analysis.report.findings import NamedCause
-from app.analysis.wording import hours, sure
+from app.analysis.wording import gpu_time, hours, sure
 from app.dashboard.session.slowdown import against, shown_interval, whole
 from app.dashboard.ui.format import percent, rough_percent, times, worker
 from app.dashboard.ui.parts import Fact
+
+# Fewer are said in minutes or seconds.
+_FEW_GPU_HOURS: Final = 0.01
 
 
 def verdict_facts(report: Report) -> list[Fact]:
     """Return the facts that come from the report: how slow, what it costs, why."""
     causes = report.causes
-    lost_to = "its causes" if report.headline.kind.without_causes else "stragglers, by S"
     return [
         _slowdown_fact(report),
-        Fact(
-            "GPU-hours lost",
-            hours(report.lost_gpu_hours),
-            _also_lost(report) or f"{hours(report.lost_gpu_hours_per_hour)} more each hour",
-            hint=f"To {lost_to}, in the analyzed steps, by all ranks together",
-        ),
+        _lost_fact(report),
         _cause_fact(causes[0]) if causes else Fact("Cause", "None", "nothing found"),
         _runner_up(causes),
     ]
 
 
-def _also_lost(report: Report) -> str:
-    """Return what is lost between steps, which is in no slowdown; empty where that is little."""
+def _lost_fact(report: Report) -> Fact:
+    """Return what is lost: first what the verdict says first."""
+    in_steps = "to its causes" if report.headline.kind.without_causes else "to stragglers, by S"
+    hint = "In the session, by all ranks together"
+    of_all = _lost_by_all(report)
+    if not of_all:
+        more = f"{_lost(report.lost_gpu_hours_per_hour)} more each hour"
+        return Fact(
+            "GPU-hours lost", _lost(report.lost_gpu_hours), more, hint=f"{hint}: {in_steps}"
+        )
+    parts = sorted({**of_all, in_steps: report.lost_gpu_hours}.items(), key=lambda one: -one[1])
+    (first, most), *rest = parts
+    also = " and ".join(f"{_lost(lost)} {what}" for what, lost in rest)
+    return Fact("GPU-hours lost", _lost(most), f"{first}; {also}", hint=hint)
+
+
+def _lost_by_all(report: Report) -> dict[str, float]:
+    """Return what is in no slowdown, GPU-hours, as far as it is worth saying."""
     budget = report.budget
-    if budget is None or budget.shares.between_steps_above < WORTH_SAYING:
-        return ""
+    if budget is None:
+        return {}
+    known_s = sum(cause.between_s for cause in report.causes)
+    shares = {"between steps": lost_between(budget.shares, known_s, report.diagnosis.turn_s)}
+    if report.headline.slowdown < STRAGGLING:
+        # else it is one of the causes
+        shares["as all compute slower"] = budget.shares.slow_together
     gpu_hours = report.sizes.world * budget.wall_s / SECONDS_AN_HOUR
-    return f"and {hours(gpu_hours * budget.shares.between_steps_above)} between steps"
+    return {what: gpu_hours * share for what, share in shares.items() if share >= WORTH_SAYING}
+
+
+def _lost(gpu_hours: float) -> str:
+    """Return GPU-hours, the unit left to the label, unless they are next to none."""
+    return gpu_time(gpu_hours) if 0 < abs(gpu_hours) < _FEW_GPU_HOURS else hours(gpu_hours)
 
 
 def known_fact(report: Report) -> Fact | None:

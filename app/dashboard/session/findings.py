@@ -131,6 +131,8 @@ def strip_finding(report: Report) -> str:
     slowdowns = step_slowdowns(report)
     low, high = min(slowdowns), max(slowdowns)
     total = report.headline.slowdown
+    if len(slowdowns) == 1:
+        return "One step: whether others are like it is not known"
     if cost(high) < 2 * NEGLIGIBLE:
         return "No step is slow"
     if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
@@ -264,6 +266,8 @@ def coverage_finding(report: Report) -> str:
     """Return the title of what arrived."""
     coverage, dropped = report.coverage, report.steps.dropped
     parts = []
+    if coverage.missing:
+        parts.append(f"{plural(len(coverage.missing), 'worker')} missing")
     if report.steps.odd:
         parts.append(f"{plural(len(report.steps.odd), 'step')} unlike the others left out")
     if dropped:

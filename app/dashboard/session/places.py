@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from app.analysis.report.document import Report
 from app.analysis.report.verdict import GpuOfWorker
 from app.analysis.trace.ranks.machine import called
+
+# In place of the host of a worker of which nothing was recorded.
+_MISSING: Final = "missing"
 
 
 class GpuNames(TypedDict):
@@ -34,9 +37,12 @@ def places_of(report: Report) -> Places:
     by_rank = report.workers.rank
     ranks = [row[stage] for stage in range(len(by_rank[0])) for row in by_rank]
     guessed = report.whereabouts.guessed_hosts
+    missing = {one.rank for one in report.coverage.missing}
     hosts = [
         (host and called(host, guessed=host in guessed), sum(1 for _ in alike))
-        for host, alike in groupby(map(report.hosts.get, ranks))
+        for host, alike in groupby(
+            _MISSING if rank in missing else report.hosts.get(rank) for rank in ranks
+        )
     ]
     return Places(
         hosts=hosts,
@@ -48,8 +54,9 @@ def places_of(report: Report) -> Places:
 def _names(report: Report) -> list[str]:
     """Return what is known of each worker's GPU, stage by stage; "" where that is nothing."""
     by_rank, gpu_of = report.workers.rank, GpuOfWorker(report)
+    missing = {one.worker for one in report.coverage.missing}
     return [
-        gpu_of((dp, stage)).gpu_words
+        "" if (dp, stage) in missing else gpu_of((dp, stage)).gpu_words
         for stage in range(len(by_rank[0]))
         for dp in range(len(by_rank))
     ]

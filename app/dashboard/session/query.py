@@ -13,7 +13,7 @@ MAX_DIGITS: Final = 19
 
 
 class SessionQuery:
-    """A step and a worker, where they are numbers, and whether exact figures are shown.
+    """A step and a worker, where they are numbers, a collective, and whether figures are exact.
 
     Pages are forgiving: they ignore a parameter that is no number.
     """
@@ -23,9 +23,11 @@ class SessionQuery:
         step: QueryText = "",
         dp: QueryText = "",
         pp: QueryText = "",
+        collective: QueryText = "",
         exact: Annotated[str | None, Query()] = None,
     ) -> None:
         self.step, self.dp, self.pp = _number(step), _number(dp), _number(pp)
+        self.collective = collective
         # By its name alone.
         self.exact = exact is not None
 

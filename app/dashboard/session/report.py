@@ -10,6 +10,13 @@ from urllib.parse import urlencode
 from app.analysis.report.document import Report
 from app.analysis.report.heatmaps import HEATMAP_SCALE
 from app.dashboard.session import findings
+from app.dashboard.session.arrivals.view import (
+    ArrivalsView,
+    BreakdownTable,
+    arrivals_view,
+    breakdown_view,
+    unsaid_rows,
+)
 from app.dashboard.session.causes.rows import CauseRow, causes_table
 from app.dashboard.session.chunks import chunk_rows
 from app.dashboard.session.drawing import figures
@@ -73,6 +80,10 @@ class ReportView:
     """Everything that the sections of a report's page show."""
 
     verdict: bool
+    replayed: bool
+    arrivals: ArrivalsView | None
+    breakdown: BreakdownTable | None
+    unsaid: tuple[Row, ...]
     budget: BudgetTable | None
     exact: tuple[Row, ...]
     step_count: int
@@ -105,7 +116,12 @@ class ReportView:
 
 
 def report_view(
-    report: Report, *, step: int | None = None, dp: int | None = None, pp: int | None = None
+    report: Report,
+    *,
+    step: int | None = None,
+    dp: int | None = None,
+    pp: int | None = None,
+    collective: str = "",
 ) -> ReportView:
     """Return what the page of a report shows.
 
@@ -113,6 +129,8 @@ def report_view(
     ----------
     step, dp, pp : int, optional
         The step and the worker that the address asks for; what does not exist is ignored.
+    collective : str
+        The collective that it asks for; likewise.
     """
     chosen = _choose(report, step, dp, pp)
     times_s = report.step_times
@@ -121,6 +139,10 @@ def report_view(
     drawn = len(correlation.sample.forward_s)
     return ReportView(
         verdict=report.fidelity.verdict,
+        replayed=report.fidelity.replayed,
+        arrivals=arrivals_view(report, collective),
+        breakdown=breakdown_view(report),
+        unsaid=unsaid_rows(report),
         budget=budget_table(report),
         exact=exact_rows(report) if report.fidelity.verdict else (),
         step_count=len(report.steps.analyzed),
@@ -212,6 +234,8 @@ def _data(report: Report, chosen: ChosenStep) -> Mapping[str, Any]:
         # how the heatmaps of steps come over HTTP
         "heatmap_scale": HEATMAP_SCALE,
     }
+    if report.coverage.missing:
+        data["missing"] = [one.worker for one in report.coverage.missing]
     data["figures"]["strip"] = asdict(figures.strip(report))
     if report.fb_correlation.sample.forward_s:
         data["figures"]["scatter"] = figures.scatter(report)

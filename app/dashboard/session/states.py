@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 # What to do about a session without a verdict, by the code of the reason.
 REMEDIES: Final = {
-    "trace.too_few_steps": ("Record longer", "three steps for a verdict, 20 for an interval"),
     "trace.no_complete_step": ("Send every rank", "a step counts when all of its ranks are there"),
-    "trace.rank_missing": ("Send every rank", "one rank of each DP × PP cell is needed"),
     "trace.dependency_cycle": ("Look at the profiler", "operations wait for each other"),
 }
 OTHER_REMEDY: Final = ("Correct the trace", "and send it again")

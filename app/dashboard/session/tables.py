@@ -45,6 +45,7 @@ LAUNCH_ROWS: Final = 4
 NAMED_STEPS: Final = 8
 # Operations with impossible durations that are named.
 IMPOSSIBLE_NAMED: Final = 4
+MISSING_NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,11 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     present, expected = coverage.ranks_present, coverage.ranks_expected
     rows = [
         Row("Workers", f"{count(present)} of {count(expected)}", "one rank of each is traced"),
+        *(
+            [Row("Missing", plural(expected - present, "worker"), _missing(report))]
+            if coverage.missing
+            else []
+        ),
         Row("Operations", count(coverage.operations)),
         _recreated(coverage.recreated),
         Row("Steps analyzed", count(len(steps.analyzed))),
@@ -318,6 +324,18 @@ def coverage_rows(report: Report) -> tuple[Row, ...]:
     if absent:
         rows.append(Row("Types not recorded", count(len(absent)), ", ".join(absent)))
     return (*rows, *unmapped_rows(coverage.unmapped))
+
+
+def _missing(report: Report) -> str:
+    """Return which workers were not recorded, and when the others waited for them."""
+    named = [
+        f"{worker(*one.worker)}, rank {one.rank}"
+        + (f", last in {plural(len(one.came_last), 'step')}" if one.came_last else "")
+        for one in report.coverage.missing[:MISSING_NAMED]
+    ]
+    if len(report.coverage.missing) > MISSING_NAMED:
+        named.append(f"and {count(len(report.coverage.missing) - MISSING_NAMED)} more")
+    return "; ".join(named)
 
 
 def _impossible(found: Sequence[ImpossibleDuration]) -> Row:

@@ -28,6 +28,7 @@ from app.dashboard.session.tables import unmapped_rows
 from app.dashboard.ui.format import (
     age,
     byte_size,
+    percent,
     plural,
     seconds,
     sizes,
@@ -229,6 +230,8 @@ def _since(view: SessionView, around: Around, onset: Onset) -> Fact:
 
 def _no_verdict(view: SessionView, report: Report) -> Body:
     row = view.row
+    if not report.fidelity.replayed:
+        return _unreplayed(view, report)
     recorded, simulated = (
         report.step_times.recorded,
         report.step_times.simulated,
@@ -259,6 +262,33 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
         ),
         facts=facts,
         why=_why_no_more(report),
+    )
+
+
+def _unreplayed(view: SessionView, report: Report) -> Body:
+    """Return the head of a page that shows who comes last, and no slowdown."""
+    row, found, recorded = view.row, report.arrivals, report.step_times.recorded
+    facts = [
+        Fact(
+            "Step recorded",
+            seconds(sum(recorded) / len(recorded)),
+            f"mean of {plural(len(recorded), 'step')}",
+        )
+    ]
+    if found is not None:
+        worst = found.worst
+        facts += [
+            Fact("Comes last", f"Rank {worst.rank}", f"at {percent(worst.last_share, 0)} of all"),
+            Fact("Others wait", seconds(worst.waited_for_s), "for it, each of them in a step"),
+        ]
+    facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
+    return Body(
+        state=STATES[SessionState.NO_VERDICT],
+        short="no slowdown" if found is None else found.sentence,
+        heading=report.verdict.sentence,
+        line=(plural(row.operations, "operation"), "arrivals and breakdown alone"),
+        facts=facts,
+        why=report.fidelity.reason or "",
     )
 
 

@@ -15,11 +15,10 @@ from fastapi.responses import StreamingResponse
 
 from app.errors import NotFoundError
 from app.lists.columns import in_files
+from app.lists.csv_lines import FORMULA
 
 _Made = TypeVar("_Made")
 
-# What spreadsheets take for the beginning of a formula.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 # Characters that are sent at once.
 _PIECE: Final = 1 << 15
 
@@ -77,7 +76,22 @@ class Table:
         return "".join(self.pieces())
 
 
-def csv_file(name: str, table: Table) -> StreamingResponse:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A table whose lines the database wrote, see `app.lists.csv_lines`."""
+
+    header: Sequence[str]
+    lines: str
+
+    def pieces(self) -> Iterator[str]:
+        """Return the text of the table, a piece at a time."""
+        yield ",".join(self.header) + "\n"
+        if self.lines:
+            yield self.lines
+            yield "\n"
+
+
+def csv_file(name: str, table: Table | Written) -> StreamingResponse:
     """Return a table to download; it is of this moment.
 
     What is wrong with its first rows is raised here, where it still is a status of the answer.
@@ -115,7 +129,7 @@ def _plain(cell: object) -> object:
         return found
     # The writer quotes line feeds alone; readers end a line at either.
     text = found.replace("\r", "\n")
-    return f"'{text}" if found.startswith(_FORMULA) else text
+    return f"'{text}" if found.startswith(FORMULA) else text
 
 
 def _value(cell: object) -> object:

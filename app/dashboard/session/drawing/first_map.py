@@ -39,7 +39,11 @@ def first_map(report: Report) -> FirstMap | None:
         np.asarray(report.by_worker.exact, dtype=np.float64).T, SCALE_LOW, SCALE_HIGH
     )
     shown = by_stage.round(DIGITS)
-    levels, counts = np.unique(shown, return_counts=True)
+    if not dense:
+        # What was not recorded has no color: the script hatches it.
+        for missing in report.coverage.missing:
+            shown[missing.worker[::-1]] = np.nan
+    levels, counts = np.unique(shown[~np.isnan(shown)], return_counts=True)
     paths = []
     if dense:
         # One color below all others: that of most cells.

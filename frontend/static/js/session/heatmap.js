@@ -15,6 +15,25 @@ const HOT = 1.05;
 const RECTANGLES = 4096;
 const LEVELS = 500;
 
+/** Hatch a cell of which nothing was recorded: [left, top, width, height], in pixels of the canvas. */
+function hatch(context, [left, top, width, height], ratio) {
+  const apart = 8 * ratio;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width, height);
+  context.clip();
+  context.globalAlpha = 0.5;
+  context.lineWidth = ratio;
+  context.strokeStyle = '#8a919c';
+  context.beginPath();
+  for (let at = left - height; at < left + width; at += apart) {
+    context.moveTo(at, top + height);
+    context.lineTo(at + height, top);
+  }
+  context.stroke();
+  context.restore();
+}
+
 export class Heatmap {
   /** `values` and `margins` are those of the mean or of one step; `places` has the host of each worker. */
   constructor(element, data, places, { pick, point, isExact }) {
@@ -94,14 +113,17 @@ export class Heatmap {
   paintRectangles(context, x, y, ratio) {
     const { xgap, ygap } = this.geometry;
     const colors = palette();
+    const missing = new Set((this.data.missing ?? []).map(([rank, stage]) => stage * this.data.dp + rank));
     const [acrossGap, downGap] = [xgap * ratio, ygap * ratio];
     this.values.forEach((row, stage) => {
       const from = Math.round(y(stage) + downGap / 2);
       const tall = Math.round(y(stage + 1) - downGap / 2) - from;
       row.forEach((value, rank) => {
         const start = Math.round(x(rank) + acrossGap / 2);
+        const wide = Math.round(x(rank + 1) - acrossGap / 2) - start;
         context.fillStyle = `rgb(${colors[level(value)].join()})`;
-        context.fillRect(start, from, Math.round(x(rank + 1) - acrossGap / 2) - start, tall);
+        if (missing.has(stage * this.data.dp + rank)) hatch(context, [start, from, wide, tall], ratio);
+        else context.fillRect(start, from, wide, tall);
       });
     });
   }

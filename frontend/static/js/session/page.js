@@ -324,7 +324,7 @@ export class SessionReport {
       subscript.textContent = 'w';
       line.append(' · S', subscript, ' ', strong(times(this.heatmap.value([dp, pp]), 3)));
     }
-    line.append(mode === 'mean' ? ` · mean of ${this.data.steps.length} steps` : ` · in step ${this.data.steps[index]}`);
+    line.append(mode === 'mean' ? (this.data.steps.length === 1 ? ' · the one step' : ` · mean of ${this.data.steps.length} steps`) : ` · in step ${this.data.steps[index]}`);
   }
 
   readStep(worst = this.worst) {

@@ -1,0 +1,46 @@
+// The panel that takes the dumps of a hang on a job's page: files are packed into one archive.
+import { onPage } from '../app.js';
+import { here } from '../here.js';
+import { send } from '../upload/sending.js';
+import { tar } from './tar.js';
+
+const ARCHIVE = /\.(zip|tar|tgz|tar\.gz|tar\.zst)$/;
+
+const holdsFiles = (event) => [...event.dataTransfer.types].includes('Files');
+
+function mount({ main, stop }) {
+  const panel = main.querySelector('[data-hang-files]');
+  if (!panel) return;
+  const { signal } = stop;
+  const said = panel.querySelector('.said');
+  const field = panel.querySelector('input');
+  panel.hidden = false;
+
+  async function take(files) {
+    if (!files.length) return;
+    const whole = files.length === 1 && ARCHIVE.test(files[0].name);
+    said.textContent = `Sending ${files.length === 1 ? files[0].name : `${files.length} files`}…`;
+    try {
+      const path = `/api/v1/jobs/${encodeURIComponent(panel.dataset.hangFiles)}/hangs`;
+      const answer = await send('POST', path, whole ? files[0] : tar(files), 'application/octet-stream', { signal });
+      location.assign(here(`/hangs/${answer.hang}`));
+    } catch (error) {
+      if (!signal.aborted) said.textContent = error.message;
+    }
+  }
+
+  panel.querySelector('[data-choose]').addEventListener('click', () => field.click(), { signal });
+  field.addEventListener('change', () => { take([...field.files]); field.value = ''; }, { signal });
+  // Not the recordings of a session, which the rest of the page takes.
+  for (const type of ['dragenter', 'dragover', 'dragleave', 'drop']) {
+    panel.addEventListener(type, (event) => {
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      event.stopPropagation();
+      panel.classList.toggle('over', type === 'dragenter' || type === 'dragover');
+      if (type === 'drop') take([...event.dataTransfer.files]);
+    }, { signal });
+  }
+}
+
+onPage(mount);
