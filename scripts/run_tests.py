@@ -1,14 +1,18 @@
 """Run pytest, and repeat failed tests once, alone.
 
-``python scripts/run_tests.py [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
+``python -m scripts.run_tests [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
 processes on as few as two cores, where one of them is sometimes late. At most eight tests are
 repeated, in one process, and printed; a test that fails again has failed. Random examples are the
 same in every run, so a failure that depends on them is repeated.
+
+Where another command runs at the same time, ``scripts.run_with`` names a file in the
+environment: the failed tests are written there, and it repeats them once both have ended.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +23,9 @@ REPEATED_AT_MOST = 8
 
 TESTS_FAILED = 1
 
+# Where failed tests are written, one a line, that are repeated by another process.
+REPEATED_LATER = "TESTS_REPEATED_LATER"
+
 
 def main(arguments: list[str]) -> int:
     """Return pytest's exit status: of the run, or of the repetition where there was one."""
@@ -27,17 +34,27 @@ def main(arguments: list[str]) -> int:
         cache = ["--override-ini", f"cache_dir={directory}"]
         status = _pytest(*cache, *arguments)
         failed = _failed(Path(directory)) if status == TESTS_FAILED else []
-        if not 0 < len(failed) <= REPEATED_AT_MOST:
-            return status
-        print(
-            f"Repeated alone, because they failed among the others: {', '.join(failed)}",
-            flush=True,
-        )
-        status = _pytest(*cache, "-rA", *failed)
-        if status or not any(argument.startswith("--cov") for argument in arguments):
-            return status
+    if not 0 < len(failed) <= REPEATED_AT_MOST:
+        return status
+    if later := os.environ.get(REPEATED_LATER):
+        with Path(later).open("a") as file:
+            file.writelines(f"{test}\n" for test in failed)
+    elif status := repeat(failed):
+        return status
+    if not any(argument.startswith("--cov") for argument in arguments):
+        return 0
     # The first run's figure, which its failure covered up.
     return subprocess.run([sys.executable, "-m", "coverage", "report"], check=False).returncode
+
+
+def repeat(failed: list[str]) -> int:
+    """Run these tests alone and return pytest's exit status."""
+    print(
+        f"Repeated alone, because they failed among the others: {', '.join(failed)}",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        return _pytest("--override-ini", f"cache_dir={directory}", "-rA", *failed)
 
 
 def _pytest(*arguments: str) -> int:

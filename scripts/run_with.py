@@ -1,8 +1,9 @@
 """Run a command whose times matter, and at the same time one of lower priority.
 
-``python scripts/run_with.py FIRST... --- SECOND...``. The first one waits most of the time, but
+``python -m scripts.run_with FIRST... --- SECOND...``. The first one waits most of the time, but
 must not wait for a processor: the second one gets what is left of them. What the first one says is
-printed after the second one's words; the status is that of the first of them that failed.
+printed after the second one's words; the status is that of the first of them that failed. Tests
+that failed in either are repeated once both have ended (``scripts.run_tests``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+
+from scripts import run_tests
 
 BETWEEN = "---"
 
@@ -19,29 +23,42 @@ NICENESS = 19
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status of both: 0 where both succeeded."""
+    """Return the exit status of both: 0 where both, and what was repeated, succeeded."""
     between = arguments.index(BETWEEN)
+    with tempfile.TemporaryDirectory() as directory:
+        later = Path(directory) / "failed"
+        later.touch()
+        environment = {**os.environ, run_tests.REPEATED_LATER: str(later)}
+        status = at_once(arguments[:between], arguments[between + 1 :], environment)
+        failed = sorted(set(later.read_text().splitlines()))
+    if status or not failed:
+        return status
+    return run_tests.repeat(failed)
+
+
+def at_once(first: list[str], second: list[str], environment: dict[str, str]) -> int:
+    """Run both and return the exit status of the first of them that failed, or 0."""
     with tempfile.TemporaryFile() as words:
-        first = subprocess.Popen(  # noqa: S603 - our own arguments
-            arguments[:between], stdin=subprocess.DEVNULL, stdout=words, stderr=words
+        preferred = subprocess.Popen(  # noqa: S603 - our own arguments
+            first, stdin=subprocess.DEVNULL, stdout=words, stderr=words, env=environment
         )
         try:
-            make_way()
-            second = subprocess.run(arguments[between + 1 :], check=False)  # noqa: S603 - our own
-            status = first.wait()
+            status = subprocess.run(  # noqa: S603 - our own arguments
+                second, check=False, env=environment, preexec_fn=make_way
+            ).returncode
+            return preferred.wait() or status
         finally:
             # Interrupted: no process is left.
-            if first.poll() is None:
-                first.terminate()
-                first.wait()
+            if preferred.poll() is None:
+                preferred.terminate()
+                preferred.wait()
             words.seek(0)
             sys.stdout.write(words.read().decode(errors="replace"))
             sys.stdout.flush()
-    return status or second.returncode
 
 
 def make_way() -> None:
-    """Run this process and its children only when a processor is idle."""
+    """Let this process and its children run only when a processor is idle."""
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

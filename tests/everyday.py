@@ -25,6 +25,7 @@ FIRST_OF_FILE: Final = (
     "tests/integration/alerts/test_command.py",
     "tests/integration/dashboard/test_reads.py",
     "tests/integration/durable/test_database_restart.py",
+    "tests/integration/durable/test_memory_limit.py",
     "tests/integration/durable/test_workers.py",
     "tests/integration/retention/test_backup.py",
     "tests/integration/retention/test_killed.py",
@@ -33,12 +34,13 @@ FIRST_OF_FILE: Final = (
 )
 
 # None of these: a soak, a benchmark, a site of documentation that is built, the demo's two weeks,
-# ranks of PyTorch and an example.
+# the demo next to an installation, ranks of PyTorch and an example.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
     "tests/integration/alerts/test_soak.py",
     "tests/integration/client/test_examples.py",
+    "tests/integration/test_demo_apart.py",
     "tests/integration/test_ingest_benchmark.py",
     "tests/tensor/",
 )

@@ -13,7 +13,7 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,7 +55,14 @@ class Job:
     edge_transfers: bool = False
     jitter: bool = True  # members of a group end apart
     compute_ns: int | None = None  # computations take about this long; else anything
+    transfer_ns: int | None = None  # and all else takes about this long; else anything
     slow: tuple[tuple[int, int], float] | None = None  # a worker (dp, pp) that takes longer
+    # (steps, dp): microbatches of each DP rank; empty where all run as many
+    counts: tuple[tuple[int, ...], ...] = ()
+
+    def of_rank(self, step: int, dp: int) -> Job:
+        """Return the job as one of its DP ranks runs it."""
+        return replace(self, microbatches=self.counts[step][dp]) if self.counts else self
 
     @property
     def flow(self) -> list[tuple[int, int]]:
@@ -159,8 +166,8 @@ class Op:
 class Step:
     """One step: what is executed, and how."""
 
-    def __init__(self, job: Job, rng: random.Random) -> None:
-        self.job, self.rng = job, rng
+    def __init__(self, job: Job, rng: random.Random, number: int = 0) -> None:
+        self.job, self.rng, self.number = job, rng, number
         self.ops: list[Op] = []
         self.last_on: dict[Key, int] = {}
         self.groups: dict[Key, list[int]] = defaultdict(list)
@@ -192,12 +199,14 @@ class Step:
             slow, factor = self.job.slow or (None, 1.0)
             usual = self.job.compute_ns * (factor if worker == slow else 1.0)
             duration = round(usual * spread.uniform(0.98, 1.02))
+        elif self.job.transfer_ns and name != "gc":
+            duration = round(self.job.transfer_ns * spread.uniform(0.98, 1.02))
         self.ops.append(Op(name, *worker, *place, duration, needed, group))
         return index
 
     def plan(self, dp: int, pp: int) -> None:
         job, worker = self.job, (dp, pp)
-        order = computes(job, pp)
+        order = computes(job.of_rank(self.number, dp), pp)
         gathers: dict[int, int] = {}
         chunks = [chunk for chunk in range(job.vpp) if (pp, chunk) not in job.missing_chunks]
         if "params-all-gather" in job.types:
@@ -316,7 +325,7 @@ def executed(job: Job, *, steps: int = 3, seed: int = 0) -> tuple[Trace, list[in
     rows: list[tuple[int, ...]] = []
     times = []
     for step in range(steps):
-        run = Step(job, rng)
+        run = Step(job, rng, step)
         times.append(run.execute())
         rows.extend(_rows(job, step, run))
     columns = np.array(rows, dtype=np.int64).T

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 from sqlalchemy import update
 
+from app.analysis.synthesis.injections.microbatches import UnevenMicrobatches
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
 from app.db.models.sessions import Session
 from tests.e2e.destroying import destroy
-from tests.e2e.recorded import analyzed, healthy, job_trace
+from tests.e2e.recorded import analyzed, healthy, job_trace, on_long_hosts
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
@@ -88,6 +92,46 @@ def test_labels_are_printed_on_demand_and_a_click_on_one_filters(
     expect(rows).to_have_count(2)
     page.get_by_role("link", name="Hide labels").click()
     expect(chips).to_have_count(0)
+
+
+# The rows of a table that are higher than one line.
+_HIGHER = """
+(table) => {
+  const line = parseFloat(getComputedStyle(document.documentElement).getPropertyValue('--row'));
+  return [...table.tBodies[0].rows]
+    .filter((row) => row.getBoundingClientRect().height > line + 1)
+    .map((row) => row.innerText);
+}
+"""
+
+
+def test_every_job_and_every_session_is_one_line_and_shows_whole_where_it_is_pointed_at(
+    container: Container, site: str, visitor: Visitor
+) -> None:
+    """However long names are; the page is wide."""
+    uneven = JobModel(Sizes(dp=8, pp=1, tp=1), microbatches=4, steps=16, name="dense-9b")
+    trace = synthesize(uneven, [UnevenMicrobatches(more=2, dp=0)], seed=3).trace
+    name = "dense-34b-continued-pretraining-with-long-context"
+    analyzed(container, job_trace(), name)
+    stored = analyzed(container, on_long_hosts(trace), "dense-9b")
+    owner = {"owner": "foundation-models-and-evaluation"}
+    with container.uow() as tx:
+        tx.session.execute(update(Session).where(Session.id == stored.session).values(labels=owner))
+    page = visitor.open(f"{site}/")
+    jobs = page.locator("table.jobs")
+    expect(jobs.locator("tbody tr")).to_have_count(2)
+    assert jobs.evaluate(_HIGHER) == []
+    cause = jobs.locator("td.cause", has_text="Uneven numbers of microbatches")
+    expect(cause).to_have_attribute("title", re.compile(r"^Uneven numbers of microbatches \d+"))
+    expect(page.get_by_role("link", name=name)).to_have_attribute("title", name)
+    for job in (name, "dense-9b"):
+        page.goto(f"{site}/jobs/{job}")
+        sessions = page.locator("table.sessions")
+        expect(sessions.locator("tbody tr")).to_have_count(1)
+        assert sessions.evaluate(_HIGHER) == []
+        place = sessions.locator("td.place-of")
+        assert place.get_attribute("title") == place.inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_view_is_saved_opened_by_its_link_renamed_and_deleted(

@@ -99,7 +99,7 @@ def test_the_page_of_an_empty_fleet(site: str, visitor: Visitor, look: Look) -> 
     expect(page).to_have_url(f"{site}/#curl")
     page.keyboard.press("ArrowLeft")
     expect(page.get_by_role("tab", name="Files")).to_be_focused()
-    expect(page.locator("#p-files")).to_contain_text("paceline convert kineto")
+    expect(page.locator("#p-files")).to_contain_text("paceline upload traces/")
     page.goto(f"{site}/#megatron")
     page.reload()
     expect(page.locator("#p-megatron")).to_be_visible()

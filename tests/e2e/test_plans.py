@@ -17,7 +17,7 @@ from app.inputs.plans.spec import parse_spec
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import check, keep, wait_for_figures
 from tests.e2e.recorded import analyzed
-from tests.support.plans import Asked, ask, do, open_run, plan_row, small_spec
+from tests.support.plans import Asked, ask, do, open_run, plan_row, small_job_spec, small_spec
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
@@ -82,6 +82,22 @@ def test_the_page_of_a_plan(container: Container, site: str, visitor: Visitor, l
     expect(page.locator(".template tbody tr").first).to_contain_text("×")
     keep(page, f"plan-{look.name}")
     expect_well_made(page, site, look)
+
+
+@in_every_look
+def test_the_page_of_a_whole_job(
+    container: Container, site: str, visitor: Visitor, look: Look
+) -> None:
+    asked = planned(container, small_job_spec(), name="a whole job")
+    page = visitor.open(f"{site}/plans/{asked.plan}", look)
+    wait_until_drawn(page)
+    keep(page, f"plan-job-{look.name}")
+    expect_well_made(page, site, look)
+    expect(page.locator("h1")).to_contain_text("an iteration, proven optimal by t_std")
+    rows = page.get_by_role("region", name="Pipelines").locator("tbody tr")
+    expect(rows).not_to_have_count(0)
+    expect(page.get_by_role("region", name="Losses").locator("tbody tr")).to_have_count(2)
+    expect(page.get_by_role("region", name="Flags").locator("pre")).to_have_count(3)
 
 
 @in_every_look

@@ -14,7 +14,7 @@ from app.services.tasks.task_runs import claim
 from tests.e2e.alerting import act, let_it_fire
 from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.e2e.visiting import LOOKS, NARROW, WIDE
-from tests.support.sessions import short_trace, small_trace, store
+from tests.support.sessions import refused_trace, small_trace, store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -124,7 +124,7 @@ def test_what_was_before_is_not_the_discarded_session(
     container: Container, site: str, visitor: Visitor
 ) -> None:
     analyzed(container, healthy(1), "llm")
-    discarded = store(container, short_trace())
+    discarded = store(container, refused_trace())
     held = claim(container, discarded.run)
     assert held is not None
     analyze_session(container, held)

@@ -16,6 +16,7 @@ from tests.e2e.alerting import let_it_fire
 from tests.e2e.expecting import expect_well_made
 from tests.e2e.looking import check, keep, wait_for_plots
 from tests.e2e.visiting import LOOKS
+from tests.support.hanging import Hanging, archived, pickled
 from tests.support.plans import ask, do, small_spec
 from tests.support.reads import read
 from tests.support.tensor import SLOW, TrainingJob
@@ -33,6 +34,8 @@ NO_PAGES = (
     *(".csv", ".zip", "/{name}", "/{address:path}"),
     *("/docs", "/views/{view}", "/client", "/client/"),
 )
+
+HANGING = Hanging(4, [[(0, 1), (2, 3)], [(0, 2), (1, 3)]] * 2, host_stops={3: 2})
 
 
 def test_every_page_in_the_light_and_in_the_dark(
@@ -80,11 +83,14 @@ def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[
     assert do(alerting.container, plan)
     with httpx.Client(base_url=place.url, trust_env=False) as client:
         TrainingJob(client, job).report(*SLOW, steps=2)
+        dumps = {f"_dump_{rank}": pickled(dump) for rank, dump in HANGING.dumps().items()}
+        hang = client.post("/api/v1/jobs/stuck/hangs", content=archived(dumps)).json()["hang"]
     rule = read(alerting.container, load_rules)[0]
     return {
         "/": "/",
         "/jobs/{job}": f"/jobs/{job}",
         "/sessions/{session}": f"/sessions/{session}",
+        "/hangs/{hang}": f"/hangs/{hang}",
         "/compare": f"/compare?job={job}",
         "/compare/times": f"/compare/times?job={job}",
         "/hosts": "/hosts?show=all",

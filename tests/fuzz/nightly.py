@@ -1,4 +1,4 @@
-"""Damage many traces: ``make fuzz``, or ``make fuzz CASES=100000``.
+"""Damage many traces and as many recordings: ``make fuzz``, or ``make fuzz CASES=100000``.
 
 Prints how many were analyzed and how many refused by which code; ends with status 1 and the seeds
 of all cases that ended in anything else.
@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 
 from app.analysis.replay.engine.executor import warm_up
+from tests.fuzz import recordings
 from tests.fuzz.engine import damaged, outcome
 
 SHOWN = 10
@@ -24,6 +25,14 @@ def judged(seed: int) -> tuple[int, str, str]:
         return seed, outcome(damaged(seed)), ""
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
         return seed, f"raised {type(error).__name__}", traceback.format_exc()
+
+
+def judged_recording(seed: int) -> tuple[int, str, str]:
+    """Do the same for a recording of another program."""
+    try:
+        return seed, f"recording: {recordings.outcome(*recordings.damaged(seed))}", ""
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return seed, f"recording: raised {type(error).__name__}", traceback.format_exc()
 
 
 def main() -> int:
@@ -38,12 +47,13 @@ def main() -> int:
     failures = 0
     # What runs on every commit replays by arrays; here it is the compiled loops' turn.
     with multiprocessing.Pool(options.processes, initializer=warm_up) as pool:
-        for seed, end, trace in pool.imap_unordered(judged, seeds, chunksize=50):
-            found[end] += 1
-            if trace:
-                failures += 1
-                if failures <= SHOWN:
-                    sys.stdout.write(f"seed {seed}:\n{trace}\n")
+        for judge in (judged, judged_recording):
+            for seed, end, trace in pool.imap_unordered(judge, seeds, chunksize=50):
+                found[end] += 1
+                if trace:
+                    failures += 1
+                    if failures <= SHOWN:
+                        sys.stdout.write(f"seed {seed}, {judge.__name__}:\n{trace}\n")
     for end, count in found.most_common():
         sys.stdout.write(f"{count:8d}  {end}\n")
     return 1 if failures else 0

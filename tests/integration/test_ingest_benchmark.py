@@ -11,8 +11,10 @@ from app.api.frame.bodies import MAX_BODY_BYTES
 from benchmarks import ingest
 from benchmarks.traces import BenchTrace
 from tests.factories import session
+from tests.support.nightly import by_night
 
 
+@by_night
 def test_both_routes_take_a_body_as_large_as_measured_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -97,9 +98,7 @@ class Installation:
         """Return the processes of a queue's worker, what it forked included."""
         commands = {int(row[0]): row[1:] for row in ps("pid", "args")}
         return {
-            pid
-            for pid in descendants(self.process.pid)
-            if commands.get(pid, [])[-3:] == ["--queue", queue, "--lifeline"]
+            pid for pid in descendants(self.process.pid) if _works_on(commands.get(pid, []), queue)
         }
 
     def stop(self, request: signal.Signals = signal.SIGTERM) -> int:
@@ -230,6 +229,10 @@ def test_a_killed_worker_is_replaced_with_all_that_it_forked(
     wait_until_gone(before)
     wait_for(lambda: running.workers(queue), "new worker")
     assert running.analyze(body, job=f"after {queue}")["state"] == "analyzed"
+
+
+def _works_on(command: list[str], queue: str) -> bool:
+    return command[-1:] == ["--lifeline"] and ("--queue", queue) in pairwise(command)
 
 
 def parents(pids: set[int]) -> list[tuple[int, int]]:

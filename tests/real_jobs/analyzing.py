@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.report.build import analyze
+from app.analysis.report.document import Report
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.errors import PacelineError
@@ -40,10 +42,13 @@ class Answer:
     ----------
     refused : str or None
         Why there is no report at all; the other fields say nothing then.
+    by_launches : bool
+        Whether S is withheld, and the headline is against the job without the late launches.
     """
 
     refused: str | None = None
     verdict: bool = False
+    by_launches: bool = False
     discrepancy: float = 1.0
     headline: float = 1.0
     causes: tuple[NamedCause, ...] = ()
@@ -58,8 +63,14 @@ def answer(trace: bytes, without: Collection[Name] = ()) -> Answer:
             report = analyze(decode(path, None, limits=Limits()).trace, without).report
         except PacelineError as error:
             return Answer(refused=str(error))
+    return answer_of(report)
+
+
+def answer_of(report: Report) -> Answer:
+    """Return what a report says, as far as a truth can be held against it."""
     return Answer(
         verdict=report.fidelity.verdict,
+        by_launches=report.headline.kind is HeadlineKind.LAUNCHES,
         discrepancy=report.fidelity.discrepancy,
         headline=report.headline.slowdown,
         causes=tuple(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from app.analysis.trace.decode import decode
-from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import Sizes
-from app.cli.convert import Recorded, read_recordings
-from app.errors import InvalidTraceError
+from app.cli.convert import read_recordings
+from app.inputs.recordings.read import Recorded
 from tests.conftest import skip_or_fail
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
@@ -126,7 +125,17 @@ def test_no_computation_begins_before_its_input_is_there(recorded: Recorded) -> 
         assert all(begins[one] >= time for one, time in arrived.items())
 
 
-def test_a_schedule_that_labels_nothing_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidTraceError, match=r"paceline_client\.torch\.attach") as caught:
-        decode(folder / "unlabelled.json", None, limits=Limits())
-    assert caught.value.stable_code == "trace.no_labels"
+def test_a_schedule_that_labels_nothing_is_told_by_its_sends_and_receives(folder: Path) -> None:
+    files = [folder / "unlabelled.json", folder / "other.json"]
+
+    trace = read_recordings(files, None, None).trace
+
+    assert trace.meta.sizes == Sizes(dp=1, pp=2)
+    counts = Counter(trace.op_names[code] for code in trace.op.tolist())
+    one_each = STEPS * MICROBATCHES
+    assert counts == {
+        "forward-compute": RANKS * one_each,
+        "backward-compute": RANKS * one_each,
+        **{f"{way}-{end}": one_each for way in ("forward", "backward") for end in ("send", "recv")},
+        "optimizer": RANKS * STEPS,
+    }

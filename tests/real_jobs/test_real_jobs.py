@@ -50,13 +50,16 @@ def test_a_job_is_told_wrong_without_an_adaptation_that_it_needs(
 
 
 @pytest.mark.parametrize("name", ["mcV-slow1.3"])
-def test_transfers_that_fit_no_neighbor_are_left_out_rather_than_the_job_refused(
+def test_transfers_that_fit_no_neighbor_are_left_out_rather_than_the_job_told_wrong(
     name: str, told: Mapping[str, Judged]
 ) -> None:
+    judged = told[name]
+    assert judged.truth is not None
     idle = {Name.IDLE_TRANSFERS}
-    left_out = answer(told[name].recording, idle)
-    refused = answer(told[name].recording, idle | {Name.UNMATCHED_TRANSFERS})
+    left_out = answer(judged.recording, idle)
+    # Mostly there is no graph at all; by chance transfers that are idle fit one another.
+    kept = answer(judged.recording, idle | {Name.UNMATCHED_TRANSFERS})
 
     assert left_out.refused is None
     assert left_out.causes[0].name == "slow_worker"
-    assert refused.refused is not None
+    assert faults_of(kept, judged.truth)

@@ -12,7 +12,7 @@ from tests.real_jobs.running import AT_ONCE
 from tests.real_jobs.tutorials import TUTORIALS, Tutorial, faults_of, run
 
 # On a machine whose healthy steps differ by more than a headline may, one more look is fair.
-ATTEMPTS = 3
+ATTEMPTS = 4
 
 
 @pytest.fixture(scope="module")

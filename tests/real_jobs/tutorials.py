@@ -1,7 +1,8 @@
 """Jobs in the structures of the frameworks' tutorials, as `examples/` has them.
 
-Each is launched once, trains healthy and then with a rank that is slowed, and says itself when its
-steps ended. Its client sends to nowhere: what would have been sent is in the spool.
+Each is launched once, trains healthy and with a rank that is slowed, in turns of few steps, and
+says itself when its steps ended. Its client sends to nowhere: what would have been sent is in the
+spool.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import importlib.util
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -31,8 +31,9 @@ FACTOR: Final = 1.5
 # A healthy job is told no more than this.
 HEALTHY_AT_MOST: Final = 1.05
 WITHIN: Final = 0.05
-# As `examples/common.py` has it: a session begins so long after it is asked for.
+# As `examples/common.py` has it: the first step that is recorded.
 _CONNECT_STEPS: Final = 4
+_STEPS: Final = 15
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -60,15 +61,16 @@ class Tutorial:
 
 TUTORIALS: Final[Mapping[str, Tutorial]] = {
     "ddp": Tutorial("ddp_clipping"),
-    "fsdp2": Tutorial("fsdp2", ("--ranks", "2", "--steps", "30")),
-    "slow steps": Tutorial("ddp_clipping", ("--pace", "6", "--steps", "5")),
-    "short steps": Tutorial("short_steps", ("--steps", "200")),
+    "fsdp2": Tutorial("fsdp2", ("--ranks", "2", "--steps", "30", "--pace", "2")),
+    "slow steps": Tutorial("ddp_clipping", ("--pace", "6", "--steps", "6")),
+    "short steps": Tutorial("short_steps", ("--steps", "198")),
     "accumulation": Tutorial("accumulation"),
     "hugging face": Tutorial("hugging_face", package="transformers"),
     "deepspeed": Tutorial("deepspeed_zero", package="deepspeed"),
     "accelerate": Tutorial("accelerate_ddp", ("--pace", "0.6"), package="accelerate"),
-    "1f1b": Tutorial("pipeline_1f1b", ("--pace", "0.6"), stages=True),
-    "pipeline and ddp": Tutorial("torch_pipelining", ("--pace", "0.6")),
+    # Steps of a pipeline overlap: they are cut apart once.
+    "1f1b": Tutorial("pipeline_1f1b", ("--pace", "0.6", "--turn", "15"), stages=True),
+    "pipeline and ddp": Tutorial("torch_pipelining", ("--pace", "0.6", "--turn", "15")),
 }
 
 
@@ -79,8 +81,8 @@ class Told:
     Parameters
     ----------
     slowdown : float
-        Step time of the second half over that of the first, each a mean without the quarters of its
-        shortest and longest steps: one that is late by chance says nothing of the rank.
+        Step time of the slowed steps over that of the healthy ones, each a mean without the
+        quarters of the shortest and longest: one that is late by chance says nothing of the rank.
     noise : float
         Spread of the healthy steps.
     """
@@ -129,21 +131,15 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _told(folder: Path) -> Told:
-    times = [json.loads(path.read_text()) for path in sorted(folder.glob("times-*.json"))]
-    steps = times[0]["steps"]
-    ends_ns = [max(ends) for ends in zip(*(rank["ends_ns"] for rank in times), strict=True)]
-    half = len(ends_ns) // 2
+    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("times-*.json"))]
+    ends_ns = [max(ends) for ends in zip(*(rank["ends_ns"] for rank in ranks), strict=True)]
+    kinds: tuple[list[int], list[int]] = (ranks[0]["healthy"], ranks[0]["slowed"])
     healthy_s, slowed_s = (
-        _step_times_s(ends_ns, begin, steps)
-        for begin in (_CONNECT_STEPS, half + _CONNECT_STEPS - 1)
+        [(ends_ns[step] - ends_ns[step - 1]) / 1e9 for step in steps] for steps in kinds
     )
-    traces = _traces(folder / "spool", half)
     slowdown = _typical_s(slowed_s) / _typical_s(healthy_s)
+    traces = (_trace(folder / "spool", frozenset(steps)) for steps in kinds)
     return Told(slowdown, spread(healthy_s), *map(answer, traces))
-
-
-def _step_times_s(ends_ns: Sequence[int], begin: int, steps: int) -> list[float]:
-    return [(end - start) / 1e9 for start, end in pairwise(ends_ns[begin - 1 : begin + steps])]
 
 
 def _typical_s(step_times_s: Sequence[float]) -> float:
@@ -151,23 +147,18 @@ def _typical_s(step_times_s: Sequence[float]) -> float:
     return mean(sorted(step_times_s)[quarter : len(step_times_s) - quarter])
 
 
-def _traces(spool: Path, half: int) -> list[bytes]:
-    """Return the sessions of steps before and from `half` on, joined as the server joins them."""
-    said: tuple[list[Mapping[str, Any]], ...] = ([], [])
-    rows: tuple[list[str], ...] = ([], [])
+def _trace(spool: Path, steps: Collection[int]) -> bytes:
+    """Return some steps, joined as the server joins a session."""
+    metas: list[Mapping[str, Any]] = []
+    rows: list[str] = []
     for path in sorted(spool.rglob("*.share")):
         content = path.read_bytes()
         header, *operations = gzip.decompress(content[content.index(_GZIP) :]).decode().splitlines()
-        later = [json.loads(operation)["step"] >= half for operation in operations]
         if operations:
-            said[later[0]].append(json.loads(header)["meta"])
-            rows[later[0]].extend(operations)
-    return [
-        "\n".join(
-            (json.dumps({"schema": "paceline.trace/1", "meta": joined(metas)}), *operations, "")
-        ).encode()
-        for metas, operations in zip(said, rows, strict=True)
-    ]
+            metas.append(json.loads(header)["meta"])
+        rows += [one for one in operations if json.loads(one)["step"] in steps]
+    head = json.dumps({"schema": "paceline.trace/1", "meta": joined(metas)})
+    return "\n".join((head, *rows, "")).encode()
 
 
 def faults_of(tutorial: Tutorial, told: Told) -> list[str]:

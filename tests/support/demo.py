@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -97,7 +99,32 @@ class Command:
 
 @contextlib.contextmanager
 def told_demo() -> Iterator[str]:
-    """Yield the address of a demo that was started again after its history was there whole."""
+    """Yield the address of a demo that was started again after its history was there whole.
+
+    Telling two weeks takes a minute of processor time, so all processes of a run share one, from
+    which they only read. The first of them starts it, and stops it when no other uses it any more.
+    """
+    place = Path(tempfile.gettempdir())
+    address = place / "told-demo"
+    with contextlib.ExitStack() as mine:
+        # The run's own directory: a file of its own would be left over.
+        lock = os.open(place, os.O_RDONLY)
+        mine.callback(os.close, lock)
+        while True:
+            # Who uses it shares the lock, who starts or stops it is alone.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if address.exists():
+                break
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                address.write_text(mine.enter_context(_tell()))
+                mine.callback(address.unlink)
+                mine.callback(fcntl.flock, lock, fcntl.LOCK_EX)
+        yield address.read_text()
+
+
+@contextlib.contextmanager
+def _tell() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="paceline-test-") as path:
         # The account of the server goes through it.
         Path(path).chmod(0o755)

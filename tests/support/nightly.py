@@ -6,11 +6,15 @@ import os
 from typing import Final, TypeVar
 
 import hypothesis
+import pytest
 
 T = TypeVar("T")
 
 # Set by the nightly runs.
 BY_NIGHT: Final = "PACELINE_NIGHTLY" in os.environ
+
+# Marks a test that takes too long for every change.
+by_night = pytest.mark.skipif(not BY_NIGHT, reason="every night")
 
 
 def every_night(*variants: T) -> tuple[T, ...]:

@@ -47,6 +47,28 @@ def small_spec(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     return spec | changes
 
 
+def small_job_spec(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Return a model of twelve blocks on two types of nodes, with its batch: a whole job."""
+    spec: dict[str, Any] = {
+        "model": {
+            "transformer": {
+                "layers": 12,
+                "hidden": 2048,
+                "heads": 16,
+                "vocabulary": 32000,
+                "sequence": 1024,
+            }
+        },
+        "devices": [
+            {"type": "A100", "nodes": 1, "gpus_per_node": 8},
+            {"type": "H100", "nodes": 1, "gpus_per_node": 8},
+        ],
+        "global_batch": 64,
+        "network": {"inter_node_gbytes_per_s": 100},
+    }
+    return spec | changes
+
+
 def long_spec() -> dict[str, Any]:
     """Return a cluster whose optimal search takes long enough to be interrupted in its middle."""
     speeds = {"v100": 1.0, "3090": 1.8, "a6000": 2.15, "a100": 4.41}

@@ -47,9 +47,10 @@ def small_trace() -> Trace:
 
 
 @cache
-def short_trace() -> Trace:
-    """Return a session with too few steps for a verdict."""
-    return synthesize(JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=2), seed=1).trace
+def refused_trace() -> Trace:
+    """Return a session that no report can come from: each step lacks one rank or another."""
+    trace = synthesize(JobModel(Sizes(dp=2, pp=2), microbatches=4, steps=2), seed=1).trace
+    return trace.of_rows(np.flatnonzero(trace.step % 2 != trace.dp))
 
 
 @cache

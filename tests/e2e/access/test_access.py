@@ -170,7 +170,7 @@ def test_an_address_that_is_unknown_is_a_page(company: str, visitor: Visitor, lo
 READS = re.compile(
     r"Copy|Find|Sign out|theme|Search|Own…|Preview|Ask|Remove|Add a change|Compare|Step|Mean|"
     r"All \d|Worker|Host|Rank|Forward|Backward|Sw|stage|Show|Reset|Connecting|Live|"
-    r"times are|Save this view|Labels",
+    r"times are|Save this view|Labels|Last at|Waited for",
     re.IGNORECASE,
 )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
 from app.analysis.report.verdict import SuspectedCause
@@ -18,13 +19,12 @@ from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_figures
 from tests.e2e.recorded import analyzed
 from tests.e2e.test_journey import upload
-from tests.e2e.visiting import NARROW, Installation
+from tests.e2e.visiting import LOOKS, NARROW, Installation
+from tests.support.nightly import every_night
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.e2e.alerting import Place
     from tests.e2e.visiting import Look, Visitor
 
@@ -83,7 +83,7 @@ def test_no_incident_and_no_channel(place: Place, visitor: Visitor, look: Look) 
     expect_well_made(page, place.url, look)
 
 
-@in_every_look
+@pytest.mark.parametrize("look", [LOOKS[0], *every_night(*LOOKS[1:])], ids=lambda look: look.name)
 def test_hundreds_of_incidents(place: Place, visitor: Visitor, look: Look) -> None:
     for number in range(120):
         place.alerting.slow(f"sweep-with-a-long-name-{number:03}")

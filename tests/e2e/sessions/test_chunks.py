@@ -13,6 +13,7 @@ from sqlalchemy import select
 from app.analysis.trace.encode import to_parquet
 from app.db.models.tasks import TaskRun
 from app.services.sessions.analyze import analyze_session
+from app.services.sessions.chunks.absorb import absorb
 from app.services.tasks.task_runs import claim
 from tests import factories
 from tests.e2e.looking import keep, wait_for_figures
@@ -45,6 +46,8 @@ def test_a_session_in_chunks_arrives_and_becomes_its_report_without_a_reload(
         answers.append(put(ranks[0], 1))
         client.put(f"{SESSION}/chunks/rank-0/2", content=b"junk", params={"dp": 2, "pp": 2})
         assert {answer.status_code for answer in answers} == {202}
+        while absorb(container):
+            pass
 
         page = visitor.open(f"{site}/sessions/{answers[0].json()['session']}")
         expect(page.locator("#live")).to_have_text("Live")

@@ -12,7 +12,7 @@ from app.services.container import Claim, TaskError
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim, fail, give_back
 from tests.e2e.looking import barriers, check, keep, wait_for_figures, wait_for_plots
-from tests.support.sessions import Stored, short_trace, small_trace, store
+from tests.support.sessions import Stored, refused_trace, small_trace, store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -115,12 +115,12 @@ def test_a_failed_analysis_names_the_code_the_reason_and_the_attempts(
 def test_a_discarded_session_says_what_is_missing_and_what_to_do(
     container: Container, site: str, visitor: Visitor
 ) -> None:
-    stored = store(container, short_trace())
+    stored = store(container, refused_trace())
     page = visit(visitor, site, stored)
     analyze_session(container, taken(container, stored))
     expect_status(page, "discarded")
-    expect(page.locator("h1")).to_contain_text("Discarded: 2 complete steps, at least")
-    expect(page.locator(".verdict")).to_contain_text("Record longer")
+    expect(page.locator("h1")).to_contain_text("Discarded: No step is complete on all workers")
+    expect(page.locator(".verdict")).to_contain_text("Send every rank")
     assert barriers(page) == []
     keep(page, "state-discarded")
 

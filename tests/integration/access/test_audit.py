@@ -74,14 +74,22 @@ def test_what_a_token_does_stands_in_the_log(company: Company) -> None:
 # What is no act of an administrator or an operator: what jobs send, and what only answers.
 NO_ACT = {
     "POST /api/v1/jobs/{job}/sessions",
+    "POST /api/v1/jobs/{job}/hangs",
+    "POST /api/v1/jobs/{job}/attempts/{attempt}/pulse",
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
+    "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/seal",
+    # of a folder, file by file
+    "POST /api/v1/folders",
+    "PUT /api/v1/jobs/{job}/folders/{folder}/file",
+    "POST /api/v1/jobs/{job}/folders/{folder}/seal",
     "POST /api/v1/jobs/{job}/attempts",
     "POST /api/v1/jobs/{job}/finish",
     "POST /api/v1/jobs/{job}/tp/{group}/timings",
     "POST /api/v1/jobs/{job}/tp/{group}/plan/{version}/ack",
     "POST /api/v1/sessions/{session}/what-if",
     "POST /api/v1/plans",
+    "POST /api/v1/plans/of-session/{session}",
     "POST /api/v1/mitigation/plan",
     "POST /api/v1/alert-rules/preview",
     "POST /api/v1/retention/preview",

@@ -29,6 +29,7 @@ from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body
 from tests.support import plans
 from tests.support.alerting import Alerting
+from tests.support.hanging import Hanging, as_json, ras
 from tests.support.sessions import small_trace, store
 from tests.support.tensor import SLOW, TrainingJob
 
@@ -70,6 +71,7 @@ BODIES: dict[str, object] = {
         "step": 1,
     },
     "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "advise"},
+    "POST /api/v1/jobs/{job}/folders/{folder}/seal": {},
     "POST /api/v1/jobs/{job}/notes": {"text": "mine"},
     "PATCH /api/v1/views/{view}": {"name": "mine"},
     "PATCH /api/v1/jobs/{job}": {"name": "mine", "archived": True},
@@ -84,11 +86,18 @@ QUERIES: dict[str, str] = {
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",
 }
 # Routes that make a job of their own where they find none.
+HANGING = Hanging(2, [[(0, 1)], [(0, 1)]], host_stops={1: 1})
 MAKING = {
     "POST /api/v1/jobs/{job}/sessions",
+    "PUT /api/v1/jobs/{job}/folders/{folder}/file",
+    # It answers that nothing has come, of a job of theirs as of one that is not there.
+    "GET /api/v1/jobs/{job}/folders/{folder}",
     "POST /api/v1/jobs/{job}/attempts",
+    "POST /api/v1/jobs/{job}/hangs",
+    "POST /api/v1/jobs/{job}/attempts/{attempt}/pulse",
     "POST /api/v1/jobs/{job}/tp/{group}/timings",
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
+    "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
 }
 # By how addresses begin, a file that is there.
 FILES: dict[str, str] = {
@@ -96,6 +105,7 @@ FILES: dict[str, str] = {
     "sessions/": "workers",
     "incidents/": "deliveries",
     "hosts/": "sessions",
+    "hangs/": "ranks",
     "compare/times/": "causes",
     "compare/": "steps",
     "jobs/{job}/tensor/": "times.csv",
@@ -126,6 +136,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         group = TrainingJob(client, SECRET, "tp-0")
         for _ in range(3):
             assert group.send(*SLOW).status_code == 202
+        hang = client.post(f"/api/v1/jobs/{SECRET}/hangs", content=as_json(ras(HANGING)))
         for run in ("first", "second", "third"):
             _announce(client, run)
     delivery = uuid.uuid4()
@@ -149,6 +160,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "group": "tp-0",
         "version": "1",
         "action": "replace_worker",
+        "hang": hang.json()["hang"],
         "note": str(note.id),
         "view": str(view.id),
     }
@@ -190,7 +202,7 @@ def _routes(company: Company) -> list[str]:
 def _ask(client: httpx.Client, key: str, things: Mapping[str, str]) -> httpx.Response:
     method, _, path = key.partition(" ")
     if key.endswith("/seal"):
-        things = {**things, "session": "1"}
+        things = {**things, "session": "1", "folder": "f" * 64}
     address = (path + QUERIES.get(key, "")).format_map(things)
     return client.request(method, address, json=BODIES.get(key))
 

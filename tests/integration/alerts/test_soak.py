@@ -15,8 +15,10 @@ import pytest
 from benchmarks.soak import run
 from benchmarks.soak_judge import Verdict
 from benchmarks.soak_receiver import Receiver
+from tests.support.nightly import by_night
 
 
+@by_night
 def test_nothing_is_lost_while_workers_are_killed_and_channels_fail() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", "--incidents", "60", "--jobs", "12"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from sqlalchemy import text
 
 from app.bootstrap import Container
 from app.run.http import HttpServer, address_of, listen
+from app.services.sessions.chunks.absorb import absorb
+from app.services.sessions.chunks.inbox import LOOK_EVERY_S
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings
@@ -21,7 +25,7 @@ from app.web import create_app
 from tests.integration.api import bodies
 from tests.support.project import build
 
-TABLES = ("job", "session", "task_run", "blob_part", "report")
+TABLES = ("job", "session", "task_run", "blob_part", "report", "inbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +63,29 @@ class Installation:
                 for table in TABLES
             }
 
+    def absorb_all(self) -> None:
+        """Decode what is in the inbox, as a worker would."""
+        while absorb(self.container):
+            pass
+
+    def look_again(self) -> None:
+        """Wait until the server looks anew at what waits."""
+        time.sleep(LOOK_EVERY_S)
+
     def analyze_all(self) -> None:
         """Do in this process what a worker would do."""
+        self.absorb_all()
+        keeper = LeaseKeeper(self.container)
+        for run_id in self.queued():
+            assert execute(self.container, keeper, run_id)
+
+    def queued(self) -> list[uuid.UUID]:
+        """Return the task runs that wait for a worker."""
         with self.container.engine.connect() as connection:
             runs = connection.execute(
                 text("SELECT id FROM task_run WHERE state = 'queued' ORDER BY created_at")
             ).scalars()
-            queued = list(runs)
-        keeper = LeaseKeeper(self.container)
-        for run_id in queued:
-            assert execute(self.container, keeper, run_id)
+            return list(runs)
 
 
 Install = Callable[..., AbstractContextManager[Installation]]

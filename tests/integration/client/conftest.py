@@ -129,6 +129,7 @@ def train(jobs: Jobs, tmp_path: Path) -> Train:
 
 def fall_silent(installation: Installation, seconds: float = 121.0) -> int:
     """Let time pass, and return how many sessions that seals."""
+    installation.absorb_all()
     with installation.container.uow() as tx:
         tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=seconds)))
     return sweep(installation.container).sealed

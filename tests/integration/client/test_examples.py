@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
 from tests.real_jobs.launching import torch_python
-from tests.support.nightly import BY_NIGHT
+from tests.support.nightly import by_night
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
@@ -38,7 +38,7 @@ SLOW: Final = {"pipeline_1f1b": [0, 1]}
 LIMIT_S: Final = 240
 
 
-@pytest.mark.skipif(not BY_NIGHT, reason="every night")
+@by_night
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_rank_that_was_slowed_is_named(

@@ -25,6 +25,7 @@ STEPS = [2, 3, 4, 5]
 
 
 def sessions(installation: Installation) -> list[dict[str, Any]]:
+    installation.absorb_all()
     found: list[dict[str, Any]] = installation.client.get("/api/v1/sessions").json()["sessions"]
     return found
 
@@ -165,8 +166,15 @@ def test_the_share_of_a_rank_that_was_killed_is_missing_and_the_session_says_so(
     assert sealed.status_code == 202
     installation.analyze_all()
     found = installation.client.get(f"/api/v1/sessions/{session['id']}").json()
-    assert found["state"] == "discarded"
-    assert found["reason_code"] == "trace.rank_missing"
+    # A straggler is a comparison, and the rank that is left has no other.
+    assert found["state"] == "no_verdict"
+    assert "1 of 2 workers sent nothing: (DP rank, stage) (1, 0)" in found["reason"]
+    report = installation.client.get(f"/api/v1/sessions/{session['id']}/report").json()
+    (missing,) = report["coverage"]["missing"]
+    assert missing["rank"] == 1
+    assert [one["rank"] for one in report["breakdown"]["ranks"]] == [0]
+    page = installation.client.get(f"/sessions/{session['id']}").text
+    assert "(DP rank, stage) (1, 0)" in page
 
 
 def test_a_clock_that_is_set_moves_no_operation_and_is_told(train: Train) -> None:

@@ -16,7 +16,7 @@ from app.analysis.trace.model import Sizes, Trace
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from tests.support.html import parse
-from tests.support.sessions import short_trace, store
+from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
     import httpx
@@ -143,7 +143,7 @@ def test_sessions_of_other_shapes_have_no_map_but_all_else(
 def test_without_a_verdict_only_the_metadata_are_compared(
     container: Container, client: httpx.Client
 ) -> None:
-    a, b = analyzed(container, trace()), analyzed(container, short_trace())
+    a, b = analyzed(container, trace()), analyzed(container, refused_trace())
     found = page(client, f"/compare?a={a}&b={b}")
     assert found.one("h1").text.startswith("At least one session has no verdict")
     assert "session 2 is discarded" in found.text

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, text, update
 
+from app.analysis.budget.document import Shares
+from app.analysis.budget.parts import Part
 from app.dashboard.fleet import exports
-from app.db.models.sessions import Job, Session
+from app.db.models.sessions import Job, Session, StoredVerdict
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from benchmarks.support.weighing import elements
+from tests.integration.dashboard.test_job_page import sessions
 from tests.support.html import parse
 from tests.support.sessions import small_trace, store
 
@@ -118,6 +122,55 @@ def test_jobs_are_sorted_by_what_they_lose_each_hour(
     assert names(fleet_of(client, "?sort=lost"), "jobs") == ["small", "large"]
     large = page.rows("jobs")[names(page, "jobs").index("large")]
     assert large[at] == parse(client.get("/jobs/large").text).rows("fleet")[0][5]
+
+
+def test_jobs_are_listed_sorted_and_added_up_by_what_they_lose_time_to(
+    container: Container, client: httpx.Client
+) -> None:
+    nothing = dict.fromkeys((part.value for part in Part), 0.0)
+    for name, lost in {
+        "waits": {"waiting": 0.2},
+        "loads": {"between_steps_above": 0.3},
+        "saves": {"between_steps_above": 0.5, "waiting": 0.06},
+        "drifts": {"slow_together": 0.4},
+    }.items():
+        sessions(container, [1.01], job=name)
+        shares = Shares(**{**nothing, **lost, "computing": 1 - sum(lost.values())})
+        with container.uow() as tx:
+            verdict = tx.session.execute(
+                select(StoredVerdict)
+                .join(Session, Session.id == StoredVerdict.session_id)
+                .join(Job, Job.id == Session.job_id)
+                .where(Job.name == name)
+            ).scalar_one()
+            verdict.document = replace(verdict.document, shares=shares)
+
+    def listed(query: str) -> list[str]:
+        return names(fleet_of(client, query), "jobs")
+
+    assert listed("") == ["saves", "drifts", "loads", "waits"], "by the largest loss"
+    assert listed("?sort=-between") == ["saves", "loads", "drifts", "waits"]
+    assert listed("?sort=-stragglers")[:2] == ["waits", "saves"]
+    assert listed("?sort=-together")[0] == "drifts"
+    assert listed("?sort=time") == ["waits", "loads", "drifts", "saves"]
+    assert listed("?loss=between") == ["saves", "loads"]
+    assert listed("?loss=stragglers&sort=stragglers") == ["saves", "waits"]
+    assert listed("?loss=nonsense") == listed("")
+    page = fleet_of(client, "?loss=between")
+    at = page.columns("jobs").index("Lost each hour")
+    assert [row[at] for row in page.rows("jobs")] == ["2.0", "1.2"]
+    spaced = page.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "2 matching jobs lose 3.2 GPU-hours each hour, 40 % of 8 GPUs" in spaced
+    assert page.one("p", id="lost-to").text.replace("\N{NO-BREAK SPACE}", " ") == (
+        "By kind, GPU-hours each hour: 0.079 to stragglers (1.0 %), 3.2 between steps (40 %)"
+    )
+    file = client.get("/fleet/jobs.csv?loss=between&sort=between").text
+    rows = list(csv.DictReader(io.StringIO(file)))
+    assert [(row["job"], float(row["lost_between_steps"])) for row in rows] == [
+        ("loads", 0.3),
+        ("saves", 0.5),
+    ]
+    assert [float(row["gpu_hours_lost_per_hour"]) for row in rows] == [1.2, 2.0]
 
 
 def copies(container: Container, of: str, jobs: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
+from app.analysis.budget.document import Shares
+from app.analysis.budget.parts import Part
 from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 from tests.integration.dashboard.test_routes import analyzed
@@ -111,6 +114,29 @@ def test_slow_since_the_first_session_is_said_of_the_first_alone(
     over = page(client, "/jobs/over")
     assert "1 of 2 sessions were slow; session 2 is not" in over.text
     assert "since" not in over.one("p", "line").text
+
+
+@pytest.mark.parametrize(
+    ("column", "part"),
+    [
+        ("stragglers", "waiting"),
+        ("between", "between_steps_above"),
+        ("together", "slow_together"),
+    ],
+)
+def test_sessions_are_sorted_by_what_is_lost_of_their_time(
+    container: Container, client: httpx.Client, column: str, part: str
+) -> None:
+    found = sessions(container, [1.2, "discarded", 1.1, 1.3])
+    of_parts = dict.fromkeys((one.value for one in Part), 0.0)
+    with container.uow() as tx:
+        for number, share in ((1, 0.2), (4, 0.4)):
+            verdict = tx.session.get_one(StoredVerdict, found[number - 1])
+            shares = Shares(**{**of_parts, "computing": 1 - share, part: share})
+            verdict.document = replace(verdict.document, shares=shares)
+    by_share = page(client, f"/jobs/llm?sort=-{column}")
+    assert numbers(by_share)[:2] == [4, 1]
+    assert numbers(page(client, f"/jobs/llm?sort={column}"))[:2] == [1, 4]
 
 
 def test_sessions_are_sorted_over_all_pages(container: Container, client: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from app.services.fleet_report.read import fleet_report
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
-from tests.support.sessions import short_trace, store
+from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -39,7 +39,7 @@ def test_an_analyzed_session_is_in_the_figures(container: Container) -> None:
 
 
 def test_a_session_without_a_report_is_in_no_figure(container: Container) -> None:
-    store(container, short_trace())
+    store(container, refused_trace())
     assert read(container, job_figures, None, None) == ()
 
 

@@ -14,7 +14,7 @@ from app.services.hosts.readings import readings_of
 from app.services.sessions.reports import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
-from tests.support.sessions import short_trace, store
+from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -39,7 +39,7 @@ def test_an_analysis_writes_what_its_report_says_of_hosts(container: Container) 
 
 
 def test_a_session_without_a_report_says_nothing_of_hosts(container: Container) -> None:
-    store(container, short_trace())
+    store(container, refused_trace())
     assert rows(container) == []
 
 

@@ -181,6 +181,39 @@ def test_every_table_is_a_file_too(container: Container, client: httpx.Client) -
     assert client.get("/hosts/node-1/nonsense.csv").status_code == 404
 
 
+def test_the_file_of_hosts_says_what_the_list_does_and_holds_no_formula(
+    container: Container, client: httpx.Client
+) -> None:
+    fill(container)
+    session(container, {'=sum("a,b")': 1.0}, ago=20 * HOUR, job="odd")
+    until = datetime.now(UTC) - 5 * HOUR
+    for path, asked in (
+        ("/hosts.csv?show=all&sort=-worst", {}),
+        (
+            f"/hosts.csv?show=all&sort=-worst&from=2020-01-01T00:00&to={until:%Y-%m-%dT%H:%M}",
+            {"to": f"{until:%Y-%m-%dT%H:%M}:00Z"},
+        ),
+    ):
+        listed = client.get("/api/v1/hosts", params={"sort": "-worst", **asked}).json()["hosts"]
+        rows = list(csv.DictReader(io.StringIO(client.get(path).text)))
+        assert [row["host"].removeprefix("'") for row in rows] == [one["host"] for one in listed]
+        assert '\'=sum("a,b")' in {row["host"] for row in rows}
+        for row, one in zip(rows, listed, strict=True):
+            assert row["gpus_named"] == " ".join(one["gpus"])
+            assert row["causes"] == " ".join(one["causes"])
+            assert datetime.fromisoformat(row["last_seen"]).astimezone(
+                UTC
+            ) == datetime.fromisoformat(one["last_seen"])
+            for name in ("blamed", "guessed"):
+                assert row[name] == str(one[name]).lower()
+            for name in ("slow_sessions", "sessions", "slow_jobs", "jobs", "slowdown_worst"):
+                assert float(row[name]) == one[name]
+            assert float(row["slowdown_now"]) == one["slowdown_now"]
+            assert float(row["cost_gpu_hours"]) == pytest.approx(one["cost_gpu_hours"], rel=0.01)
+            computing = row["computing_worst"]
+            assert (float(computing) if computing else None) == one["computing_worst"]
+
+
 def test_an_analyzed_session_leads_to_its_host(container: Container, client: httpx.Client) -> None:
     for _ in range(2):
         analyzed(container)

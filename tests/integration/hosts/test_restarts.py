@@ -20,6 +20,7 @@ from app.db.models.hosts import GpuPlace, HostReading
 from app.services.sessions.analyze import analyze_session
 from app.services.sessions.reports import report_document
 from app.services.tasks.task_runs import claim
+from tests.support.nightly import every_night
 from tests.support.reads import read
 from tests.support.sessions import Stored, store
 
@@ -95,8 +96,8 @@ class Cluster:
 
 @pytest.mark.parametrize(
     ("restarts", "named"),
-    [(6, True), (100, True), (100, False)],
-    ids=["few", "node", "guess"],
+    [(6, True), (100, False), *every_night((100, True))],
+    ids=["few", "guess", *every_night("node")],
 )
 def test_after_restarts_every_blame_meets_the_same_machine(
     container: Container, client: httpx.Client, restarts: int, *, named: bool

@@ -39,7 +39,9 @@ ON_THE_DATABASE: Final = {
     "project delete": ("other",),
     "project move-job": ("job", "--from", "default", "--to", "other"),
 }
-WITHOUT_ONE: Final = {"analyze", "convert", "synth", "plan", "mitigate", "demo"}
+WITHOUT_ONE: Final = {
+    *("analyze", "convert", "synth", "plan", "mitigate", "hang", "pulse detect", "demo"),
+}
 # These make the schema, or look whether it is there.
 OTHERS: Final = {"migrate", "restore", "doctor"}
 

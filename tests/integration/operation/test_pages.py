@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.services.sessions.chunks.absorb import absorb
 from tests import factories
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.command import paceline
@@ -34,8 +35,12 @@ def send(client: httpx.Client, *producers: int) -> None:
         assert answer.status_code == 202, answer.text
 
 
-def test_open_sessions_their_producers_and_what_they_cover_are_told(client: httpx.Client) -> None:
+def test_open_sessions_their_producers_and_what_they_cover_are_told(
+    client: httpx.Client, container: Container
+) -> None:
     send(client, 0, 1)
+    while absorb(container):
+        pass
     found = client.get("/api/v1/ingest").json()
     [one] = found["open"]
     assert (one["job"], one["producers"], one["covered"], one["cells"]) == ("chunked", 2, 2, 6)

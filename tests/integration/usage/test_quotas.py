@@ -13,8 +13,8 @@ from sqlalchemy import inspect, select, text, update
 
 from app.api.frame.problems import PROBLEMS
 from app.db.models.access import DEFAULT_PROJECT_ID
+from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Session
-from app.db.models.usage import ProjectUsage
 from app.services.usage.count import count, recount
 from app.services.usage.quotas import QUOTAS, use_of
 from app.settings import Settings
@@ -135,9 +135,11 @@ def test_producers_of_open_sessions_are_counted(install: Install) -> None:
         refused(chunk(installation, session=2, producer="b"), "producers")
         # Who is counted may send more.
         assert chunk(installation, session=1, producer="a", number=1).status_code == 202
+        installation.absorb_all()
         assert used(installation).producers == 3
         assert seal(installation, 1).status_code == 202
         assert chunk(installation, session=2, producer="b").status_code == 202
+        installation.absorb_all()
         assert used(installation).producers == 2
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +22,7 @@ import torch.distributed as dist
 import paceline_client.torch as paceline
 from tests.real_jobs.faults import RECORDED_STEPS, Fault, Pace, Pauses
 from tests.real_jobs.jobs import JOBS, Framework, Job
+from tests.real_jobs.ranks import run_ranks
 from tests.real_jobs.scenarios import run_fault
 from tests.real_jobs.worker.attached import Attached
 from tests.real_jobs.worker.model import Run
@@ -34,7 +32,6 @@ from tests.real_jobs.worker.transfers import Transfers
 # A collective whose peer died must not wait for the launcher's patience.
 _COLLECTIVE_TIMEOUT: Final = timedelta(seconds=60)
 _STEPS_TO_CONNECT: Final = 2
-_NICENESS: Final = -10
 
 
 class Trainer(Protocol):
@@ -59,7 +56,7 @@ class _Plan:
 
 
 def main() -> int:
-    """Fork a process a rank, after the imports, and return 0 if each did its part."""
+    """Run what was asked for, and return 0 if each rank did its part."""
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("runs", help="names of faults, with commas between")
@@ -78,42 +75,10 @@ def main() -> int:
     # Whatever becomes of the launcher, this ends.
     signal.alarm(given.time_limit_s)
     trainer = _trainer_of(plan.job.framework)
-    with suppress(PermissionError):
-        # What mostly sleeps must not queue behind others' computing when it wakes; root may say so.
-        os.nice(_NICENESS)
     torch.set_num_threads(1)
-    # Collections of what was imported are no part of the job.
-    gc.collect()
-    gc.freeze()
-    ranks = {_fork(plan, rank, trainer, given.time_limit_s) for rank in range(plan.job.world)}
-    failed = False
-    while ranks:
-        pid, status = os.wait()
-        ranks.remove(pid)
-        if status and not failed:
-            failed = True
-            for rank in ranks:
-                # The others would wait for the one that failed.
-                os.kill(rank, signal.SIGTERM)
-    return int(failed)
-
-
-def _fork(plan: _Plan, rank: int, trainer: Callable[..., Trainer], time_limit_s: int) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    # A child has no alarm of its parent's.
-    signal.alarm(time_limit_s)
-    code = 1
-    try:
-        _run(plan, rank, trainer)
-        code = 0
-    except BaseException:  # noqa: BLE001 - told here, since this process ends without a caller
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    return run_ranks(
+        range(plan.job.world), lambda rank: _run(plan, rank, trainer), given.time_limit_s
+    )
 
 
 def _run(plan: _Plan, rank: int, trainer_of: Callable[..., Trainer]) -> None:

@@ -96,3 +96,26 @@ def test_without_a_verdict_a_cause_stands_with_its_cost_and_its_fix() -> None:
     assert found.known.waste == pytest.approx(cause.cost_s / recorded_s, rel=0.01)
     assert found.known.waste == pytest.approx(report.recommendations[0].predicted_gain)
     assert found.lost_each_hour == pytest.approx(report.sizes.world * found.known.waste)
+
+
+def test_what_a_job_loses_each_hour_is_its_largest_loss() -> None:
+    report = reports.slow_worker()
+    found = facts(report)
+    verdict = verdict_of(report, {})
+    assert verdict.shares is not None
+    between = replace(verdict.shares, between_steps_above=0.6)
+    stalled = facts_of(
+        replace(verdict, shares=between, lost_between=0.6),
+        session=found.session,
+        job=found.job,
+        attempt=found.attempt,
+        number=found.number,
+        received_at=found.received_at,
+        labels=found.labels,
+    )
+
+    assert found.known is not None
+    assert found.lost_each_hour == pytest.approx(report.sizes.world * found.known.waste)
+    assert stalled.known == found.known
+    assert stalled.lost_each_hour == pytest.approx(report.sizes.world * 0.6)
+    assert replace(stalled, lost=None).lost_each_hour == found.lost_each_hour

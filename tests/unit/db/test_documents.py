@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from app.analysis.json_text import to_json
-from app.analysis.report.document import REVISION
+from app.analysis.report.document import OLDEST_REVISION, REVISION
 from app.db.documents import open_report
 from app.errors import UnknownDocumentError
 from tests.support import reports
@@ -33,3 +34,10 @@ def test_a_report_of_a_later_version_is_refused_with_a_code(later: dict[str, Any
     with pytest.raises(UnknownDocumentError, match="A later one stored it") as caught:
         open_report(text)
     assert caught.value.stable_code == "report.unknown_version"
+
+
+def test_a_report_of_an_older_revision_is_upgraded() -> None:
+    report = replace(reports.scenario("slow-worker"), arrivals=None, breakdown=None)
+    text = to_json(replace(report, revision=OLDEST_REVISION)).encode()
+    assert open_report(text) == report
+    assert report.revision == REVISION

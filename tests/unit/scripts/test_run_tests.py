@@ -10,7 +10,7 @@ import pytest
 # Together they take seconds.
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "run_tests.py"
+ROOT = Path(__file__).parents[3]
 
 # Fails in its first run in this folder only.
 LATE_ONCE = """
@@ -24,17 +24,23 @@ def test_late():
 """
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests themselves may run next to timed jobs."""
+    monkeypatch.delenv("TESTS_REPEATED_LATER", raising=False)
+
+
 def run_tests(directory: Path, content: str) -> subprocess.CompletedProcess[str]:
     (directory / "pytest.ini").write_text("[pytest]\n")
     (directory / "test_some.py").write_text(content)
-    return subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, SCRIPT, "test_some.py"],
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.run_tests", "test_some.py"],
         capture_output=True,
         text=True,
         check=False,
         cwd=directory,
         # What is installed next to pytest takes longer to import than all this.
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
     )
 
 

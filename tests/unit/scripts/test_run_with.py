@@ -9,17 +9,26 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "run_with.py"
+ROOT = Path(__file__).parents[3]
+RUN_WITH = [sys.executable, "-m", "scripts.run_with"]
+RUN_TESTS = [sys.executable, "-m", "scripts.run_tests", "test_some.py"]
 SPEAKS = "import os; print('policy', os.sched_getscheduler(0))"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests themselves may run next to timed jobs."""
+    monkeypatch.delenv("TESTS_REPEATED_LATER", raising=False)
 
 
 def run_with(first: str, second: str) -> subprocess.CompletedProcess[str]:
     python = sys.executable
     return subprocess.run(  # noqa: S603 - our own arguments
-        [python, str(SCRIPT), python, "-c", first, "---", python, "-c", second],
+        [*RUN_WITH, python, "-c", first, "---", python, "-c", second],
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
     )
 
 
@@ -37,3 +46,43 @@ def test_the_second_makes_way_and_the_first_speaks_last() -> None:
 )
 def test_either_one_fails_the_run(first: str, second: str) -> None:
     assert run_with(first, second).returncode == 3
+
+
+FAILS_NEXT_TO_ANOTHER = """
+import os
+
+def test_late():
+    assert "TESTS_REPEATED_LATER" not in os.environ
+"""
+
+
+def run_both(directory: Path, content: str, *second: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of this content, and at the same time the second command."""
+    (directory / "pytest.ini").write_text("[pytest]\n")
+    (directory / "test_some.py").write_text(content)
+    return subprocess.run(  # noqa: S603 - our own arguments
+        [*RUN_WITH, *RUN_TESTS, "---", *second],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.slow
+def test_what_fails_in_either_is_repeated_once_both_have_ended(tmp_path: Path) -> None:
+    done = run_both(tmp_path, FAILS_NEXT_TO_ANOTHER, *RUN_TESTS)
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("1 failed") == 2
+    assert done.stdout.count("Repeated alone") == 1
+    assert done.stdout.splitlines()[-1].split(" in ")[0].strip("= ") == "1 passed"
+
+
+@pytest.mark.slow
+def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
+    done = run_both(tmp_path, "def test_wrong():\n    assert False\n", sys.executable, "-c", "")
+
+    assert done.returncode == 1
+    assert done.stdout.count("1 failed") == 2

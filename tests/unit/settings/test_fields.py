@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.errors import InvalidSettingsError
-from app.services.sessions.seal import SILENCE_S, silence
+from app.services.sessions.chunks.seal import SILENCE_S, silence
 from app.settings import Settings
 
 DAY_S = 24 * 3600.0

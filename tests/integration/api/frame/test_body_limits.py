@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     import httpx
 
 INGEST = {
+    "/api/v1/folders",
+    "/api/v1/jobs/{job}/folders/{folder}/file",
+    "/api/v1/jobs/{job}/hangs",
     "/api/v1/jobs/{job}/sessions",
     "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
+    "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
+    "/api/v1/jobs/{job}/attempts/{attempt}/pulse",
 }
 ANY_ID = "00000000-0000-0000-0000-000000000000"
 

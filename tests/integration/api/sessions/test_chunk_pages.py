@@ -23,6 +23,7 @@ def test_an_open_session_shows_how_far_it_has_come(installation: Installation) -
         sent = put(installation, rank, final=rank == "1")
     bad = bodies.changed("step", 7, -1)
     put(installation, "2", body=bad)
+    installation.absorb_all()
     session = sent.json()["session"]
 
     intake = installation.client.get(f"/api/v1/sessions/{session}").json()["intake"]
@@ -50,6 +51,15 @@ def test_an_open_session_shows_how_far_it_has_come(installation: Installation) -
     assert "Arriving" in text_of(installation, "/")
     listed = installation.client.get("/api/v1/sessions", params={"state": "open"}).json()
     assert [entry["id"] for entry in listed["sessions"]] == [session]
+
+
+def test_a_page_says_what_waits_and_names_what_was_refused(installation: Installation) -> None:
+    first = put(installation, "0")
+    put(installation, "1", body=b"PAR1 rubbish")
+    url = f"/sessions/{first.json()['session']}"
+    assert "in 1 chunk, 1 waiting" in text_of(installation, url)
+    installation.absorb_all()
+    assert "1 chunk: 1/0 (trace." in text_of(installation, url)
 
 
 def test_the_report_names_producers_and_what_was_dropped(installation: Installation) -> None:

@@ -55,20 +55,88 @@ def test_other_bytes_under_the_same_path_are_refused_and_counted(
     assert found["intake"]["refused_bytes"] == len(other)
 
 
-def test_a_refused_chunk_spoils_nothing(installation: Installation) -> None:
+def test_a_refused_chunk_spoils_nothing_and_is_named(installation: Installation) -> None:
     first = put(installation, "0")
     before = installation.rows()
     bad = bodies.changed("rank", 7, -1)
-    refused = put(installation, "1", body=bad)
-    assert (refused.status_code, refused.json()["code"]) == (422, "trace.rank_out_of_range")
-    assert refused.json()["faults"][0]["row"] == 7
-    assert installation.rows() == before
-    assert chunks.detail(installation, first)["intake"]["refused_bytes"] == len(bad)
+    # Acknowledged as it came; a worker finds what is wrong with it.
+    assert put(installation, "1", body=bad).status_code == 202
+    installation.absorb_all()
+    assert installation.rows() == before | {"inbox": 1}
+    intake = chunks.detail(installation, first)["intake"]
+    assert (intake["refused_chunks"], intake["refused_bytes"]) == (1, len(bad))
+    (named,) = intake["refused"]
+    assert (named["producer"], named["number"]) == ("1", 0)
+    assert (named["code"], named["faults"][0]["row"]) == ("trace.rank_out_of_range", 7)
     for rank in chunks.RANKS[1:]:
-        assert put(installation, rank).status_code == 202
-    assert seal(installation).status_code == 202
+        assert put(installation, rank, 1, chunks.rank_body(int(rank))).status_code == 202
+    assert seal(installation).json()["refused"][0]["code"] == "trace.rank_out_of_range"
     installation.analyze_all()
     assert chunks.detail(installation, first)["state"] == "analyzed"
+    page = installation.client.get(f"/api/v1/sessions/{first.json()['session']}/report").json()
+    assert page["coverage"]["chunks"]["refused_chunks"] == 1
+
+
+def test_a_refusal_is_told_to_its_producer_alone_with_its_next_chunk(
+    installation: Installation,
+) -> None:
+    put(installation, "0")
+    put(installation, "1", body=b"PAR1 rubbish")
+    installation.absorb_all()
+    told = put(installation, "1", 1, chunks.rank_body(1)).json()["refused"]
+    assert [(one["chunk"], one["code"]) for one in told] == [(0, "trace.truncated")]
+    assert put(installation, "2").json()["refused"] == []
+
+
+def test_refused_bytes_are_refused_again_and_others_take_their_place(
+    installation: Installation,
+) -> None:
+    put(installation, "0")
+    bad = bodies.changed("rank", 7, -1)
+    put(installation, "1", body=bad)
+    installation.absorb_all()
+    again = put(installation, "1", body=bad)
+    assert (again.status_code, again.json()["code"]) == (422, "trace.rank_out_of_range")
+    assert again.json()["faults"][0]["row"] == 7
+    assert put(installation, "1").status_code == 202
+    installation.absorb_all()
+    assert installation.rows()["inbox"] == 0
+    assert put(installation, "1").status_code == 200
+
+
+def test_what_waits_is_known_by_its_bytes(installation: Installation) -> None:
+    first = put(installation, "0")
+    assert [put(installation, "1").status_code for _ in range(2)] == [202, 200]
+    other = put(installation, "1", body=chunks.rank_body(2))
+    assert (other.status_code, other.json()["code"]) == (409, "chunk.differs")
+    assert chunks.detail(installation, first)["intake"]["waiting_chunks"] == 1
+    installation.absorb_all()
+    assert chunks.detail(installation, first)["intake"]["waiting_chunks"] == 0
+
+
+def test_bytes_in_no_known_format_are_refused_at_once(installation: Installation) -> None:
+    put(installation, "0")
+    refused = put(installation, "1", body=b"junk")
+    assert (refused.status_code, refused.json()["code"]) == (415, "trace.unknown_format")
+    assert installation.rows()["inbox"] == 0
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.5, 0.99])
+def test_a_body_that_was_cut_off_costs_its_producer_alone(
+    installation: Installation, kept: float
+) -> None:
+    pieces = chunks.ndjson_pieces(bodies.trace())
+    at_once = []
+    for producer, number, body in pieces:
+        cut = body[: int(len(body) * kept)] if (producer, number) == ("rank-1", 1) else body
+        answer = put(installation, producer, number, cut, final=number == 2)
+        if answer.status_code != 202:
+            at_once.append((producer, number))
+    installation.absorb_all()
+    found = chunks.detail(installation, put(installation, "rank-0", 0, pieces[0][2]))
+    later = [(one["producer"], one["number"]) for one in found["intake"]["refused"]]
+    assert [*at_once, *later] == [("rank-1", 1)]
+    assert found["intake"]["chunks"] == len(pieces) - 1
 
 
 def test_a_refused_first_chunk_makes_no_session(installation: Installation) -> None:
@@ -78,26 +146,39 @@ def test_a_refused_first_chunk_makes_no_session(installation: Installation) -> N
 
 
 @pytest.mark.parametrize(
-    ("params", "status", "code"),
+    ("params", "code"),
     [
-        ({"pp": 3, "world": 9}, 422, "metadata.conflict"),
-        ({"trial_name": "other"}, 422, "metadata.conflict"),
-        ({"world": 7}, 422, "metadata.world_mismatch"),
+        ({"pp": 3, "world": 9}, "metadata.conflict"),
+        ({"trial_name": "other"}, "metadata.conflict"),
     ],
 )
 def test_metadata_that_contradicts_the_session_is_refused(
-    installation: Installation, params: dict[str, Any], status: int, code: str
+    installation: Installation, params: dict[str, Any], code: str
 ) -> None:
     put(installation, "0", trial_name="one")
-    refused = put(installation, "1", **params)
-    assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert put(installation, "1", **params).status_code == 202
+    installation.absorb_all()
+    assert refused_codes(installation) == [code]
     assert installation.rows()["blob_part"] == 1
+
+
+def refused_codes(installation: Installation) -> list[str]:
+    """Return why chunks of the session were refused."""
+    found = chunks.detail(installation, put(installation, "0", trial_name="one"))
+    return [one["code"] for one in found["intake"]["refused"]]
+
+
+def test_sizes_that_contradict_themselves_are_refused_at_once(installation: Installation) -> None:
+    put(installation, "0")
+    refused = put(installation, "1", world=7)
+    assert (refused.status_code, refused.json()["code"]) == (422, "metadata.world_mismatch")
 
 
 def test_times_of_two_kinds_are_refused(installation: Installation) -> None:
     put(installation, "0")
-    refused = put(installation, "1", body=bodies.published(*bodies.published_times()))
-    assert (refused.status_code, refused.json()["code"]) == (409, "session.formats_mixed")
+    put(installation, "1", body=bodies.published(*bodies.published_times()))
+    installation.absorb_all()
+    assert refused_codes(installation) == ["session.formats_mixed"]
 
 
 def test_a_session_that_came_whole_takes_no_chunks(installation: Installation) -> None:
@@ -133,8 +214,9 @@ def test_a_session_over_the_limit_of_rows_takes_no_more(
     rows = int((bodies.trace().rank == 0).sum())
     with install(max_rows=rows) as installation:
         assert put(installation, "0").status_code == 202
-        refused = put(installation, "1")
-        assert (refused.status_code, refused.json()["code"]) == (413, "body.too_many_rows")
+        assert put(installation, "1").status_code == 202
+        installation.absorb_all()
+        assert refused_codes(installation) == ["body.too_many_rows"]
 
 
 def test_producers_send_at_the_same_time(installation: Installation) -> None:
@@ -143,6 +225,7 @@ def test_producers_send_at_the_same_time(installation: Installation) -> None:
         answers = [task.result() for task in tasks]
     assert sorted(answer.status_code for answer in answers) == [200] * 6 + [202] * 6
     assert len({answer.json()["session"] for answer in answers}) == 1
+    installation.absorb_all()
     rows = installation.rows()
     assert (rows["job"], rows["session"], rows["blob_part"]) == (1, 1, 6)
     assert chunks.detail(installation, answers[0])["operations"] == len(bodies.trace())

@@ -132,8 +132,11 @@ def test_sealed_with_pieces_missing_complete_steps_are_analyzed(
     document = installation.client.get(f"/api/v1/sessions/{sent}/report").json()
     assert len(document["steps"]["analyzed"]) == 8
     assert document["steps"]["dropped"]
-    found = installation.client.get(f"/api/v1/sessions/{missing_rank}").json()
-    assert (found["state"], found["reason_code"]) == ("discarded", "trace.rank_missing")
+    coverage = installation.client.get(f"/api/v1/sessions/{missing_rank}/report").json()["coverage"]
+    assert (coverage["ranks_expected"], coverage["ranks_present"]) == (6, 5)
+    assert [one["rank"] for one in coverage["missing"]] == [5]
+    page = installation.client.get(f"/sessions/{missing_rank}").text
+    assert "rank 5 is missing" in page
 
 
 def test_an_open_session_has_no_timeline_yet(installation: Installation) -> None:

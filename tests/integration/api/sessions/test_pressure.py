@@ -144,6 +144,8 @@ def test_senders_are_put_off_while_many_bodies_wait(install: Install) -> None:
             assert put_off.status_code == 429
             assert put_off.json()["code"] == "busy"
             assert int(put_off.headers["retry-after"]) > 0
+            # The sender tries again on the same connection.
+            assert put_off.headers.get("connection") != "close"
         for sender in senders:
             sender.join()
         assert [answer.status_code for answer in answers] == [202] * 3

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.integration.api import bodies
+from tests.integration.api.conftest import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.integration.api.conftest import Install, Installation
 
-NOTHING = {"job": 0, "session": 0, "task_run": 0, "blob_part": 0, "report": 0}
+NOTHING = dict.fromkeys(TABLES, 0)
 
 
 def spooled_files(installation: Installation) -> list[str]:

@@ -13,6 +13,8 @@ from sqlalchemy import select, update
 from app.analysis.trace.encode import to_parquet
 from app.db.models.chunks import Intake
 from app.services.installation.sweep import SweepResult, sweep
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from tests import factories
 from tests.integration.api import bodies, chunks
 from tests.integration.api.chunks import put, seal
@@ -65,8 +67,10 @@ def test_the_last_final_chunk_seals(installation: Installation) -> None:
     # each producer's last chunk comes first
     for producer, number, body in reversed(parts):
         answer = put(installation, producer, number, body, final=number == 2)
+        assert answer.status_code == 202
+        installation.absorb_all()
         expected = "queued" if (producer, number) == ("rank-0", 0) else "open"
-        assert (answer.status_code, answer.json()["state"]) == (202, expected)
+        assert chunks.detail(installation, answer)["state"] == expected
     assert installation.rows()["task_run"] == 1
 
 
@@ -75,7 +79,9 @@ def test_a_host_that_relays_a_cell_each_is_waited_for_by_its_cells(
 ) -> None:
     assert put(installation, "0", final=True).json()["state"] == "open"
     rest = factories.select(bodies.trace(), bodies.trace().rank != 0)
-    assert put(installation, "relay", body=to_parquet(rest), final=True).json()["state"] == "queued"
+    answer = put(installation, "relay", body=to_parquet(rest), final=True)
+    installation.absorb_all()
+    assert chunks.detail(installation, answer)["state"] == "queued"
 
 
 def test_producers_that_the_metadata_names_are_waited_for(installation: Installation) -> None:
@@ -88,7 +94,8 @@ def test_producers_that_the_metadata_names_are_waited_for(installation: Installa
             params={"final": "true"},
         )
         assert answer.status_code == 202, answer.text
-        state: str = answer.json()["state"]
+        installation.absorb_all()
+        state: str = chunks.detail(installation, answer)["state"]
         return state
 
     assert send("a", bodies.parquet()) == "open"
@@ -159,8 +166,32 @@ def test_once_a_producer_has_ended_the_others_are_not_waited_for_as_long(
     put(installation, "1", final=True)
     # A chunk that comes late.
     put_with_pause(installation, 1)
+    installation.absorb_all()
     assert paused(installation, 100) == 0
     assert paused(installation, 125) == 1
+
+
+def test_what_waits_for_a_worker_keeps_a_session_from_being_sealed_by_silence(
+    installation: Installation,
+) -> None:
+    put(installation, "0")
+    put(installation, "1")
+    assert paused(installation, 121) == 0
+    installation.absorb_all()
+    assert paused(installation, 121) == 1
+
+
+def test_what_waits_when_a_session_is_sealed_is_in_its_report(installation: Installation) -> None:
+    first = put(installation)
+    for rank in chunks.RANKS[1:]:
+        put(installation, rank)
+    assert seal(installation).status_code == 202
+    late = put(installation, "0", 1, chunks.rank_body(1))
+    assert (late.status_code, late.json()["code"]) == (409, "session.sealed")
+    (run,) = installation.queued()
+    assert execute(installation.container, LeaseKeeper(installation.container), run)
+    found = chunks.detail(installation, first)
+    assert (found["state"], found["intake"]["chunks"]) == ("analyzed", len(chunks.RANKS))
 
 
 def test_gaps_between_chunks_are_measured(installation: Installation) -> None:
@@ -169,6 +200,7 @@ def test_gaps_between_chunks_are_measured(installation: Installation) -> None:
         tx.session.execute(update(Intake).values(last_chunk_at=tx.now - timedelta(seconds=50)))
     put(installation, "1")
     put(installation, "2")
+    installation.absorb_all()
     with installation.container.uow() as tx:
         longest = tx.session.execute(select(Intake.longest_gap_s)).scalar_one()
     assert longest == pytest.approx(50, abs=5)

@@ -29,6 +29,7 @@ def test_columns_of_a_timeline_are_json_without_nan() -> None:
         begin_ns=np.array([[1.4, 2.0]]),
         end_ns=np.array([[5.0, 6.0]]),
         ratio=np.array([[np.nan, 1.23456]]),
+        runs=np.ones((1, 2), dtype=bool),
         ideal=Lanes(*(np.array([]) for _ in fields(Lanes))),
         recorded_s=1.5,
         ideal_s=1.0,

@@ -9,7 +9,7 @@ from app.analysis.diagnosis.headline import Headline
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.report.coverage import MadeAdaptation
 from app.analysis.report.document import Report
-from app.analysis.wording import hours
+from app.analysis.wording import gpu_time
 from app.cli.sessions.shown import show
 from app.dashboard.session.tables import coverage_rows
 from tests.support import reports
@@ -74,7 +74,7 @@ def test_where_no_cause_is_named_the_slowdown_is_s_and_says_so() -> None:
     line = shown(report).splitlines()[2]
     assert line.startswith(f"S {report.slowdown:.3f} (95 %: ")
     assert ") as published, no cause is named; " in line
-    assert f"{hours(report.gpu_hours_lost)} GPU-hours lost" in line
+    assert f"{gpu_time(report.gpu_hours_lost)} lost" in line
 
 
 def test_where_the_time_goes_is_a_line_and_a_bar() -> None:

@@ -37,7 +37,9 @@ UNNEEDED: Final = (
     "app.api",
     "app.dashboard",
     "app.db",
-    "app.inputs",
+    "app.inputs.faults",
+    "app.inputs.plans",
+    "app.inputs.recordings.archive",
     "app.services",
     "app.settings",
     "app.analysis.synthesis",
@@ -48,7 +50,8 @@ UNNEEDED: Final = (
     "app.analysis.trace.recordings.kineto",
     "app.analysis.trace.recordings.megascan",
     "app.analysis.trace.recordings.nsys",
-    "app.analysis.trace.recordings.otlp",
+    "app.analysis.trace.recordings.otlp.reader",
+    "google.protobuf",
 )
 _PROGRAM: Final = """
 import sys

@@ -23,7 +23,7 @@ def sessions(verdicts: int, slow: int, worst: float | None) -> JobHistory:
     ("found", "latest", "was", "title"),
     [
         (sessions(0, 0, None), None, None, "No session has a verdict yet"),
-        (sessions(2, 0, 1.02), (2, 1.02), None, "No session is slow: none above 1.02×"),
+        (sessions(2, 0, 1.02), (2, 1.02), None, "Stragglers slow no session: none above 1.02×"),
         (sessions(900, 2, 1.97), (3, 1.97), 1.01, "Slow since session 2: 1.97× in session 3"),
         (sessions(2, 2, 1.97), (5, 1.97), None, "Slow since the first session: 1.97× in session 5"),
     ],

@@ -59,7 +59,7 @@ def test_a_line_says_what_is_lost_to_stragglers_between_steps_and_together() -> 
     found = verdict(1.2)
     assert found.shares is not None
     lost = replace(found.shares, waiting=0.2, between_steps_above=0.28, slow_together=0.061)
-    told = session(1, 1.2, verdict=replace(found, shares=lost))
+    told = session(1, 1.2, verdict=replace(found, shares=lost, lost_between=None))
     line = session_row("job", told)
 
     assert line.between == f"28{NBSP}%"
@@ -119,6 +119,9 @@ def group(job: str, slowdown: float | None = None, **changes: Any) -> Group:  # 
         "told": int(slowdown is not None),
         "gpus": 0 if slowdown is None else 64,
         "lost": lost,
+        "wasted": lost,
+        "between": 0.0,
+        "together": 0.0,
         "most": lost,
         "job": job,
     }
@@ -165,6 +168,56 @@ def test_the_heading_counts_what_all_jobs_cost_whichever_are_on_the_page() -> No
     ]
 
 
+def test_the_heading_blames_stragglers_only_for_what_they_cost() -> None:
+    between = group("loads", 1.02, lost=32.0, between=32.0, together=0.5, most=32.0)
+    assert page_of([group("ill", 2.0)]).lost_to == "", "the heading says it"
+    page = page_of([group("ill", 2.0), between])
+    assert page.heading.replace(NBSP, " ") == (
+        "Jobs lose 64.0 GPU-hours each hour, 50 % of 128 GPUs; ill alone loses 50 % of them"
+    )
+    assert page.lost_to.replace(NBSP, " ") == (
+        "By kind, GPU-hours each hour: 33.3 to stragglers (26 %), 32.0 between steps (25 %), "
+        "0.5 as all workers compute slower (0.4 %)"
+    )
+    assert page_of([group("new")]).lost_to == ""
+
+
+def test_jobs_are_listed_by_what_they_lose_time_to() -> None:
+    losses = {one.value: one for one in page_of(q="x").bar.losses}
+    assert losses["between"].url == "/?q=x&loss=between&sort=-between"
+    page = page_of(q="x", loss="between", sort="-between")
+    assert [one.value for one in page.bar.losses if one.chosen] == ["between"]
+    assert {one.value: one for one in page.bar.losses}[""].url == "/?q=x"
+    assert ("loss", "between") in page.bar.kept
+    heading = next(one for one in page.jobs.headings if one.label == "Time lost")
+    assert (heading.order, heading.url) == ("descending", "/?q=x&loss=between&sort=between")
+    found = verdict(1.2)
+    assert found.shares is not None
+    lost = replace(found.shares, waiting=0.2, between_steps_above=0.28, slow_together=0.061)
+    told = session(1, 1.2, verdict=replace(found, shares=lost, lost_between=None))
+    jobs = [Standing("ill", told, told, (), {}, None)]
+    at = [one.label for one in page.jobs.headings].index("Time lost")
+    for loss, sort, share in (
+        ("between", "", 0.28),
+        ("", "together", 0.061),
+        ("", "", lost.lost),
+    ):
+        [row] = page_of([group("ill", 1.2)], jobs, loss=loss, sort=sort).jobs.lines
+        assert str(row.cells[at].content).endswith(rough_percent(share))
+
+
+def test_lost_each_hour_is_the_largest_loss_and_s_is_named_where_that_is_of_steps() -> None:
+    found = verdict(1.02, HeadlineKind.PUBLISHED)
+    assert found.shares is not None
+    none = replace(found.shares, between_steps_above=0.0, slow_together=0.0)
+    between = replace(none, between_steps_above=0.28)
+    for shares, share, by_s in ((none, 1 - 1 / 1.02, True), (between, 0.28, False)):
+        told = replace(found, level="slow", shares=shares, lost_between=None)
+        row = session_row("job", session(1, 1.02, verdict=told))
+        assert row.lost_each_hour == pytest.approx(64 * share)
+        assert row.cause_share.endswith("by S") is by_s
+
+
 def test_pages_headings_and_filters_keep_what_the_address_asks_for() -> None:
     many = [group("ill", 2.0, jobs=240, found=160, matching=120)]
     page = page_of(
@@ -199,7 +252,7 @@ def test_labels_are_printed_where_they_are_asked_for_and_lead_to_their_jobs() ->
     jobs = [Standing("ill", told, told, (), labels, None)]
     name = {one.label: at for at, one in enumerate(page_of().jobs.headings)}["Job"]
     [plain] = page_of([group("ill", 2.0)], jobs).jobs.lines
-    assert 'title="owner=ann team=vision"' in str(plain.cells[name].content)
+    assert 'title="ill owner=ann team=vision"' in str(plain.cells[name].content)
     assert "chip" not in str(plain.cells[name].content)
     [printed] = page_of([group("ill", 2.0)], jobs, labels="1", label="team=vision").jobs.lines
     cell = str(printed.cells[name].content)

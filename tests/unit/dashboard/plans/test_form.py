@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.model import METHODS, OBJECTIVES
+from app.analysis.planning.spec.model import METHODS, OBJECTIVES, Spec
 from app.dashboard.plans.form import DEVICE_COLUMNS, METHOD_NOTES, OBJECTIVE_NAMES, OBJECTIVE_NOTES
 from app.dashboard.plans.pages import EMPTY_FORM, EXAMPLE
 from app.inputs.plans.request import read_request
@@ -23,6 +23,7 @@ def test_the_example_is_planned_as_the_form_asks() -> None:
     request = read_request(
         {"spec": EXAMPLE, "method": EMPTY_FORM.method, "objective": EMPTY_FORM.objective}
     )
+    assert isinstance(request.spec, Spec)
     found = plan(request.spec, method=request.method, objective=request.objective)
     assert found.optimal
 

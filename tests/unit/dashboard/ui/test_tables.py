@@ -11,7 +11,8 @@ from app.dashboard.ui import html
 from app.dashboard.ui.address import Address
 from app.dashboard.ui.tables import Shown, drawn, pager, sorted_by
 from app.lists.columns import Column
-from app.lists.listing import Listing, PageRequest
+from app.lists.listing import Listing
+from app.lists.pages import Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ def test_a_heading_leads_to_its_order_and_turns_that_in_force_round(
 def test_a_page_leads_to_those_around_it() -> None:
     address, rows = Address("/hosts", {"sort": "host"}), [ROW] * 5
     found = [
-        pager(LIST.page(rows, PageRequest(page=number, size=2)), address) for number in (1, 2, 3)
+        pager(Page(rows[2 * number - 2 : 2 * number], number, len(rows), 2), address)
+        for number in (1, 2, 3)
     ]
     assert found == [
         ("", "/hosts?sort=host&page=2"),

@@ -10,9 +10,14 @@ import zstandard
 from pydantic import TypeAdapter
 
 from app.analysis.json_text import plain, to_json
-from app.analysis.planning.document import NoAnswer
+from app.analysis.planning.document import NoAnswer, PlanDocument
+from app.analysis.planning.job.build import job_document, slowest_iteration
+from app.analysis.planning.job.model import JobSpec
+from app.analysis.planning.job.plan import plan_job
 from app.errors import UnknownDocumentError
-from app.services.plans.stored import PlanOutline, pack_result, unpack_result
+from app.inputs.plans.spec import parse_any_spec
+from app.services.plans.stored import JobResult, PlanOutline, pack_result, unpack_result
+from tests.support.plans import small_job_spec
 
 HERE = Path(__file__).parent
 WRITTEN = [HERE / "optimal.json", HERE / "ditto.json"]
@@ -37,6 +42,8 @@ def test_what_is_stored_opens_and_says_the_same(path: Path) -> None:
 
 def test_parts_that_only_some_plans_have_are_read() -> None:
     optimal, ditto = (unpack_result(stored(path)[0]).plan for path in WRITTEN)
+    assert isinstance(optimal, PlanDocument)
+    assert isinstance(ditto, PlanDocument)
     assert [len(stage.replicas) for stage in optimal.stages] == [3]
     assert (optimal.folding, optimal.oobleck_templates) == (None, ())
     assert optimal.certificate is not None
@@ -45,6 +52,17 @@ def test_parts_that_only_some_plans_have_are_read() -> None:
     assert ditto.folding.factors == {"a6000": 2, "v100": 1}
     assert ditto.lower_bound_ms is None
     assert ditto.gap is None
+
+
+def test_a_whole_job_is_stored_as_itself() -> None:
+    spec = parse_any_spec(small_job_spec())
+    assert isinstance(spec, JobSpec)
+    found = plan_job(spec)
+    result = JobResult(job_document(found), slowest_iteration(found.plan))
+    assert unpack_result(pack_result(result)) == result
+    outline = PlanOutline.of(result.plan)
+    assert (outline.stages, outline.optimal, outline.over) == (found.plan.pp, True, {})
+    assert outline.iteration_time_ms.t_std == pytest.approx(found.plan.time_ps / 1e9)
 
 
 def test_a_plan_of_a_later_version_is_refused_with_a_code() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from app.analysis.budget.document import Budget
 from app.analysis.budget.parts import Part
+from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.document import Report
 from app.analysis.wording import hours
 from app.dashboard.session.drawing.budget import budget_table
@@ -69,11 +70,26 @@ def test_what_is_lost_between_steps_is_said_with_the_gpu_hours_lost() -> None:
     report = reports.scenario("slow-worker")
     budget = budget_of(report)
 
-    def note(share: float) -> str:
+    def said(share: float) -> tuple[str, str]:
         shares = replace(budget.shares, between_steps_above=share)
         facts = verdict_facts(replace(report, budget=replace(budget, shares=shares)))
-        return next(str(fact.note) for fact in facts if fact.label == "GPU-hours lost")
+        return next(
+            (str(fact.value), str(fact.note)) for fact in facts if fact.label == "GPU-hours lost"
+        )
 
     lost = report.sizes.world * budget.wall_s / 3600 * 0.28
-    assert note(0.28) == f"and {hours(lost)} between steps"
-    assert note(0.04).endswith(" more each hour")
+    assert said(0.28) == (
+        hours(lost),
+        f"between steps; {hours(report.lost_gpu_hours)} to its causes",
+    )
+    assert said(0.04)[1].endswith(" more each hour")
+    shown = replace(report.headline, slowdown=1.02, kind=HeadlineKind.PUBLISHED)
+    well = replace(report, headline=shown)
+    shares = replace(budget.shares, slow_together=0.4)
+    [fact] = [
+        fact
+        for fact in verdict_facts(replace(well, budget=replace(budget, shares=shares)))
+        if fact.label == "GPU-hours lost"
+    ]
+    assert fact.value == hours(report.sizes.world * budget.wall_s / 3600 * 0.4)
+    assert fact.note == f"as all compute slower; {hours(well.lost_gpu_hours)} to stragglers, by S"

@@ -1,0 +1,50 @@
+"""A synthetic job whose hosts send their pulse now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from app.analysis.pulse.columns import Pulses
+from app.analysis.pulse.detector import Detector, Record
+from app.analysis.pulse.notices import Notice
+from app.analysis.synthesis.pulses.faults import FAULTS
+from app.analysis.synthesis.pulses.job import PulseDials, PulseJob, PulseTruth
+from app.analysis.synthesis.randomness import stream
+from app.inputs.pulse.body import write_pulse
+
+DIALS = PulseDials(dp=8, pp=2, steps=200, noise=0.02)
+STEPS_A_BODY = 10
+
+
+def slow_job(dials: PulseDials = DIALS) -> tuple[PulseJob, PulseTruth]:
+    """Return a job that began before as long as it lasts, and of which a rank gets slow."""
+    rng = stream(7, "a job", "rank")
+    job = PulseJob.healthy(dials, rng)
+    job.start_ns = time.time_ns() - int(dials.steps * dials.step_s * 1.5e9)
+    return job, FAULTS["rank"](job, rng, 120, 1.5)
+
+
+def bodies(job: PulseJob) -> Iterator[bytes]:
+    """Yield what its hosts send, a body every few steps."""
+    rows = job.rows()
+    hosts = np.array([job.hosts[rank] for rank in rows.rank.tolist()])
+    for first in range(0, job.dials.steps, STEPS_A_BODY):
+        now = (rows.step >= first) & (rows.step < first + STEPS_A_BODY)
+        for host in np.unique(hosts[now]).tolist():
+            yield write_pulse(rows.take(now & (hosts == host)), host)
+
+
+def detected(rows: Pulses, hosts: dict[int, str]) -> tuple[Notice, ...]:
+    """Return what the detector finds in all rows at once."""
+    detector, record = Detector(hosts=hosts), Record()
+    record.take(detector.advance(rows))
+    return record.listed
+
+
+def shifted(rows: Pulses, by_ns: int) -> Pulses:
+    """Return rows of another time."""
+    return replace(rows, time_ns=rows.time_ns + by_ns)

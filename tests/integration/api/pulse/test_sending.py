@@ -1,0 +1,234 @@
+"""Pulses that are sent are watched: slow ranks become notices, whatever else comes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zstandard
+from sqlalchemy import text
+
+from app.inputs.pulse.body import write_pulse
+from app.services.pulse.advance import (
+    MAX_TRIES,
+    LostClaimError,
+    advance_pulses,
+    claim_attempt,
+    look,
+    store,
+)
+from tests.integration.api.pulse.sending import STEPS_A_BODY, bodies, detected, shifted, slow_job
+from tests.support.waiting import LIMIT_S, wait_for
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+NOW = timedelta(0)
+SENT = "/api/v1/jobs/llm/attempts/1/pulse"
+
+
+def send(installation: Installation, body: bytes) -> None:
+    answer = installation.client.post(SENT, content=body)
+    assert answer.status_code == 202, answer.text
+    assert answer.json() == {"record": None, "pulse_s": 5}
+
+
+def take_all(installation: Installation) -> None:
+    while advance_pulses(installation.container, NOW):
+        pass
+    assert installation.rows()["inbox"] == 0
+
+
+def noticed(installation: Installation) -> dict[str, Any]:
+    found: dict[str, Any] = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()
+    return found
+
+
+def end_lease(installation: Installation) -> None:
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("UPDATE pulse_state SET lease_until = now() - interval '1 s'"))
+
+
+def test_a_rank_that_gets_slow_is_noticed_while_bodies_come(installation: Installation) -> None:
+    job, truth = slow_job()
+    packed = (gzip.compress, zstandard.compress, bytes)
+    for number, body in enumerate(bodies(job)):
+        send(installation, packed[number % 3](body))
+        if number % 8 == 7:
+            take_all(installation)
+    take_all(installation)
+
+    found = noticed(installation)
+    (notice,) = found["notices"]
+    (expected,) = detected(job.rows(), job.hosts)
+    assert (notice["kind"], notice["attempt"]) == ("slow_rank", 1)
+    assert notice["ranks"] == list(truth.ranks) == list(expected.ranks)
+    assert notice["hosts"] == [job.hosts[truth.ranks[0]]]
+    assert notice["from_step"] == truth.from_step
+    assert (notice["noticed_step"], notice["noticed_time_ns"], notice["cleared_step"]) == (
+        expected.noticed_step,
+        expected.noticed_time_ns,
+        expected.cleared_step,
+    )
+    assert notice["evidence"]["sentence"] == expected.evidence.sentence
+    assert found["counts"] == {}
+
+
+@pytest.mark.slow
+def test_bodies_that_come_twice_change_nothing_but_are_counted(installation: Installation) -> None:
+    job, truth = slow_job()
+    all_bodies = list(bodies(job))
+    for body in all_bodies:
+        send(installation, body)
+        send(installation, body)
+    take_all(installation)
+    for body in all_bodies[-4:]:
+        send(installation, body)
+    take_all(installation)
+
+    found = noticed(installation)
+    assert [one["ranks"] for one in found["notices"]] == [list(truth.ranks)]
+    assert set(found["counts"]) <= {"pulse.doubled", "pulse.late"}
+    assert sum(found["counts"].values()) == len(job.rows()) + 4 * STEPS_A_BODY * 8
+
+
+@pytest.mark.slow
+def test_rubbish_is_counted_by_code_and_stops_nothing(installation: Installation) -> None:
+    job, truth = slow_job()
+    rows = job.rows()
+    some = rows.take(slice(0, 16))
+    document = json.loads(write_pulse(some))
+
+    def changed(**columns: list[Any]) -> bytes:
+        return json.dumps({**document, "columns": {**document["columns"], **columns}}).encode()
+
+    rubbish = [
+        b"rubbish",
+        b"[" * 100_000,
+        gzip.compress(write_pulse(some))[:-20],
+        gzip.compress(b" " * (5 << 20)),
+        json.dumps({**document, "pulse": 2}).encode(),
+        changed(step=[float("nan")] * 16),
+        changed(step=[0.5] * 16),
+        changed(step=[1 << 80] * 16),
+        changed(step=[1 << 61] * 16),
+        changed(step=[1]),
+        changed(compute_ns=[None, 1] * 8),
+        changed(compute_ns=[-1] + [0] * 15),
+        changed(surprise=[0]),
+        write_pulse(shifted(some, -10 * 86_400 * 10**9)),
+        write_pulse(shifted(some, 10 * 86_400 * 10**9)),
+    ]
+    for body in rubbish:
+        send(installation, body)
+    for body in bodies(job):
+        send(installation, body)
+    take_all(installation)
+
+    found = noticed(installation)
+    counts = found["counts"]
+    assert counts.pop("pulse.doubled") + counts.pop("pulse.late", 0) == 8 + 16
+    assert counts == {
+        "body.too_large": 1,
+        "pulse.invalid": 5,
+        "pulse.negative": 16,
+        "pulse.null": 8,
+        "pulse.too_large": 2,
+        "pulse.uneven": 1,
+        "pulse.unknown_column": 1,
+        "pulse.wrong_time": 32,
+        "trace.truncated": 1,
+    }
+    assert [one["ranks"] for one in found["notices"]] == [list(truth.ranks)]
+
+    client = installation.client
+    assert client.post(SENT, content=b"").json()["code"] == "pulse.invalid"
+    assert client.post(SENT, content=bytes((1 << 20) + 1)).status_code == 413
+
+
+WORK = """
+from app.bootstrap import build
+from app.services.pulse.advance import advance_pulses
+from app.settings import Settings
+advance_pulses(build(Settings()))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_killed_while_it_writes_leaves_no_notice_lost_or_doubled(
+    installation: Installation,
+) -> None:
+    job, truth = slow_job()
+    for body in bodies(job):
+        send(installation, body)
+    waiting = installation.rows()["inbox"]
+    settings = installation.container.settings
+    environment = {
+        **os.environ,
+        "PACELINE_DATABASE_URL": str(settings.database_url),
+        "PACELINE_DATA_DIR": str(settings.data_dir),
+    }
+    with installation.container.engine.begin() as connection:
+        # The state is written in its transaction, then it waits for this body.
+        connection.execute(text("SELECT id FROM inbox ORDER BY id DESC LIMIT 1 FOR UPDATE"))
+        with subprocess.Popen([sys.executable, "-c", WORK], env=environment) as worker:  # noqa: S603
+
+            def waits() -> bool:
+                with installation.container.engine.connect() as looking:
+                    return bool(
+                        looking.execute(
+                            text(
+                                "SELECT count(*) FROM pg_stat_activity WHERE"
+                                " wait_event_type = 'Lock' AND query LIKE 'DELETE FROM inbox%'"
+                            )
+                        ).scalar_one()
+                    )
+
+            wait_for(waits, "a worker that writes")
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait(LIMIT_S)
+    wait_for(lambda: installation.rows()["inbox"] == waiting, "what is as it was")
+    assert advance_pulses(installation.container, NOW) == 0, "its lease is not over"
+    end_lease(installation)
+    # Whatever killed it may be the first body: it is tried alone.
+    assert advance_pulses(installation.container, NOW) == 1
+    take_all(installation)
+    found = noticed(installation)
+    assert [one["ranks"] for one in found["notices"]] == [list(truth.ranks)]
+    assert found["counts"] == {}
+
+
+def test_a_body_that_no_worker_survives_is_left_out(installation: Installation) -> None:
+    container = installation.container
+    for body in list(bodies(slow_job()[0]))[:2]:
+        send(installation, body)
+    for _ in range(MAX_TRIES + 1):
+        assert claim_attempt(container, NOW) is not None
+        end_lease(installation)
+    assert advance_pulses(container, NOW) == 1
+    assert advance_pulses(container, NOW) == 1
+    assert noticed(installation)["counts"] == {"pulse.worker_killed": 1}
+
+
+@pytest.mark.slow
+def test_a_worker_whose_lease_ran_out_writes_nothing(installation: Installation) -> None:
+    container = installation.container
+    for body in bodies(slow_job()[0]):
+        send(installation, body)
+    slow = claim_attempt(container, NOW)
+    assert slow is not None
+    advance = look(container.within(slow.project_id), slow)
+    end_lease(installation)
+    take_all(installation)
+    before = noticed(installation)
+    with pytest.raises(LostClaimError):
+        store(container.within(slow.project_id), slow, advance)
+    assert noticed(installation) == before
+    assert len(before["notices"]) == 1

@@ -1,0 +1,43 @@
+"""Metrics of several processes, added up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from app.api.frame.metrics_of_all import MetricsOfAll
+from app.system.shared import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def counted(requests: int, seconds: tuple[float, ...], free: int) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("requests", "Requests.", ("status",), registry=registry).labels("200").inc(requests)
+    duration = Histogram("duration_seconds", "Time.", buckets=(1.0, 2.0), registry=registry)
+    for one in seconds:
+        duration.observe(one)
+    Gauge("paceline_spool_free_bytes", "Free bytes.", registry=registry).set(free)
+    return registry
+
+
+def test_counts_of_all_processes_add_up_and_what_all_see_alike_does_not(tmp_path: Path) -> None:
+    (tmp_path / "metrics-1").write_bytes(generate_latest(counted(5, (0.5, 3.0), 80)))
+    own = counted(2, (1.5,), 100)
+    families = MetricsOfAll(Place(tmp_path, 0, 3), own).collect()
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert samples == {
+        ("requests_total", "200"): 7,
+        ("duration_seconds_bucket", "1.0"): 1,
+        ("duration_seconds_bucket", "2.0"): 2,
+        ("duration_seconds_bucket", "+Inf"): 3,
+        ("duration_seconds_count",): 3,
+        ("duration_seconds_sum",): 5.0,
+        ("paceline_spool_free_bytes",): 80,
+    }
