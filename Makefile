@@ -19,9 +19,9 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test test-all marked computing others test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score sensitivity \
-	fuzz adaptations cycles fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak lock upgrade image clean
+.PHONY: help install install-dev demo serve test test-all marked computing others tensor test-client test-unit test-integration test-e2e test-golden \
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
+	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak load lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -81,7 +81,7 @@ serve: install ## Serve with an embedded database
 # ---- tests -------------------------------------------------------------------------------------
 
 # pytest, and the failed tests once more, alone.
-RUN_TESTS = $(BIN)/python scripts/run_tests.py --durations=20 --durations-min=5
+RUN_TESTS = $(BIN)/python -m scripts.run_tests --durations=20 --durations-min=5
 # The same with every day's tests, or with the others: tests/everyday.py has the rule.
 RUN_MARKED = $(RUN_TESTS) -m "$(MARKED)"
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
@@ -95,15 +95,15 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
 # These compare times, of processes that wait most of the time: what runs at the same time has lower priority.
-TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_tutorials.py tensor integration/client/test_examples.py)
+TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_tutorials.py real_jobs/unlabelled integration/client/test_examples.py)
 
-test: install-dev ## What a change can break: static checks and every day's tests, in six minutes
+test: install-dev ## What a change can break: static checks and every day's tests
 	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \
 		COVERAGE=--cov=app/analysis
 	@$(MAKE) --no-print-directory others MARKED=everyday
 
 test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQL 15
-	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE="computing others"
+	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE="computing others tensor"
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -115,13 +115,17 @@ test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQ
 
 marked:
 	@echo "Jobs whose times are compared; at lower priority, at the same time: $(MEANWHILE)"
-	@$(BIN)/python scripts/run_with.py $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
+	@$(BIN)/python -m scripts.run_with $(RUN_MARKED) $(TIMED) $(PYTEST_ARGS) --- \
 		$(MAKE) --no-print-directory $(MEANWHILE)
 
 # What starts servers, processes and browsers, and waits for them.
 others:
 	@$(RUN_MARKED) --numprocesses $(WAITING_PROCESSES) --dist worksteal \
-		$(addprefix --ignore=,tests/unit $(COVERING) $(TIMED)) $(PYTEST_ARGS)
+		$(addprefix --ignore=,tests/unit tests/tensor $(COVERING) $(TIMED)) $(PYTEST_ARGS)
+
+# Its checks are done once, on four ranks, for all tests. None of them runs every day.
+tensor:
+	@$(RUN_MARKED) tests/tensor $(PYTEST_ARGS)
 
 # What waits for nothing but a processor. Every day's tests alone cover the analysis.
 computing:
@@ -206,6 +210,10 @@ pages: install-dev ## What pages weigh and take: small, 1,000 jobs of 10 session
 bench: install-dev ## Measure speed and memory side by side with plain decoding and plain storing
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
+SENDERS ?= 1024
+load: install-dev ## The flush of a big job while pages are read: make load SENDERS=n ARGS="--before OTHER_CHECKOUT"
+	@$(BIN)/python -m benchmarks.load --senders $(SENDERS) $(ARGS)
+
 # Without SEED each takes its own default.
 OPTIONAL_SEED = $(if $(SEED),--seed $(SEED))
 
@@ -213,8 +221,17 @@ JOBS ?= 1000
 PHYSICS ?= own
 SCORE_own := benchmarks.score
 SCORE_independent := tests.referee
+PULSE_own := benchmarks.pulse_score
+PULSE_independent := tests.support.pulses
 score: install-dev ## Score the diagnosis: make score SEED=n JOBS=m, PHYSICS=independent for a second physics
 	@$(BIN)/python -m $(SCORE_$(PHYSICS)) $(OPTIONAL_SEED) --jobs $(JOBS)$(if $(ARGS), $(ARGS))
+
+recordings-score: install-dev ## Score what is said of profiler files: every kind, or make recordings-score SEED=n JOBS=m at random
+	@$(BIN)/python -m tests.support.trainings.score $(OPTIONAL_SEED) $(if $(filter command line,$(origin JOBS)),--jobs $(JOBS))
+
+PULSE_JOBS = $(if $(filter command line environment,$(origin JOBS)),--jobs $(JOBS))
+pulse-score: install-dev ## Score what is noticed between sessions: make pulse-score SEED=n JOBS=m, PHYSICS=independent
+	@$(BIN)/python -m $(PULSE_$(PHYSICS)) $(OPTIONAL_SEED) $(PULSE_JOBS) $(ARGS)
 
 sensitivity: install-dev ## Which verdicts hang on which threshold: make sensitivity RECORDED="FOLDER …" with recorded jobs
 	@$(BIN)/python -m benchmarks.sensitivity $(RECORDED)
@@ -237,9 +254,9 @@ soak: install-dev ## Alerts under failing channels and killed workers: make soak
 adaptations: install-dev ## Which adaptations fire on random jobs, and whether they are called for: make adaptations JOBS=n
 	@$(BIN)/python -m benchmarks.adaptations $(OPTIONAL_SEED) --jobs $(JOBS)
 
-CYCLES ?= 30
-cycles: install-dev ## Sessions sent while processes are killed and servers restarted: make cycles CYCLES=n
-	@$(BIN)/python -m tests.cycles --cycles $(CYCLES) $(OPTIONAL_SEED)
+CYCLES ?= 20
+chaos: install-dev ## Is anything lost while processes are killed and servers go away? make chaos CYCLES=n
+	@$(BIN)/python -m tests.chaos --cycles $(CYCLES) $(OPTIONAL_SEED)
 
 FIDELITY_own := benchmarks.fidelity
 FIDELITY_independent := tests.referee.intervals

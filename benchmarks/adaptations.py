@@ -37,7 +37,7 @@ CALLED_FOR: Final[Mapping[str, frozenset[Name]]] = {
         }
     ),
     KERNEL_DEPENDENCY.name: frozenset({Name.REGULAR_DELAYS}),
-    UNEVEN_MICROBATCHES.name: frozenset({Name.MERGED_MICROBATCHES}),
+    UNEVEN_MICROBATCHES.name: frozenset({Name.PADDED_MICROBATCHES}),
 }
 # Small, so that a thousand take minutes; adaptations look at lanes, not at how many there are.
 _SIZES: Final = Range(

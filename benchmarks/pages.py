@@ -240,11 +240,22 @@ def _weigh_fleet(server: _Server, template: uuid.UUID, jobs: int, sessions: int)
             ("installation", "/installation"),
             ("retention", "/retention"),
             ("access", "/access"),
+            ("jobs.csv", "/fleet/jobs.csv?range=30d"),
+            ("incidents.csv", "/incidents.csv"),
+            ("hosts.csv", "/hosts.csv?range=30d"),
+            ("hosts.csv, all", "/hosts.csv?range=30d&show=all"),
+            ("host: sessions.csv", f"/hosts/{host}/sessions.csv?range=30d"),
+            ("report: jobs.csv", "/report/jobs.csv?range=30d"),
+            ("report: figures.csv", "/report/figures.csv?range=30d"),
+            ("ingest: jobs.csv", "/ingest/jobs.csv?range=30d"),
+            ("installation: storage.csv", "/installation/storage.csv"),
+            ("retention.csv", "/retention.csv"),
         )
     ]
     size = f"{LONG_SESSIONS:,} sessions"
     weighed.append(server.weigh(size, "job", f"/jobs/{LONG}1"))
     weighed.append(server.weigh(size, "job, 7 d", f"/jobs/{LONG}1?range=7d"))
+    weighed.append(server.weigh(size, "job: sessions.csv", f"/jobs/{LONG}1/sessions.csv"))
     return weighed
 
 

@@ -19,6 +19,7 @@ from benchmarks.analysis import measure_analysis
 from benchmarks.ingest import measure_ingest
 from benchmarks.loops import measure_loops
 from benchmarks.planner import measure_peer, measure_planner, peer_checkout
+from benchmarks.profiler_files import measure_profiler_files
 from benchmarks.published import measure_published
 from benchmarks.scale import GROWING, LARGEST, measure_scale
 from benchmarks.slope import measure_slope
@@ -26,7 +27,7 @@ from benchmarks.small_trace import measure_small_trace
 from benchmarks.traces import make_growing, make_traces
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - one figure after the other
     """Print every figure that the README quotes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -61,6 +62,9 @@ def main() -> None:
             print("\nAgainst the published analyzer: whole processes, and both in process")
             for line in measure_published(arguments.published, arguments.published_python, traces):
                 print(line, flush=True)
+        print("\nFrom files of PyTorch's profiler to the whole report, against json.load")
+        for line in measure_profiler_files():
+            print(line, flush=True)
         print("\nReceiving a session, against the same server storing the same bytes unseen")
         for line in measure_ingest(traces):
             print(line, flush=True)

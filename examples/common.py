@@ -20,8 +20,11 @@ import torch.multiprocessing as mp
 HIDDEN = 64
 # Steps before the first session begins, and one after it.
 WAIT_STEPS = 10
-# The same of the sessions that `--compare` asks for.
+# Steps before the session that `--compare` asks for; one comes after it, too.
 CONNECT_STEPS = 4
+# Healthy and slowed steps of `--compare` come in turns of this many: whatever else makes the
+# machine faster or slower meets both.
+TURN_STEPS = 3
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Options:
     slow_factor: float
     pace: float
     compare: Path | None = None
+    turn: int = TURN_STEPS
     wait_steps: int = WAIT_STEPS
     step: int = 0
     ends_ns: list[int] = field(default_factory=list)
@@ -44,20 +48,22 @@ class Options:
     def total_steps(self) -> int:
         """How many steps the job trains for."""
         if self.compare is not None:
-            return 2 * (self.steps + CONNECT_STEPS)
+            return CONNECT_STEPS + 2 * self.steps + 1
         return self.steps + self.wait_steps
 
     @property
     def every(self) -> str | None:
-        """How often it is recorded; two sessions that are to be compared are asked for."""
+        """How often it is recorded; a session whose steps are to be compared is asked for."""
         return "30min" if self.compare is None else None
 
     def factor(self, rank: int) -> float:
         """Return how many times longer than usual a rank computes now."""
-        slow = rank == self.slow_rank
-        if self.compare is not None and self.step < self.total_steps // 2:
-            slow = False
+        slow = rank == self.slow_rank and (self.compare is None or self.slowed(self.step))
         return self.pace * (self.slow_factor if slow else 1.0)
+
+    def slowed(self, step: int) -> bool:
+        """Return whether it is the slow rank's turn, where steps are compared."""
+        return (step - CONNECT_STEPS) // self.turn % 2 == 1
 
     def stepped(self, monitor, rank: int) -> None:
         """Note that a step is over."""
@@ -65,11 +71,15 @@ class Options:
         self.ends_ns.append(time.time_ns())
         if self.compare is None:
             return
-        if self.step in {1, self.total_steps // 2}:
-            monitor.record(self.steps, at=self.step + CONNECT_STEPS - 1)
+        if self.step == 1:
+            monitor.record(2 * self.steps, at=CONNECT_STEPS)
         if self.step == self.total_steps:
             path = self.compare / f"times-{rank}.json"
-            path.write_text(json.dumps({"ends_ns": self.ends_ns, "steps": self.steps}))
+            recorded = range(CONNECT_STEPS, CONNECT_STEPS + 2 * self.steps)
+            slowed = [step for step in recorded if self.slowed(step)]
+            healthy = [step for step in recorded if step not in slowed]
+            told = {"ends_ns": self.ends_ns, "healthy": healthy, "slowed": slowed}
+            path.write_text(json.dumps(told))
 
 
 def options(job: str, ranks: int, description: str | None, wait_steps: int = WAIT_STEPS) -> Options:
@@ -96,7 +106,13 @@ def options(job: str, ranks: int, description: str | None, wait_steps: int = WAI
         "--compare",
         type=Path,
         metavar="FOLDER",
-        help="record two sessions, of which only the second is slowed, and write when steps ended",
+        help="record twice as many steps, of which half are slowed, and write when each ended",
+    )
+    parser.add_argument(
+        "--turn",
+        type=int,
+        default=TURN_STEPS,
+        help="steps of --compare in turn; many where a step begins before the one before has ended",
     )
     given = parser.parse_args()
     rank, _, factor = given.slow.partition(":")
@@ -109,6 +125,7 @@ def options(job: str, ranks: int, description: str | None, wait_steps: int = WAI
         float(factor or 1.8),
         given.pace,
         given.compare,
+        given.turn,
         wait_steps,
     )
 
