@@ -40,8 +40,10 @@ def test_a_rank_that_sleeps_before_a_collective_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "function"), [("forward", "forward"), ("loader", "batches")])
-def test_a_rank_of_ddp_that_stands_still_is_named_with_its_line(
+@pytest.mark.parametrize(
+    ("kind", "function"), [("forward", "forward"), ("loader", "batches"), ("fsdp2", "forward")]
+)
+def test_a_rank_of_a_training_that_stands_still_is_named_with_its_line(
     kind: str, function: str, tmp_path: Path
 ) -> None:
     hang = hang_of(kind, tmp_path)
@@ -49,6 +51,17 @@ def test_a_rank_of_ddp_that_stands_still_is_named_with_its_line(
     assert hang.waiting == (0, 1, 3)
     frame = hang.culprits[0].stack[0]
     assert (frame.function, Path(frame.file).name) == (function, "hanging.py")
+
+
+@pytest.mark.slow
+def test_a_stage_that_stands_still_is_named_by_the_stacks_alone(tmp_path: Path) -> None:
+    hang = hang_of("pipeline", tmp_path)
+    # Gloo's recorder knows no transfers.
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(CULPRIT, HangKind.NEVER_ENTERED)]
+    assert hang.waiting == (0, 1, 3)
+    assert hang.culprits[0].stack[0].function == "forward"
+    assert "_wait_batch_p2p" in hang.culprits[0].operation
+    assert hang.confidence < 0.95
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from app.analysis.hangs.stacks import Standing, standing
 from app.analysis.hangs.state import Frame, JobState, Place, RankState
 from app.analysis.hangs.waits import Operation, Waits
 
@@ -15,8 +16,10 @@ from app.analysis.hangs.waits import Operation, Waits
 # nothing that it recorded says that it has.
 _BY_NUMBERS: Final = 0.95
 _BY_ABSENCE: Final = 0.8
-# Ranks that wait for one another may have met another trouble first.
+# Ranks that wait for one another may have met another trouble first; a stack is of one moment, and
+# says what a rank does but not what it waits for.
 _IN_A_CYCLE: Final = 0.6
+_BY_STACKS: Final = 0.6
 # Ranks that are named in a sentence.
 _NAMED: Final = 4
 
@@ -306,6 +309,9 @@ def _unknown(job: JobState, waits: Waits, explained: set[int]) -> Iterator[str]:
 
 def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
     if not waits.operations:
+        stands = standing(job.ranks)
+        if stands is not None:
+            return _by_stacks(job, stands, unknown)
         return Hang(
             kind=HangKind.NOTHING_PENDING,
             sentence="No rank has an operation pending: nothing says that they wait.",
@@ -327,6 +333,41 @@ def _without_culprit(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> H
         confidence=0.0,
         remedy=_REMEDIES[HangKind.ALL_ENTERED],
         unknown=unknown,
+    )
+
+
+def _by_stacks(job: JobState, stands: Standing, unknown: tuple[str, ...]) -> Hang:
+    line = _code(stands.line)
+    culprits = []
+    for rank in stands.others:
+        place, stack = job.place(rank), job.ranks[rank].stack
+        culprits.append(
+            Culprit(
+                rank=rank,
+                host=place.host,
+                gpu=place.gpu,
+                kind=HangKind.NEVER_ENTERED,
+                operation=line,
+                evidence=f"is in {_code(stack[0])} while the others stand in {line}",
+                since_ns=None,
+                confidence=_BY_STACKS,
+                stack=stack,
+            )
+        )
+    without = sorted(job.ranks.keys() - {*stands.waiting, *stands.others})
+    return Hang(
+        kind=HangKind.NEVER_ENTERED,
+        sentence=_sentence(culprits, len(stands.waiting)),
+        culprits=tuple(culprits),
+        waiting=stands.waiting,
+        chain=(Link(line, stands.waiting, stands.others, 1),),
+        confidence=_BY_STACKS,
+        remedy=_REMEDIES[HangKind.NEVER_ENTERED],
+        unknown=(
+            *unknown,
+            *([f"There is no stack of {_ranks(without)}."] if without else []),
+            "No recorder says what is pending: this is told by the stacks alone.",
+        ),
     )
 
 

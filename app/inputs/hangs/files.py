@@ -111,13 +111,13 @@ def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
 def job_of(files: Iterable[HangFile]) -> JobState:
     """Return what files say of a job together.
 
-    Dumps of recorders say what ranks wait for; without any, what RAS counts does. RAS also says on
-    which host and GPU each rank is.
+    Dumps of recorders say what ranks wait for; without any, what RAS counts does, and without that
+    the stacks of two ranks or more. RAS also says on which host and GPU each rank is.
 
     Raises
     ------
     InvalidTraceError
-        ``hang.no_dumps``: there is neither; ``hang.rank_twice``: two are of one rank;
+        ``hang.no_dumps``: there is none of these; ``hang.rank_twice``: two are of one rank;
         ``hang.too_large``, ``hang.no_world``: see the readers.
     """
     recorder = FlightRecorder()
@@ -138,9 +138,12 @@ def job_of(files: Iterable[HangFile]) -> JobState:
             job = replace(job, places=ras_places(communicators))
     elif communicators:
         job = ras_job(communicators)
+    elif len(stacks) > 1:
+        job = JobState(groups=(), ranks={})
     else:
         raise InvalidTraceError(
-            "There is neither a dump of a flight recorder nor one of RAS", code="hang.no_dumps"
+            "There is neither a dump of a flight recorder nor one of RAS, nor stacks of two ranks",
+            code="hang.no_dumps",
         )
     ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,8 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "200"
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tests.real_jobs.ranks import run_ranks
 
@@ -32,13 +34,15 @@ AFTER_S = 4.0
 LIMIT_S = 100
 STEPS = 6
 STANDS_AT = 3
+WIDTH = 8
+TRAININGS = ("forward", "loader", "fsdp2", "pipeline")
 
 
 def run(kind: str, directory: Path, rank: int) -> None:
     """Train as one rank, until nothing moves."""
     store = dist.FileStore(str(directory / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    if kind in ("forward", "loader"):
+    if kind in TRAININGS:
         train(kind, directory, rank)
         return
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -79,20 +83,46 @@ def batches(stands_at: int | None) -> Iterator[torch.Tensor]:
     for number in range(STEPS):
         if number == stands_at:
             time.sleep(LIMIT_S)
-        yield torch.ones(4, 8)
+        yield torch.ones(4, WIDTH)
 
 
 def train(kind: str, directory: Path, rank: int) -> None:
-    """Train with DDP until one rank stands still."""
-    layer = Layer(8, 8)
-    model = torch.nn.parallel.DistributedDataParallel(layer)
+    """Train with DDP, FSDP2, or as stages of a pipeline, until one rank stands still."""
+    layer = Layer(WIDTH, WIDTH)
     here = rank == CULPRIT
+    step = _step(kind, layer, rank)
     threading.Thread(target=_leave, args=(directory, rank), daemon=True).start()
     with suppress(RuntimeError):
         for number, batch in enumerate(batches(STANDS_AT if here and kind == "loader" else None)):
-            layer.stands = here and kind == "forward" and number == STANDS_AT
-            model(batch).sum().backward()
+            layer.stands = here and kind != "loader" and number == STANDS_AT
+            step(batch)
     time.sleep(LIMIT_S)
+
+
+def _step(kind: str, layer: Layer, rank: int) -> Callable[[torch.Tensor], None]:
+    if kind == "pipeline":
+        stage = PipelineStage(layer, rank, RANKS, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, RANKS, loss_fn=lambda output, _: output.sum())
+        inputs = {0: "first", RANKS - 1: "last"}.get(rank)
+
+        def pipelined(batch: torch.Tensor) -> None:
+            if inputs == "first":
+                schedule.step(batch)
+            else:
+                schedule.step(target=batch if inputs == "last" else None)
+
+        return pipelined
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), layer)
+    if kind == "fsdp2":
+        for part in (*model, model):
+            fully_shard(part)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+
+    def trained(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+
+    return trained
 
 
 def _stack() -> list[dict[str, object]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.analysis.hangs.verdict import HangKind, judge_hang
 from app.errors import InvalidTraceError
 from app.inputs.hangs.files import FileKind, HangFile, job_of, kind_of, rank_in_name, read_hang_file
-from tests.support.hanging import Hanging, as_json, pickled, ras
+from tests.support.hanging import Hanging, as_json, pickled, ras, stack_dump
 from tests.support.nightly import drawn
 
 WORLD = [(0, 1, 2, 3)]
@@ -79,9 +79,18 @@ def test_dumps_stacks_and_ras_say_rank_line_and_gpu_together() -> None:
     assert culprit.stack[0].line == 212
 
 
-def test_stacks_alone_are_no_hang() -> None:
+def test_a_stack_alone_is_no_hang() -> None:
     with pytest.raises(InvalidTraceError, match="neither a dump"):
         job_of([read("stack_2.json", STACK)])
+
+
+def test_stacks_of_several_ranks_are_read_without_dumps() -> None:
+    wait = stack_dump(("all_reduce", "torch/distributed/distributed_c10d.py", 3012))
+    files = [read(f"stack_{rank}.json", STACK if rank == 2 else wait) for rank in range(4)]
+
+    (culprit,) = judge_hang(job_of(files)).culprits
+
+    assert (culprit.rank, culprit.stack[0].line) == (2, 212)
 
 
 def test_refusals_begin_with_the_name_of_the_file() -> None:
