@@ -20,7 +20,7 @@ from app.auth.cookies import session_cookie
 from app.auth.project_paths import prefix_of
 from app.auth.rights import NEEDS, Need, Open
 from app.errors import CrossSiteError, ForbiddenError, UnauthenticatedError
-from app.services.access.admission import Shown, admit, identify, refused
+from app.services.access.admission import Shown, admit, admit_unasked, identify, refused
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -72,9 +72,11 @@ class Guard:
             return
         right = Right.ADMIN if need is Open.INSTALLATION else need
         assert isinstance(right, Right)  # noqa: S101 - the one that is left
-        here = await anyio.to_thread.run_sync(
-            admit, self._container, shown, right, limiter=self._limiter
-        )
+        here = admit_unasked(self._container, shown)
+        if here is None:
+            here = await anyio.to_thread.run_sync(
+                admit, self._container, shown, right, limiter=self._limiter
+            )
         if need is Open.INSTALLATION and Right.ADMIN not in here.principal.everywhere:
             forbidden = ForbiddenError("This concerns all projects: it needs admin in all of them.")
             refused(self._container, shown, forbidden, here.principal)

@@ -13,8 +13,9 @@ from fastapi import Depends, Request
 from app.services.container import Container
 
 
-def here(request: Request) -> Container:
+async def here(request: Request) -> Container:
     """Return the container of a request that the guard let in."""
+    # Asynchronous, as it waits for nothing: the framework calls a function in another thread.
     found: Container = request.state.here
     return found
 

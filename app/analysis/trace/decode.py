@@ -67,12 +67,13 @@ Of `BodyTooLargeError`: ``body.too_large`` (decompressed bytes), ``body.too_many
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.formats.head import Head, head_of
+from app.analysis.trace.formats.head import Head, begins_with, head_of
 from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, Told, TraceFormat
 from app.analysis.trace.formats.registry import (
     FORMATS,
@@ -90,6 +91,9 @@ from app.errors import InvalidLabelsError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from app.analysis.trace.recordings.own.ranges import OwnRanges
+
+# As lines begin that say themselves what they are.
+_OWN_HEADER: Final = re.compile(rb'\{"schema": ?"paceline\.trace/')
 
 
 def decode(  # noqa: PLR0913 - what a sender says of a body
@@ -178,6 +182,9 @@ def recognize(
     ------
     InvalidTraceError, UnsupportedFormatError
     """
+    if format_name is None and isinstance(body, bytes) and begins_with(body, _OWN_HEADER):
+        # Of thousands of chunks at once: in a fortieth of the time of what follows.
+        return FORMATS[LINES]
     head = head_of(body)
     if not head.start:
         refuse_body("no_rows", "the body is empty")

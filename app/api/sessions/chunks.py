@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final, Self
 
 import structlog
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.model import SessionMeta
 from app.api.frame import problems
+from app.api.frame.asked import asked, described
 from app.api.frame.routers import api_router
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
@@ -62,16 +63,24 @@ class ChunkQuery(QueryMetadata):
         return parse_metadata(given) if given else None
 
 
-def _path(
-    job: Job,
-    attempt: Attempt,
-    session: Number,
-    producer: Annotated[
-        str, Path(description="Who sends it: a rank, or a host that relays its ranks.")
-    ],
-    n: Annotated[int, Path(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")],
-) -> ChunkPath:
-    return ChunkPath(job, attempt, session, producer, n)
+class ChunkNames(BaseModel):
+    """What the path of a chunk says."""
+
+    job: str = Field(description="Name of the job; made if it is new.")
+    attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
+    session: int = Field(
+        ge=1, le=MAX_SESSION_NUMBER, description="Sessions of the attempt, from 1."
+    )
+    producer: str = Field(description="Who sends it: a rank, or a host that relays its ranks.")
+    n: int = Field(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")
+
+    def path(self) -> ChunkPath:
+        """Return what names the chunk."""
+        return ChunkPath(self.job, self.attempt, self.session, self.producer, self.n)
+
+
+# Of most chunks, and of none that says anything of its own.
+NOTHING_SAID: Final = ChunkQuery.model_validate({})
 
 
 BATCH_CONTENT: Final = {
@@ -136,14 +145,10 @@ def router(ingest: Ingest) -> APIRouter:
             409: problems.described("Sealed, or other bytes are there under this path"),
             **REFUSALS,
         },
-        openapi_extra=TRACE_CONTENT,
+        openapi_extra=TRACE_CONTENT
+        | {"parameters": described(ChunkNames, "path") + described(ChunkQuery, "query")},
     )
-    async def put_chunk(
-        container: Here,
-        request: Request,
-        path: Annotated[ChunkPath, Depends(_path)],
-        query: Annotated[ChunkQuery, Query()],
-    ) -> Response:
+    async def put_chunk(container: Here, request: Request) -> Response:
         """Store a part of a trace; answered only once it is durable.
 
         Chunks may come in any order, late, and from several producers at once. The first one makes
@@ -151,6 +156,10 @@ def router(ingest: Ingest) -> APIRouter:
         cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
         in the answer to its seal; the same bytes again are answered with the reason.
         """
+        path = asked(ChunkNames, "path", request.path_params).path()
+        query = NOTHING_SAID
+        if request.query_params:
+            query = asked(ChunkQuery, "query", request.query_params)
 
         def store(body: Body) -> ChunkReceipt:
             return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from app.services.sessions.chunks.inbox import Arrived, Pressure
     from app.services.sessions.chunks.path import ChunkReceipt
 
-# Of one transaction. Few: they are answered together, their senders come back together, and a page
-# that is asked for meanwhile waits for that several times.
-MOST: Final = 16
+MOST: Final = 64
 MOST_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -47,6 +47,13 @@ class Shown:
     asks: str = ""
 
 
+def admit_unasked(container: Container, shown: Shown) -> Container | None:
+    """Return the container of a request that the database is not asked about; else None."""
+    if container.settings.require_sign_in or shown.project is not None:
+        return None
+    return container.within(DEFAULT_PROJECT_ID, LOCAL)
+
+
 def admit(container: Container, shown: Shown, need: Right) -> Container:
     """Return the container of a request: its project, and who asks.
 
@@ -59,8 +66,9 @@ def admit(container: Container, shown: Shown, need: Right) -> Container:
     ForbiddenError
         ``access.forbidden``.
     """
-    if not container.settings.require_sign_in and shown.project is None:
-        return container.within(DEFAULT_PROJECT_ID, LOCAL)
+    known = admit_unasked(container, shown)
+    if known is not None:
+        return known
     principal, noted = LOCAL, None
     try:
         with container.everywhere().reading() as tx:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -11,6 +13,7 @@ from typing import Final
 from app.analysis.trace.formats.outline import Outline, outline_of
 from app.analysis.trace.ndjson.streams import (
     GZIP_MAGIC,
+    GZIP_WINDOW_BITS,
     ZSTD_MAGIC,
     begin_of_text,
     without_mark,
@@ -18,6 +21,7 @@ from app.analysis.trace.ndjson.streams import (
 
 _HEAD_BYTES: Final = 4096
 _PIECE_BYTES: Final = 64 * 1024
+_LITTLE_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,21 @@ class Head:
     def has_field(self, *names: str) -> bool:
         """Return whether the text is a JSON object with one of these fields before its events."""
         return self.outline is not None and any(name in self.outline.fields for name in names)
+
+
+def begins_with(body: bytes, begin: re.Pattern[bytes]) -> bool:
+    """Return whether the text of a body begins in a way, of which as little as needed is read.
+
+    False where it takes more to tell.
+    """
+    start = body[:_HEAD_BYTES]
+    if not start.startswith(GZIP_MAGIC):
+        return begin.match(start) is not None
+    try:
+        text = zlib.decompressobj(GZIP_WINDOW_BITS).decompress(start, _LITTLE_BYTES)
+    except zlib.error:
+        return False
+    return begin.match(text) is not None
 
 
 def head_of(body: Path | bytes) -> Head:

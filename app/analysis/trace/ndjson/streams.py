@@ -32,7 +32,7 @@ _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # bgzip writes one member for every 64 kB; an empty one costs the reader as much as a full one.
 _MAX_MEMBERS: Final = 1 << 18
 # With gzip's own header and check sum.
-_GZIP_WINDOW_BITS: Final = 31
+GZIP_WINDOW_BITS: Final = 31
 _PLAIN_SLICE: Final = MIB
 # As much is read of a plain and of a compressed body to tell what it is: groups of 16,384 ranks may
 # come first, and a gzip member without text costs as much time as one that has some.
@@ -60,7 +60,7 @@ class _Codec:
 
 
 def _gzip() -> _Decompressor:
-    return zlib.decompressobj(_GZIP_WINDOW_BITS)
+    return zlib.decompressobj(GZIP_WINDOW_BITS)
 
 
 def _zstd() -> _Decompressor:
