@@ -146,6 +146,8 @@ class Settings(BaseSettings):
     # What may wait for workers, and for how long: above it the answer is 429.
     inbox_bytes: Count = 4096 * MIB
     inbox_age_s: Seconds = 900.0
+    # What decoding a batch of them may take; a chunk that takes more alone is refused.
+    inbox_memory_limit_kib: Count = 2 * 1024 * 1024
 
     # However long the pauses between its chunks were: silence of so long ends a session.
     session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)

@@ -1,19 +1,36 @@
-"""An analysis that does not fit into memory is tried once more, and then says what it needs."""
+"""What does not fit into memory says what it needs: an analysis, tried once more, and a chunk."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
+from sqlalchemy import func, select
+
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
-from tests.support.sessions import count_reports, session_row, store, task_row
+from app.analysis.trace.ndjson.reader import SCHEMA
+from app.db.models.chunks import InboxItem
+from app.db.models.sessions import Session
+from app.services.sessions.chunks.inbox import refused_chunks
+from app.services.sessions.chunks.path import ChunkPath
+from app.services.sessions.chunks.receive import receive_chunk
+from app.services.sessions.receive import Body
+from tests import factories
+from tests.support.sessions import count_reports, session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:
+    from app.analysis.trace.model import Trace
     from app.bootstrap import Container
     from tests.support.sessions import Stored
 
@@ -68,3 +85,81 @@ def test_a_worker_with_more_memory_takes_over(container: Container) -> None:
     work(container, stored, 10)
     work(container, stored, 4096)
     assert session_row(container, stored).state == "analyzed"
+
+
+_ABSORB = """
+import sys
+from app.services.sessions.chunks.absorb import absorb
+from app.settings import Settings
+from tests.support.project import build
+limit_kib = int(sys.argv[1]) * 1024
+container = build(Settings().model_copy(update={"inbox_memory_limit_kib": limit_kib}))
+while absorb(container):
+    pass
+"""
+_INFLATING_LINES = 600_000
+
+
+def inflating(trace: Trace) -> bytes:
+    """Return a body of a few MB with the operations of a day."""
+    header = json.dumps({"schema": SCHEMA, "meta": metadata_document(trace.meta)})
+    place = f'"rank":{trace.rank[0]},"dp":{trace.dp[0]},"pp":{trace.pp[0]}'
+    lines = (
+        f'{{{place},"step":{step},"op":"optimizer","start_ns":{step * 1000},"dur_ns":7}}'
+        for step in range(100, 100 + _INFLATING_LINES)
+    )
+    return gzip.compress("\n".join([header, *lines, ""]).encode())
+
+
+def take(container: Container, trace: Trace, producer: str, number: int, content: bytes) -> None:
+    """Let a server take a chunk."""
+    body = Body(content, len(content), hashlib.sha256(content).digest(), None, trace.meta)
+    receive_chunk(container, ChunkPath("llm", 1, 1, producer, number), body, final=False)
+
+
+def absorb_with(container: Container, mib: int) -> None:
+    """Let a worker of the inbox with so much memory take what waits."""
+    subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, "-c", _ABSORB, str(mib)],
+        env=container.settings.environment_of_child(os.environ),
+        check=True,
+    )
+
+
+def test_a_chunk_that_inflates_is_refused_by_name_and_the_worker_goes_on(
+    container: Container,
+) -> None:
+    trace = small_trace()
+    ranks = np.unique(trace.rank).tolist()
+    for rank in ranks[:-1]:
+        take(container, trace, f"rank-{rank}", 0, to_parquet(select_rows(trace, rank)))
+    take(container, trace, "stray", 0, inflating(trace))
+    take(container, trace, f"rank-{ranks[-1]}", 0, to_parquet(select_rows(trace, ranks[-1])))
+    absorb_with(container, 16)
+    with container.uow() as tx:
+        session = tx.session.execute(select(Session)).scalar_one()
+        (refused,) = refused_chunks(tx, session.id)
+        waiting = tx.session.execute(
+            select(func.count(InboxItem.id)).where(InboxItem.code.is_(None))
+        ).scalar_one()
+    assert (refused.producer, refused.number) == ("stray", 0)
+    assert refused.code == "chunk.memory_limit"
+    assert "PACELINE_INBOX_MEMORY_LIMIT_KIB to 32768" in refused.reason
+    assert waiting == 0
+    assert session.operations == len(trace)
+
+
+def test_the_same_chunk_is_taken_by_a_worker_with_more_memory(container: Container) -> None:
+    trace = small_trace()
+    take(container, trace, "rank-0", 0, to_parquet(select_rows(trace, 0)))
+    take(container, trace, "stray", 0, inflating(trace))
+    absorb_with(container, 2048)
+    with container.uow() as tx:
+        session = tx.session.execute(select(Session)).scalar_one()
+        assert not refused_chunks(tx, session.id)
+    assert session.operations > _INFLATING_LINES
+
+
+def select_rows(trace: Trace, rank: int) -> Trace:
+    """Return the operations of one rank."""
+    return factories.select(trace, trace.rank == rank)

@@ -30,6 +30,8 @@ from app.services.sessions.chunks.inbox import waiting_chunks
 from app.services.sessions.chunks.seal import is_complete, seal
 from app.services.sessions.receive import trace_limits
 from app.services.usage.quotas import QuotaExceededError
+from app.settings.environment import variable
+from app.system.memory import KIB, limited_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +72,12 @@ class KilledWorkerError(PacelineError):
     code = "chunk.worker_killed"
 
 
+class LargeChunkError(PacelineError):
+    """Decoding a chunk, alone, took more memory than a worker may have for it."""
+
+    code = "chunk.memory_limit"
+
+
 class UndecodableChunkError(PacelineError):
     """Decoding a chunk failed in a way that was not foreseen."""
 
@@ -100,7 +108,7 @@ def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
     if batch is None:
         return 0
     within = container.within(batch.project_id)
-    pieces, refusals = _decoded(within, batch)
+    pieces, refusals, left = _decoded(within, batch)
     try:
         _store(within, batch, pieces, refusals)
     except QuotaExceededError as error:
@@ -111,6 +119,8 @@ def absorb(container: Container, session_id: uuid.UUID | None = None) -> int:
                 _store(within, batch, [(item, piece)], ())
             except QuotaExceededError:
                 _store(within, batch, (), [_Refusal(item, error)])
+    if left:
+        _give_back(within, batch, left)
     return len(batch.items)
 
 
@@ -180,22 +190,53 @@ def _claim(container: Container, session_id: uuid.UUID | None) -> _Batch | None:
 
 def _decoded(
     container: Container, batch: _Batch
-) -> tuple[list[tuple[InboxItem, Piece]], list[_Refusal]]:
+) -> tuple[list[tuple[InboxItem, Piece]], list[_Refusal], Sequence[InboxItem]]:
+    """Return what the bodies of a batch hold, those that are refused, and those left for later.
+
+    All of them together have the memory that the settings say. Where it was not enough, the rest is
+    left: what was tried once is decoded alone the next time, and then refused.
+    """
     pieces: list[tuple[InboxItem, Piece]] = []
     refusals: list[_Refusal] = []
-    for item in batch.items:
-        try:
-            pieces.append((item, _piece(container, item)))
-        except (MemoryError, ObjectStoreError):
-            # Not the body's fault, or not known to be: it stays, and is tried again.
-            raise
-        except PacelineError as error:
-            refusals.append(_Refusal(item, error))
-        except Exception:
-            log.exception("chunk not decoded", producer=item.producer, chunk=item.number)
-            message = "Decoding it failed unexpectedly; the log of the worker has the details."
-            refusals.append(_Refusal(item, UndecodableChunkError(message)))
-    return pieces, refusals
+    with limited_memory(container.settings.inbox_memory_limit_kib):
+        for place, item in enumerate(batch.items):
+            try:
+                pieces.append((item, _piece(container, item)))
+            except ObjectStoreError:
+                # Not the body's fault: it stays, and is tried again.
+                raise
+            except MemoryError:
+                if pieces:
+                    return pieces, refusals, batch.items[place:]
+                refusals.append(_Refusal(item, _too_large(container, item)))
+            except PacelineError as error:
+                refusals.append(_Refusal(item, error))
+            except Exception:
+                log.exception("chunk not decoded", producer=item.producer, chunk=item.number)
+                message = "Decoding it failed unexpectedly; the log of the worker has the details."
+                refusals.append(_Refusal(item, UndecodableChunkError(message)))
+    return pieces, refusals, ()
+
+
+def _too_large(container: Container, item: InboxItem) -> LargeChunkError:
+    limit_kib = container.settings.inbox_memory_limit_kib
+    return LargeChunkError(
+        f"Its {item.body_bytes:,} bytes did not fit into {limit_kib / KIB:,.0f} MiB when they were "
+        f"decoded: send fewer steps in one chunk, or set {variable('inbox_memory_limit_kib')} to "
+        f"{2 * limit_kib} on workers that have twice as much."
+    )
+
+
+def _give_back(container: Container, batch: _Batch, items: Sequence[InboxItem]) -> None:
+    """End the leases of bodies that were not decoded; any worker may claim them."""
+    with container.uow() as tx:
+        tx.session.execute(
+            update(InboxItem)
+            .where(
+                InboxItem.id.in_([item.id for item in items]), InboxItem.claim_token == batch.token
+            )
+            .values(claim_token=None, lease_until=None)
+        )
 
 
 def _piece(container: Container, item: InboxItem) -> Piece:
