@@ -48,6 +48,9 @@ _WHOLE: Final = "all"
 # checkpoints within a session. Until one producer has ended, the server waits as long.
 _PAUSE_KEY: Final = "pause_s"
 _LONGEST_PAUSE_S: Final = 600
+# The metadata with a row for each rank: those of 1,024 are 10 kB compressed, more than the
+# operations of a chunk. A share's first and last chunk have them; the server merges what they say.
+_TABLES: Final = frozenset({"hosts", "guessed_hosts", "gpus", "pods", "local_ranks"})
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Recorder:
                 check_share(share)
             self.describe(meta)
             # Later chunks may know more, but contradict nothing.
-            self._first_meta = json.loads(json.dumps(self._meta)) | {_PAUSE_KEY: _LONGEST_PAUSE_S}
+            self._chunk_meta = json.loads(json.dumps(self._meta)) | {_PAUSE_KEY: _LONGEST_PAUSE_S}
             if share is not None:
                 self._outbox = Outbox(server, job, share, spool, self._retry, hand_over)
             body = SessionBody(max_body_bytes)
@@ -263,9 +266,12 @@ class Recorder:
         outbox = self._outbox
         if outbox is None or outbox.full or time.monotonic() < self._next_chunk_s:
             return
-        chunk, operations = body.take(self._first_meta, self._buffer.dropped_steps)
+        chunk, operations = body.take(self._chunk_meta, self._buffer.dropped_steps)
         if operations:
             outbox.put(chunk)
+            self._chunk_meta = {
+                key: value for key, value in self._chunk_meta.items() if key not in _TABLES
+            }
             self._sent += operations
             self._next_chunk_s = time.monotonic() + self._chunk_every_s
 

@@ -75,6 +75,28 @@ def spool(request: pytest.FixtureRequest, tmp_path: Path) -> Spool | None:
     return Spool(tmp_path) if request.param == "spool" else None
 
 
+def test_the_first_and_the_last_chunk_alone_have_the_tables_of_all_ranks(
+    receiver: Receiver,
+) -> None:
+    tables = {"hosts": {"0": "node-0"}, "gpus": {"0": "H100"}, "local_ranks": {"0": 0}}
+    sending = Recorder(
+        receiver.url, "llama", META | tables, share=Share(4, "rank-0"), chunk_every_s=0.0,
+        retry=QUICK,
+    )  # fmt: skip
+    for step in range(3):
+        record(sending, step, step + 1)
+        until_requested(receiver, step + 1)
+    sending.finish()
+    until(lambda: sending.wait(LIMIT_S) is not None)
+    headers = [header(request) for request in receiver.requests]
+    assert len(headers) >= 4
+    for known in (headers[0], headers[-1]):
+        assert {key: known[key] for key in tables} == tables
+    for between in headers[1:-1]:
+        assert not set(tables) & set(between)
+        assert between["world"] == 1
+
+
 def test_complete_steps_go_out_while_the_next_one_is_recorded(
     receiver: Receiver, spool: Spool | None
 ) -> None:
