@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import sys
 from typing import Final
 
-from app.errors import PacelineError, lines_of
+from app.system import child
 
 # Each library has its own pool of threads, one per core, and reads these when it is loaded. They do
 # not make an analysis faster, and two workers on one machine would compete for its cores.
@@ -37,28 +35,16 @@ def main() -> int:
         from app.broker.celery import QUEUES  # noqa: PLC0415
         from app.settings import Settings  # noqa: PLC0415
         from app.system.logs import configure_logging  # noqa: PLC0415
-        from app.system.processes import follow_lifeline  # noqa: PLC0415
         from workers.runner import run_worker  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(prog="python -m workers.child", description=__doc__)
+    parser = child.options("workers.child", __doc__)
     parser.add_argument("--queue", choices=QUEUES, required=True)
     parser.add_argument("--concurrency", type=int)
-    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
-    arguments = parser.parse_args()
-    if arguments.lifeline:
-        follow_lifeline()
+    arguments = child.asked(parser)
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
     return run_worker(settings, arguments.queue, concurrency=arguments.concurrency)
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except PacelineError as error:
-        sys.stderr.writelines(lines_of(error))
-        status = 1
-    logging.shutdown()
-    # All leases are returned and connections closed. At exit, the libraries would wait for idle
-    # processes and threads, longer than the supervisor does.
-    os._exit(status)
+    child.run(main)

@@ -6,18 +6,14 @@ processes may run; each claims what the others do not have.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from app.errors import PacelineError, lines_of
+from app.system import child
 from workers.child import SINGLE_THREADED
 
 if TYPE_CHECKING:
@@ -87,19 +83,12 @@ def main() -> int:
         from app.bootstrap import build  # noqa: PLC0415
         from app.settings import Settings  # noqa: PLC0415
         from app.system.logs import configure_logging  # noqa: PLC0415
-        from app.system.processes import follow_lifeline  # noqa: PLC0415
         from workers.heartbeat import Heartbeat  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(prog="python -m workers.inbox", description=__doc__)
-    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
-    arguments = parser.parse_args()
-    if arguments.lifeline:
-        follow_lifeline()
+    child.asked(child.options("workers.inbox", __doc__))
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+    stop = child.stop_on_signals()
     container = build(settings, application_name="paceline worker inbox")
     heartbeat = Heartbeat(settings, "inbox")
     heartbeat.start()
@@ -112,10 +101,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except PacelineError as error:
-        sys.stderr.writelines(lines_of(error))
-        status = 1
-    logging.shutdown()
-    os._exit(status)
+    child.run(main)

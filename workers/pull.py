@@ -6,16 +6,13 @@ other workers are: a crash, or memory that is not returned, costs it alone.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from app.errors import PacelineError, lines_of
+from app.system import child
 from workers.child import SINGLE_THREADED
 
 # How often it is looked whether something waits.
@@ -86,14 +83,10 @@ def main() -> int:
         from app.broker.celery import QUEUES  # noqa: PLC0415
         from app.settings import Settings  # noqa: PLC0415
         from app.system.logs import configure_logging  # noqa: PLC0415
-        from app.system.processes import follow_lifeline  # noqa: PLC0415
 
-    parser = argparse.ArgumentParser(prog="python -m workers.pull", description=__doc__)
+    parser = child.options("workers.pull", __doc__)
     parser.add_argument("--queue", choices=QUEUES, required=True)
-    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
-    arguments = parser.parse_args()
-    if arguments.lifeline:
-        follow_lifeline()
+    arguments = child.asked(parser)
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
     pull_all(settings, arguments.queue)
@@ -101,10 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except PacelineError as error:
-        sys.stderr.writelines(lines_of(error))
-        status = 1
-    logging.shutdown()
-    os._exit(status)
+    child.run(main)

@@ -5,31 +5,21 @@ It accepts connections on the socket of the process that started it.
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
-import signal
 import socket
-import sys
-import threading
 from pathlib import Path
 
-from app.errors import PacelineError, lines_of
+from app.system import child
 from app.system.collector import loading
-from app.system.processes import follow_lifeline
 
 
 def main() -> int:
     """Serve until SIGTERM; the configuration comes from the environment."""
-    parser = argparse.ArgumentParser(prog="python -m app.run.replica", description=__doc__)
+    parser = child.options("app.run.replica", __doc__)
     parser.add_argument("--socket", type=int, required=True, help="descriptor of the listener")
     parser.add_argument("--directory", type=Path, required=True, help="which all processes share")
     parser.add_argument("--number", type=int, required=True, help="among them, from 0")
     parser.add_argument("--of", type=int, required=True, help="how many they are")
-    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
-    arguments = parser.parse_args()
-    if arguments.lifeline:
-        follow_lifeline()
+    arguments = child.asked(parser)
     with loading():
         from app.bootstrap import build  # noqa: PLC0415
         from app.run.http import HttpServer  # noqa: PLC0415
@@ -40,9 +30,7 @@ def main() -> int:
 
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+    stop = child.stop_on_signals()
     container = build(settings, application_name="paceline serve")
     place = Place(arguments.directory, arguments.number, arguments.of)
     listener = socket.socket(fileno=arguments.socket)
@@ -57,10 +45,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except PacelineError as error:
-        sys.stderr.writelines(lines_of(error))
-        status = 1
-    logging.shutdown()
-    os._exit(status)
+    child.run(main)
