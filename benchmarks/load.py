@@ -46,6 +46,10 @@ _PAGE_EVERY_S: Final = 0.25
 _START_S: Final = 300.0
 _REPORT_S: Final = 900.0
 _READY: Final = "Paceline is ready: "
+# What the whole installation uses of a processor while nothing is sent.
+_IDLE: Final = 0.15
+_SETTLING_S: Final = 2.0
+_READY_STATUS: Final = 200
 _BUSY: Final = 429
 _STORED: Final = (200, 202)
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -131,7 +135,22 @@ def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
 def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
     """Run one version and send it the shares."""
     with _serving(tree, extra) as (address, pid):
+        asyncio.run(_settled(address, pid))
         return asyncio.run(_flush(version, address, pid, shares))
+
+
+async def _settled(address: str, pid: int) -> None:
+    """Wait until the workers have started, whose processor time is none of the flush's."""
+    line = _Line(address)
+    until_s = time.monotonic() + _START_S
+    idle = False
+    while not idle and time.monotonic() < until_s:
+        before_s, began_s = _processor_s(pid), time.monotonic()
+        await asyncio.sleep(_SETTLING_S)
+        status, _, _ = await line.ask("GET", "/readyz")
+        used_s = _processor_s(pid) - before_s
+        idle = status == _READY_STATUS and used_s < _IDLE * (time.monotonic() - began_s)
+    line.close()
 
 
 async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
