@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 import httpx
 import numpy as np
 import pytest
+from sqlalchemy import func, select
 
 from app.access.guesses import OF_A_PEER_AT_A_NAME
 from app.analysis.trace.encode import to_parquet
+from app.db.models.sessions import Session
+from app.db.states import SessionState
 from tests import factories
 from tests.support.processes import descendants, ps
-from tests.support.sessions import count_reports, small_trace
+from tests.support.sessions import count_reports, held_analyses, small_trace, store
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -135,6 +138,25 @@ def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
         words for words in ps("args", of=descendants(worker.pid)) if "--parent" not in words
     ]
     assert sum("workers.inbox" in words for words in programs) == 2
+
+
+def analyzing(container: Container) -> int:
+    """Return how many sessions are analyzed now."""
+    with container.reading() as tx:
+        found = select(func.count()).where(Session.state == SessionState.ANALYZING)
+        return tx.session.execute(found).scalar_one()
+
+
+@pytest.mark.usefixtures("site")
+def test_as_many_sessions_are_analyzed_at_once_as_there_are_processes(
+    container: Container,
+) -> None:
+    # Of two that are held within their analyses each has a process; the third waits for one.
+    for _ in range(3):
+        store(container, small_trace())
+    with held_analyses(container):
+        wait_for(lambda: analyzing(container) == 2, "two analyses at once", limit_s=120)
+    wait_for(lambda: count_reports(container) == 3, "three reports")
 
 
 def test_the_budget_of_bodies_is_that_of_both_processes(
