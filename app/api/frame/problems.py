@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import psycopg
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -238,7 +239,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PacelineError, _domain_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    for unavailable in (OperationalError, InterfaceError, PoolTimeoutError):
+    for unavailable in (
+        OperationalError,
+        InterfaceError,
+        PoolTimeoutError,
+        # Bodies go to the driver as they are.
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+    ):
         app.add_exception_handler(unavailable, _database_unavailable)
     app.add_exception_handler(DataError, _impossible_value)
     app.add_middleware(UnexpectedErrors)
@@ -332,6 +340,10 @@ async def _impossible_value(_request: Request, _error: Exception) -> JSONRespons
 
 
 async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
+    driver = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(driver, psycopg.errors.DiskFull):
+        log.error("database full", path=request.url.path)
+        return problem("storage.full", "There is no room on the database's disk.")
     log.error("database unavailable", path=request.url.path, error=str(error).splitlines()[0])
     return problem(
         "database.unavailable",

@@ -13,6 +13,12 @@ from tests.integration.api.chunks import put, seal
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Install, Installation
 
+_FULL = """
+CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'could not extend file: No space left' USING ERRCODE = '53100'; END $$;
+CREATE TRIGGER full_disk BEFORE INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION full_disk()
+"""
+
 
 def test_an_inbox_that_is_full_puts_senders_off_until_workers_have_taken_it(
     install: Install,
@@ -80,6 +86,24 @@ def test_the_same_chunk_from_two_hosts_with_other_bytes_is_one_of_them(
     assert answers == [202, 409]
     installation.absorb_all()
     assert chunks.detail(installation, first)["intake"]["chunks"] == 2
+
+
+def test_an_inbox_whose_disk_is_full_says_so_and_takes_the_chunk_once_there_is_room(
+    installation: Installation,
+) -> None:
+    first = put(installation, "0")
+    with installation.container.engine.begin() as connection:
+        # As PostgreSQL answers where its disk, or the quota of its account, is used up.
+        connection.execute(text(_FULL))
+    full = put(installation, "1")
+    assert (full.status_code, full.json()["code"]) == (507, "storage.full")
+    assert installation.rows()["inbox"] == 0
+    with installation.container.engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER full_disk ON inbox"))
+    assert put(installation, "1").status_code == 202
+    installation.absorb_all()
+    found = chunks.detail(installation, first)["intake"]
+    assert (found["chunks"], found["refused_chunks"]) == (2, 0)
 
 
 def test_what_waits_goes_with_its_session(installation: Installation) -> None:
