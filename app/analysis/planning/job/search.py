@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from app.analysis.planning.job.bounds import lower_bounds_ps
-from app.analysis.planning.job.large.divided import divided, equal_units
+from app.analysis.planning.job.large.divided import (
+    Division,
+    divided,
+    equal_divisions,
+    near_divisions,
+)
 from app.analysis.planning.job.large.ranges import bound_of_large
 from app.analysis.planning.job.mixed import MixedSearch
 from app.analysis.planning.job.model import INTERLEAVES, MICROBATCHES, Recompute
@@ -50,6 +55,8 @@ ALTERNATIVES: Final = 10
 _NEAR: Final = 1.25
 # Steps of the program over nodes, for each time that is asked for; more is left open.
 _MOST_STEPS: Final = 3e7
+# Sizes, those of the lowest bounds, with which nodes are also divided nearly equally at first.
+_MOST_NEAR: Final = 10
 # Of plans that differ by less in t_std, the one that executes fastest is taken.
 _AS_GOOD: Final = 1.01
 
@@ -95,7 +102,8 @@ def numbers_of(space: Space) -> IntArray:
     """Return the numbers of pipelines that there can be, ascending."""
     spec, most = space.spec, min(space.groups, space.microbatches)
     if len(spec.devices) > 1 or spec.allow_idle:
-        some = set(range(1, most + 1))
+        least = 1 if spec.allow_idle else -(-space.groups // space.layers)
+        some = set(range(least, most + 1))
     else:
         some = {
             replicas * count
@@ -197,7 +205,8 @@ def _mixed(
     """Look into ranges of dp, the lowest bound first; return the bound of what is left."""
     spec = spaces[0].spec
     states = math.prod(device.nodes + 1 for device in spec.devices)
-    _types_divided(spaces, open_, best, budget)
+    few = states**2 * max(space.groups for space in spaces) <= _MOST_STEPS
+    _types_divided(spaces, open_, best, budget, most_near=0 if few else _MOST_NEAR)
     bounds: dict[int, dict[int, int]] = {}
     for bound, number, dp in open_:
         bounds.setdefault(number, {})[dp] = bound
@@ -210,8 +219,8 @@ def _mixed(
         tp = space.sizes.tp
         if states**2 * some[-1] <= _MOST_STEPS and tp not in units:
             units[tp] = units_of(space)
-        few = tp in units and states * len(units[tp]) * some[-1] <= _MOST_STEPS
-        (exact if few else large).append((bound, number, some))
+        small = tp in units and states * len(units[tp]) * some[-1] <= _MOST_STEPS
+        (exact if small else large).append((bound, number, some))
     left = bound_of_large(spaces, large, bounds, best, budget)
     heapq.heapify(exact)
     while exact and exact[0][0] < best.time_ps:
@@ -263,15 +272,25 @@ def _least_time(mixed: MixedSearch, bound: int, best: BestJobs, budget: SearchBu
 
 
 def _types_divided(
-    spaces: list[Space], open_: list[tuple[int, int, int]], best: BestJobs, budget: SearchBudget
+    spaces: list[Space],
+    open_: list[tuple[int, int, int]],
+    best: BestJobs,
+    budget: SearchBudget,
+    *,
+    most_near: int,
 ) -> None:
-    """Offer plans in which nodes of some types, each divided equally, make equal pipelines."""
-    units: dict[int, tuple[Unit, ...]] = {}
+    """Offer plans in which nodes of some types are divided equally; with some sizes nearly so."""
+    equal: dict[int, tuple[Division, ...]] = {}
+    near: set[int] = set()
     for bound, number, dp in sorted(open_):
         if bound >= best.time_ps or (best.plans and budget.spent):
             return
         if dp & (dp - 1) == 0 or spaces[0].spec.fixed.dp is not None:
             space = spaces[number]
-            if space.sizes.tp not in units:
-                units[space.sizes.tp] = equal_units(space)
-            best.offer(divided(space, units[space.sizes.tp], dp))
+            if space.sizes.tp not in equal:
+                equal[space.sizes.tp] = equal_divisions(space)
+            divisions = equal[space.sizes.tp]
+            if number not in near and len(near) < most_near:
+                near.add(number)
+                divisions += near_divisions(space)
+            best.offer(divided(space, divisions, dp))

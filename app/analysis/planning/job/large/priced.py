@@ -11,8 +11,8 @@ A_u + m_u·(c + π·k_u) for each of them, c = (N − π·G)/dp − 1, they woul
 
 which is concave in π: it is raised by a proximal bundle method. Its minimum is found by a dynamic
 program over stages from the last one, for intervals of m: that close to the least are halved.
-Blocks are whole, and those that fit a stage depend on its place. What is left out: nodes may be cut
-into single stages, in any order of the types.
+Blocks and nodes are whole, and the blocks that fit a stage depend on its place. What is left out:
+pipelines may be used in part, and pass the types in any order.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ _MOST_AT_LAST: Final = 2000
 _CLOSE: Final = 1.01
 _STEPS: Final = 40
 _GAIN: Final = 1e-3
+# How often the bundle looks farther before it ends, and each time by what factor.
+_FARTHER: Final = 3
+_LOOSER: Final = 8.0
 # How far the first step may go, in prices, and steps to each one's end.
 _REACH: Final = 0.3
 _NEWTON: Final = 8
@@ -62,12 +65,10 @@ class Priced:
 
 
 class _Kind(NamedTuple):
-    """Pipelines that share each node by a number of replicas: times in ps, by type."""
+    """Pipelines that share each node by a number of replicas."""
 
-    middle: FloatArray  # what a stage receives, the mean of a node's stages
-    ends: FloatArray  # what the first and the last stage receive less
-    least: FloatArray  # what any stage between them receives
-    tails: FloatArray  # shape (stages + 1,): what follows, by the pipeline's stages
+    here: int  # stages of each in a node
+    tails: FloatArray  # shape (stages + 1,): what follows, ps, by the pipeline's stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +102,28 @@ def priced_bound(
     groups, scale = oracle.groups, space.layers * space.arrays.block.astype(np.float64)
     # a first guess: groups are worth what they compute
     share = (target_ps / scale - 1).clip(0)
-    if start is None:
-        start = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
-    at = start
-    best = oracle.least(at, _CLOSE)
-    bundle = _Bundle(scale, positive=space.spec.allow_idle)
-    bundle.add(at, best)
-    best_at = at
+    guess = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
+    best_at, best = guess, oracle.least(guess, _CLOSE)
+    bundle = _Bundle(scale, target_ps, positive=space.spec.allow_idle)
+    bundle.add(guess, best)
+    if start is not None and best.value < target_ps:
+        other = oracle.least(start, _CLOSE)
+        bundle.add(start, other)
+        if other.value > best.value:
+            best_at, best = start, other
+    farther = 0
     for _ in range(_STEPS):
         if budget.spent or best.value >= target_ps or not np.isfinite(best.value):
             break
         at, promised = bundle.next(best_at, best.value)
         if promised <= best.value + _GAIN * target_ps:
-            break
+            # what is promised near the prices: farther away there may be more
+            if farther == _FARTHER:
+                break
+            farther += 1
+            bundle.weight /= _LOOSER
+            continue
+        farther = 0
         found = oracle.least(at, _CLOSE)
         bundle.add(at, found)
         better = found.value > best.value
@@ -128,8 +138,8 @@ def priced_bound(
 class _Bundle:
     """What is known of the bound as prices change: planes that it is below; a proximal bundle."""
 
-    def __init__(self, scale: FloatArray, *, positive: bool) -> None:
-        self.scale, self.positive, self.weight = scale, positive, 0.0
+    def __init__(self, scale: FloatArray, target_ps: int, *, positive: bool) -> None:
+        self.scale, self.target_ps, self.positive, self.weight = scale, target_ps, positive, 0.0
         self.offsets: list[float] = []
         self.slopes: list[FloatArray] = []
 
@@ -158,7 +168,7 @@ class _Bundle:
             lost = self.weight / 2 * float(away @ away)
             return -width * float(top + np.log(weights.sum())) - lost, weights / weights.sum()
 
-        for width in (value * 1e-2, value * 1e-3, value * 1e-4):
+        for width in (self.target_ps * 1e-2, self.target_ps * 1e-3, self.target_ps * 1e-4):
             for _ in range(_NEWTON):
                 here, share = soft(at, width)
                 mean = share @ slopes
@@ -244,10 +254,9 @@ class _Oracle:
 
 
 def _kind(space: Space, replicas: int, some: tuple[int, ...]) -> _Kind:
-    arrays, here = space.arrays, space.slots // replicas
-    inside, between = arrays.inside.astype(np.float64), arrays.between.astype(np.float64)
+    here = space.slots // replicas
     longest = min(space.layers, space.groups)
-    whole = space.layers * arrays.block_parameters + 2 * arrays.table_parameters
+    whole = space.layers * space.arrays.block_parameters + 2 * space.arrays.table_parameters
     tails = np.full(longest + 1, np.inf)
     for stages in range(here, longest + 1, here):
         tails[stages] = min(
@@ -255,10 +264,7 @@ def _kind(space: Space, replicas: int, some: tuple[int, ...]) -> _Kind:
             + synchronization_ps(space.spec, device, whole / stages, some[-1], replicas)[1]
             for device in space.spec.devices
         )
-        if stages == here:  # in one node
-            tails[stages] -= 2 * stages * float(np.abs(between - inside).max())
-    least = [between * 2, inside + between, inside * 2][min(here, 3) - 1]
-    return _Kind(2 * ((here - 1) * inside + between) / here, between, least, tails)
+    return _Kind(here, tails)
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code
@@ -267,9 +273,7 @@ def _least_within(
     high: float,
     constant: float,
     prices: FloatArray,
-    middle: FloatArray,
-    ends: FloatArray,
-    least: FloatArray,
+    here: int,
     tails: FloatArray,
     costs: KernelCosts,
     static: float,
@@ -277,82 +281,94 @@ def _least_within(
     microbatches: int,
     fixed: int,
 ) -> tuple[float, FloatArray]:
-    """Return the least of A + m·(c + π·k) for m in [low, high], and its k."""
+    """Return the least of A + m·(c + π·k) for m in [low, high], and its k.
+
+    Stages are placed from the last one on; those of a node, `here` of them, are of one type.
+    """
     types, longest = prices.shape[0], tails.shape[0] - 1
     best, best_stages, best_type, best_blocks = np.inf, 0, 0, 0
-    value = np.full((longest + 1, layers + 1), np.inf)
+    whole = np.full(layers + 1, np.inf)  # of whole nodes, by blocks
+    whole[0] = 0.0
+    part = np.full((types, layers + 1), np.inf)  # of a node that is begun
+    before = np.empty(layers + 1)
     chosen = np.zeros((longest + 1, layers + 1), dtype=np.int64)
-    taken = np.zeros((longest + 1, layers + 1), dtype=np.int64)
-    value[0, 0] = 0.0
+    taken = np.zeros((longest + 1, types, layers + 1), dtype=np.int64)
     queue = np.empty(layers + 1, dtype=np.int64)
     paid = prices.min() >= 0  # each stage adds to the value
     for q in range(1, longest + 1):
         flight = min(q, microbatches)
-        # as the first stage
-        for t in range(types):
-            extra = float(costs.embedding[t])
-            room = costs.capacity[t] - costs.working
-            room -= static * costs.table_parameters + flight * costs.inputs
-            within = high - costs.embedding[t]
-            if q == 1:
-                extra += costs.head[t]
-                room -= static * costs.table_parameters + costs.logits
-                within -= costs.head[t]
-            else:
-                extra += middle[t] - ends[t]
-            each = static * costs.block_parameters + flight * costs.stored
-            most = min(np.floor(within / costs.block[t]), float(layers))
-            if np.isfinite(room):
-                most = min(most, np.floor(room / each))
-            if fixed not in (0, q):
-                most = 0.0
-            for b in range(1, int(most) + 1):
-                before = value[q - 1, layers - b]
-                if before < np.inf:
-                    now = before + extra + b * costs.block[t] + low * (prices[t] + constant)
-                    now += tails[q]
-                    if now < best:
-                        best, best_stages, best_type, best_blocks = now, q, t, b
-        # as one that others are before
+        ends, begins = (q - 1) % here == 0, q % here == 0  # of a node
         cheapest = np.inf
         for t in range(types):
-            extra = middle[t]
+            before[:] = whole if ends else part[t]
+            part[t, :] = np.inf
             room = costs.capacity[t] - costs.working
-            within = high - least[t]
+            behind = 0.0
             if q == 1:
-                extra += costs.head[t] - ends[t]
+                behind += costs.head[t]
                 room -= static * costs.table_parameters + costs.logits
-                within = high - costs.head[t]
+            else:
+                behind += costs.between[t] if ends else costs.inside[t]
             each = static * costs.block_parameters + flight * costs.stored
-            most = min(np.floor(within / costs.block[t]), float(layers))
-            if np.isfinite(room):
-                most = min(most, np.floor(room / each))
-            span = int(most)
+            step = float(costs.block[t])
+            if begins and fixed in (0, q):  # as the first stage
+                extra = behind + costs.embedding[t]
+                span = _fitting(
+                    (high - extra) / step,
+                    room - static * costs.table_parameters - flight * costs.inputs,
+                    each,
+                    layers,
+                )
+                for b in range(1, span + 1):
+                    if before[layers - b] < np.inf:
+                        now = before[layers - b] + extra + b * step
+                        now += low * (prices[t] + constant) + tails[q]
+                        if now < best:
+                            best, best_stages, best_type, best_blocks = now, q, t, b
+            # as one that others are before
+            extra = behind + (costs.between[t] if begins else costs.inside[t])
+            span = _fitting((high - extra) / step, room, each, layers)
             if span < 1:
                 continue
-            head, tail = 0, 0
-            step, whole = float(costs.block[t]), extra + low * prices[t]
+            first, last = 0, 0
+            fixed_part = extra + low * prices[t]
             for n in range(1, layers):
                 # the window of what is behind: n - span to n - 1 blocks
-                new = value[q - 1, n - 1] - (n - 1) * step
-                while tail > head and value[q - 1, queue[tail - 1]] - queue[tail - 1] * step >= new:
-                    tail -= 1
-                queue[tail] = n - 1
-                tail += 1
-                if queue[head] < n - span:
-                    head += 1
-                behind = queue[head]
-                now = value[q - 1, behind] + (n - behind) * step + whole
-                if now < value[q, n]:
-                    value[q, n], chosen[q, n], taken[q, n] = now, t, n - behind
-                    cheapest = min(cheapest, now)
+                new = before[n - 1] - (n - 1) * step
+                while last > first and before[queue[last - 1]] - queue[last - 1] * step >= new:
+                    last -= 1
+                queue[last] = n - 1
+                last += 1
+                if queue[first] < n - span:
+                    first += 1
+                after = queue[first]
+                now = before[after] + (n - after) * step + fixed_part
+                part[t, n], taken[q, t, n] = now, n - after
+                cheapest = min(cheapest, now)
+        if begins:
+            whole[:] = np.inf
+            for t in range(types):
+                for n in range(1, layers):
+                    if part[t, n] < whole[n]:
+                        whole[n], chosen[q, n] = part[t, n], t
         if paid and cheapest + low * constant >= best:
             break
     used = np.zeros(types)
     if best_stages:
         used[best_type] += 1
-        n = layers - best_blocks
+        n, t = layers - best_blocks, best_type
         for q in range(best_stages - 1, 0, -1):
-            used[chosen[q, n]] += 1
-            n -= taken[q, n]
+            if q % here == 0:
+                t = chosen[q, n]
+            used[t] += 1
+            n -= taken[q, t, n]
     return best, used
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def _fitting(most: float, room: float, each: float, layers: int) -> int:
+    """Return the blocks of a stage that its time and its memory allow."""
+    most = min(np.floor(most), float(layers))
+    if np.isfinite(room):
+        most = min(most, np.floor(room / each))
+    return int(most)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from app.analysis.planning.job.large.divided import divided, near_divisions
 from app.analysis.planning.job.large.priced import priced_bound
 from app.analysis.planning.job.large.rebuilt import Rebuilding
 from app.analysis.planning.job.losses import units_of_plan
-from app.analysis.planning.job.result import NO_BOUND, BestJobs, JobPlan
+from app.analysis.planning.job.result import NO_BOUND, BestJobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +32,13 @@ _MOST_PRICED: Final = 200
 _NARROW: Final = 1.5
 # Plans of the same sizes are built so often.
 _MOST_BUILT: Final = 4
-# A plan aims at its bound times this.
+# A plan aims at its bound times this, and begins within as much of the best one.
 _NEAR: Final = 1.25
+# The best plan is rebuilt at first, for a share of the time, and so often at last, until it is this
+# close to its bound.
+_FIRST_SHARE: Final = 0.2
+_AT_LAST: Final = 3
+_CLOSE: Final = 1.01
 
 
 @dataclass(slots=True)
@@ -53,6 +59,21 @@ def bound_of_large(
     budget: SearchBudget,
 ) -> int:
     """Halve ranges of dp, the lowest bound first, and build plans there; return what is left."""
+    left = _halved(spaces, large, bounds, best, budget)
+    for seed in range(1, _AT_LAST + 1):
+        if best.time_ps <= left * _CLOSE or budget.spent:
+            break
+        _improve_best(best, budget, seed)
+    return left
+
+
+def _halved(
+    spaces: list[Space],
+    large: list[tuple[int, int, tuple[int, ...]]],
+    bounds: dict[int, dict[int, int]],
+    best: BestJobs,
+    budget: SearchBudget,
+) -> int:
     serial = itertools.count()
     heap = [
         (min(bounds[number][dp] for dp in near), next(serial), _Range(number, near))
@@ -60,7 +81,10 @@ def bound_of_large(
         for near in _near_numbers(some)
     ]
     heapq.heapify(heap)
+    if heap:
+        _improve_best(best, _share(budget, _FIRST_SHARE))
     built: dict[int, list[int]] = {}
+    prices: dict[int, NDArray[np.float64]] = {}
     looked = 0
     while heap and heap[0][0] < best.time_ps:
         bound, _, one = heap[0]
@@ -72,16 +96,17 @@ def bound_of_large(
             heapq.heappop(heap)
             looked += 1
             target_ps = best.time_ps if best.plans else int(bound * _NEAR)
-            found = priced_bound(space, some, target_ps, budget, one.prices)
+            start = prices.get(one.number) if one.prices is None else one.prices
+            found = priced_bound(space, some, target_ps, budget, start)
+            prices[one.number] = found.prices
             own = _Range(one.number, some, found.prices, priced=True)
             heapq.heappush(heap, (max(bound, found.bound_ps), next(serial), own))
         elif len(before) < _MOST_BUILT and not any(
             dp < _NARROW * other and other < _NARROW * dp for other in before
         ):
             before.append(dp)
-            best.offer(_rebuilt(space, one, bound, best, budget))
+            _build(space, one, bound, best, budget)
         elif len(some) == 1:
-            best.offer(_rebuilt(space, one, bound, best, budget))
             return bound
         else:
             heapq.heappop(heap)
@@ -100,16 +125,36 @@ def _near_numbers(some: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         some = some[count:]
 
 
-def _rebuilt(
-    space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget
-) -> JobPlan | None:
-    """Return a plan that is built around some number of pipelines, from the best one if near."""
+def _share(budget: SearchBudget, share: float) -> SearchBudget:
+    """Return a part of the time that is left."""
+    if budget.deadline_s is None:
+        return budget
+    now_s = budget.clock()
+    return replace(budget, deadline_s=now_s + share * max(budget.deadline_s - now_s, 0.0))
+
+
+def _improve_best(best: BestJobs, budget: SearchBudget, seed: int = 0) -> None:
+    """Rebuild the best plan by prices of its own number of pipelines."""
+    first = min(best.plans.values(), key=lambda plan: plan.time_ps, default=None)
+    if first is None or first.space.sizes.interleave > 1:
+        return
+    found = priced_bound(first.space, (first.dp,), first.time_ps, budget)
+    built = Rebuilding(first.space, units_of_plan(first), first.dp, found.prices, seed)
+    best.offer(built.best(first.time_ps, budget))
+
+
+def _build(space: Space, range_: _Range, bound: int, best: BestJobs, budget: SearchBudget) -> None:
+    """Build a plan around some number of pipelines, from the best one of its sizes if near."""
     if range_.prices is None:
-        return None
+        return
     own = [plan for key, plan in best.plans.items() if key[0] == space.sizes]
     first = min(own, key=lambda plan: plan.time_ps, default=None)
-    near = first is not None and first.time_ps <= _NEAR * bound
-    units = units_of_plan(first) if first is not None and near else []
     dp = range_.some[len(range_.some) // 2]
+    if first is None or first.time_ps > _NEAR * bound:
+        first = divided(space, near_divisions(space), dp)
+        best.offer(first)
+    if first is not None and first.time_ps > _NEAR * best.time_ps:
+        return
+    units = [] if first is None else units_of_plan(first)
     built = Rebuilding(space, units, dp, range_.prices)
-    return built.best(min(best.time_ps, int(_NEAR * bound)), budget)
+    best.offer(built.best(min(best.time_ps, int(_NEAR * bound)), budget))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from app.analysis.planning.job.cuts import cover, most_microbatches
+from app.analysis.planning.job.large.divided import is_possible, unit_of
 from app.analysis.planning.job.mixed import MixedSearch, walk
 from app.analysis.planning.job.space import Space, Unit, divisors
 
@@ -52,17 +53,21 @@ class Rebuilding:
         Pipelines that memory and synchronization assume; plans are costed with their own.
     prices : float64 array, shape (types,)
         What a TP group of each type is worth, in microbatches.
+    seed : int
+        Of what is taken out, which is drawn.
     """
 
-    def __init__(self, space: Space, own: Sequence[Unit], dp: int, prices: FloatArray) -> None:
+    def __init__(
+        self, space: Space, own: Sequence[Unit], dp: int, prices: FloatArray, seed: int = 0
+    ) -> None:
         self.space, self.dp = space, dp
-        units = list(dict.fromkeys([*own, *_small_units(space)]))
+        units = list(dict.fromkeys([*own, *_near_units(space, own), *_small_units(space)]))
         mixed = MixedSearch(space, tuple(units), (dp,))
         kept = _worthwhile(mixed, prices, len(set(own)))
         self.mixed = MixedSearch(space, tuple(units[i] for i in kept), (dp,))
         position = {unit: i for i, unit in enumerate(self.mixed.units)}
         self.current = [position[unit] for unit in own if unit in position]
-        self.draw = random.Random(0)  # noqa: S311 - the same plan each time
+        self.draw = random.Random(seed)  # noqa: S311 - the same plan each time
 
     def best(self, time_ps: int, budget: SearchBudget) -> JobPlan | None:
         """Return the best plan that is found; `time_ps` is aimed at first."""
@@ -156,6 +161,22 @@ def _small_units(space: Space) -> list[Unit]:
                     if space.stages(unit := Unit(nodes, kinds, replicas)) <= space.layers
                     and space.spec.fixed.pp in {None, space.stages(unit)}
                 ]
+    return found
+
+
+def _near_units(space: Space, own: Sequence[Unit]) -> list[Unit]:
+    """Return units with a node more or less, or one of another type instead of one of theirs."""
+    shape = [device.nodes for device in space.spec.devices]
+    kinds = range(len(shape))
+    changes = [{kind: by} for kind in kinds for by in (1, -1)]
+    changes += [{more: 1, less: -1} for more, less in itertools.permutations(kinds, 2)]
+    found = []
+    for unit in dict.fromkeys(own):
+        for change in changes:
+            nodes = tuple(number + change.get(kind, 0) for kind, number in enumerate(unit.nodes))
+            if all(0 <= number <= most for number, most in zip(nodes, shape, strict=True)):
+                near = unit_of(space, nodes, unit.replicas)
+                found += [near] if is_possible(space, near) else []
     return found
 
 

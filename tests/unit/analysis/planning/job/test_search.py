@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from app.analysis.planning.job.bounds import lower_bounds_ps
+from app.analysis.planning.job.large.divided import divided, near_divisions
 from app.analysis.planning.job.large.priced import priced_bound
 from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec, Recompute
 from app.analysis.planning.job.schedule import executed_ps, iteration_ps
 from app.analysis.planning.job.search import search_job
+from app.analysis.planning.job.space import Sizes, space_of
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec.transformer import Accelerator, Transformer
 from tests.oracles.jobs import least_time_ps
@@ -111,6 +113,24 @@ def test_all_microbatches_are_done_and_every_node_is_used_once() -> None:
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
     ]  # fmt: skip
     assert sum(len(one) for one in nodes.values()) == spec.nodes
+
+
+def test_divisions_share_all_nodes_of_their_types_nearly_equally() -> None:
+    spec = job(A100=7, H100=5, L40S=3)
+    space = space_of(spec, Sizes(4, 1, Recompute.FULL, 1))
+    found = near_divisions(space)
+    assert {one.types for one in found} == set(range(1, 8))
+    for one in found:
+        nodes = np.array([unit.nodes for unit in one.units])
+        expected = [
+            device.nodes if one.types >> kind & 1 else 0 for kind, device in enumerate(spec.devices)
+        ]
+        assert nodes.sum(axis=0).tolist() == expected
+        assert (nodes.max(axis=0) - nodes.min(axis=0)).max() <= 1
+        assert max(space.stages(unit) for unit in one.units) <= space.layers
+    plan = divided(space, found, 4)
+    assert plan is not None
+    assert sum(one.microbatches for one in plan.pipelines) == space.microbatches
 
 
 def test_fast_nodes_take_more_of_the_batch() -> None:
