@@ -25,6 +25,7 @@ from app.analysis.planning.job.model import (
     JobSpec,
     Recompute,
 )
+from app.analysis.planning.job.space import divisors
 from app.analysis.planning.problem import powers_of_two
 from app.analysis.planning.spec.catalogue import find_device
 from app.analysis.planning.spec.transformer import Accelerator, Transformer
@@ -201,7 +202,9 @@ class WrittenJob(Written):
             for number, device in enumerate(self.devices)
             if device.gpus_per_node != here
         ]
-        found = [*unequal, *self._sizes(here), *self._batch(), *self._chunks()]
+        divided = [] if unequal else [*self._divided(here)]
+        found = [*unequal, *self._sizes(here), *divided, *self._chunks()]
+        found += [] if divided else self._batch()  # a number of pipelines that cannot be
         if self.as_it_runs is not None:
             found += self._sizes(here, self.as_it_runs, "as_it_runs")
         return found
@@ -215,7 +218,7 @@ class WrittenJob(Written):
         if tp is not None:
             fits = [n for n in powers_of_two(here) if here % n == 0 and heads % n == 0]
             if tp not in fits:
-                nearest = min(fits, key=lambda n: (abs(n - tp), n))
+                nearest = _nearest(fits, tp)
                 why = f"a TP group is a power of two that divides a node's {here} GPUs and {heads}"
                 yield f"{path}.tp", f"{why} heads: {nearest} would do"
         if pp is not None and pp > layers:
@@ -226,6 +229,36 @@ class WrittenJob(Written):
             rest, more = divmod(gpus, tp * pp)
             do = "" if more or not rest else f": dp {rest} would do"
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
+
+    def _divided(self, here: int) -> Iterator[tuple[str, str]]:
+        """Yield what fixed sizes have no pipelines on whole nodes."""
+        asked, layers = self.parallelism, self.model.transformer.layers
+        nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
+        degrees = [n for n in powers_of_two(here) if here % n == 0 and heads % n == 0]
+        if asked.tp not in {None, *degrees} or (asked.pp or 1) > layers:
+            return  # that is said already
+        degrees = degrees if asked.tp is None else [asked.tp]
+        groups = nodes * here // min(degrees)
+        for key, size in (("dp", asked.dp), ("pp", asked.pp)):
+            if size is not None and size > groups:
+                yield f"parallelism.{key}", f"there are {groups} TP groups: {groups} would do"
+                return
+        if len(self.devices) > 1 or self.allow_idle or None not in {asked.tp, asked.pp, asked.dp}:
+            return
+        found = [
+            (replicas * count, nodes // count * (here // tp) // replicas)
+            for tp in degrees
+            for count in divisors(nodes)
+            for replicas in divisors(here // tp)
+        ]
+        found = [(dp, pp) for dp, pp in found if pp <= layers]
+        fits = [one for one in found if asked.dp in {None, one[0]} and asked.pp in {None, one[1]}]
+        if not fits:
+            place, key = (1, "pp") if asked.dp is None else (0, "dp")
+            own, other = (asked.pp, asked.dp) if place else (asked.dp, asked.pp)
+            near = [one[place] for one in found if other in {None, one[1 - place]}]
+            do = "" if not near or own is None else f": {_nearest(near, own)} would do"
+            yield f"parallelism.{key}", f"{nodes} nodes are not divided into such pipelines{do}"
 
     def _batch(self) -> Iterator[tuple[str, str]]:
         batch, dp, microbatch = self.global_batch, self.parallelism.dp, self.parallelism.microbatch
@@ -249,6 +282,10 @@ class WrittenJob(Written):
             yield path, "a single stage has one chunk: 1 would do"
         elif len(self.devices) > 1:
             yield path, "stages on several types run plain 1F1B: 1 would do"
+        elif pp is None and not _chunked(layers, chunks):
+            fits = [v for v in range(1, layers + 1) if v == 1 or _chunked(layers, v)]
+            why = f"{layers} layers are no stages of {chunks} equal chunks"
+            yield path, f"{why}: {_nearest(fits, chunks)} would do"
         elif pp is not None and layers % (pp * chunks):
             best = max(v for v in range(1, chunks) if v == 1 or not layers % (pp * v))
             yield path, f"{layers} layers are not {pp} × {chunks} equal chunks: {best} would do"
@@ -280,9 +317,15 @@ def asks_for_job(value: object) -> bool:
     return isinstance(value, Mapping) and value.get("global_batch") is not None
 
 
+def _chunked(layers: int, chunks: int) -> bool:
+    """Return whether two stages or more can have as many equal chunks."""
+    return any(layers % (stages * chunks) == 0 for stages in range(2, layers + 1))
+
+
+def _nearest(some: list[int], to: int) -> int:
+    return min(some, key=lambda one: (abs(one - to), one))
+
+
 def _divides(batch: int, near: int) -> int:
     """Return the divisor of a batch that is nearest to a number."""
-    return min(
-        (one for one in range(1, min(batch, 2 * near) + 1) if batch % one == 0),
-        key=lambda one: (abs(one - near), one),
-    )
+    return _nearest([one for one in divisors(batch) if one <= 2 * near], near)

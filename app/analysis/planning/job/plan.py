@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from app.analysis.planning.job.costs import stage_costs
-from app.analysis.planning.job.model import FixedParallelism, JobSpec, Recompute
+from app.analysis.planning.job.model import (
+    INTERLEAVES,
+    MICROBATCHES,
+    FixedParallelism,
+    JobSpec,
+    Recompute,
+)
 from app.analysis.planning.job.search import search_job
 from app.analysis.planning.search.budget import SearchBudget
 from app.errors import Fault, InfeasiblePlanError
@@ -20,6 +27,9 @@ _GIB: Final = 2**30
 _MOST_MEMORY: Final = 64.0
 _CLOSE: Final = 1.01
 _MOST_PLANNED: Final = 1024
+# Nodes more of one type, and other values of a size, that are tried.
+_MOST_MORE: Final = 8
+_MOST_TRIED: Final = 32
 # A comparison on a clock may take so long; it is the best plan that was found until then.
 _COMPARED_S: Final = 2.0
 
@@ -91,21 +101,61 @@ def _changes(spec: JobSpec, budget: SearchBudget) -> Iterator[Fault]:
             message = f"with {size * memory / _GIB:.1f} GiB a GPU{every} there is a plan"
             yield Fault("more_memory", message, column=f"devices[{number}].memory_bytes")
             break
-    for factor in range(2, _MOST_PLANNED // spec.nodes + 1):
-        budget.check()
-        if _possible(_with_nodes(spec, factor), budget):
-            message = f"with {factor} times the nodes there is a plan"
-            yield Fault("more_nodes", message, column="devices")
-            break
+    nodes = _more_nodes(spec, budget)
+    if nodes is not None:
+        yield nodes
     if not spec.allow_idle and _possible(replace(spec, allow_idle=True), budget):
         message = "allow idle devices: with nodes left out there is a plan"
         yield Fault("allow_idle", message, column="allow_idle")
     for key in ("recompute", "tp", "pp", "dp", "microbatch", "interleave"):
         if getattr(spec.fixed, key) is not None:
-            freed = replace(spec, fixed=replace(spec.fixed, **{key: None}))
-            if _possible(freed, budget):
-                message = "without it there is a plan"
-                yield Fault("free_size", message, column=f"parallelism.{key}")
+            found = _other_size(spec, key, budget)
+            if found is not None:
+                yield Fault("free_size", found, column=f"parallelism.{key}")
+
+
+def _more_nodes(spec: JobSpec, budget: SearchBudget) -> Fault | None:
+    """Return the fewest nodes more of one type, else the least multiple of all, that would do."""
+    kinds = range(len(spec.devices))
+    for more, kind in itertools.product(range(1, _MOST_MORE + 1), kinds):
+        budget.check()
+        device = spec.devices[kind]
+        devices = list(spec.devices)
+        devices[kind] = replace(device, nodes=device.nodes + more)
+        if _possible(replace(spec, devices=tuple(devices)), budget):
+            message = f"with {device.nodes + more} nodes there is a plan"
+            return Fault("more_nodes", message, column=f"devices[{kind}].nodes")
+        if budget.spent:
+            return None
+    for factor in range(2, _MOST_PLANNED // spec.nodes + 1):
+        budget.check()
+        if _possible(_with_nodes(spec, factor), budget):
+            message = f"with {factor} times the nodes there is a plan"
+            return Fault("more_nodes", message, column="devices")
+        if budget.spent:
+            return None
+    return None
+
+
+def _other_size(spec: JobSpec, key: str, budget: SearchBudget) -> str | None:
+    """Return what another size would do: the nearest one; None where none does."""
+    if not _possible(replace(spec, fixed=replace(spec.fixed, **{key: None})), budget):
+        return None
+    asked = getattr(spec.fixed, key)
+    some: Sequence[Recompute | int] = tuple(Recompute)
+    if not isinstance(asked, Recompute):
+        whole = INTERLEAVES if key == "interleave" else range(1, spec.gpus + 1)
+        sizes = MICROBATCHES if key == "microbatch" else whole
+        some = sorted(sizes, key=lambda size: (abs(size - asked), size))
+    for size in some[:_MOST_TRIED]:
+        budget.check()
+        change: dict[str, Any] = {key: size}
+        other = replace(spec, fixed=replace(spec.fixed, **change))
+        if size != asked and _possible(other, budget):
+            return f"{size} would do"
+        if budget.spent:
+            break
+    return "without it there is a plan"
 
 
 def _with_nodes(spec: JobSpec, factor: int) -> JobSpec:

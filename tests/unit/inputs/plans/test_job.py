@@ -51,11 +51,27 @@ ONE_TYPE = [{"type": "A100", "nodes": 4, "gpus_per_node": 8}]
     [
         ({"parallelism": {"microbatch": 3}}, "parallelism.microbatch", "2 would do"),
         (
-            {"devices": ONE_TYPE, "parallelism": {"dp": 3}},
+            {"devices": ONE_TYPE, "parallelism": {"dp": 4}, "global_batch": 66},
             "global_batch",
-            "66 would do",
+            "68 would do",
         ),
-        ({"parallelism": {"dp": 65}}, "global_batch", "65 would do"),
+        (
+            {"devices": ONE_TYPE, "parallelism": {"dp": 3}},
+            "parallelism.dp",
+            "2 would do",
+        ),
+        (
+            {"devices": ONE_TYPE, "parallelism": {"pp": 3}},
+            "parallelism.pp",
+            "2 would do",
+        ),
+        (
+            {"devices": ONE_TYPE, "parallelism": {"interleave": 5}},
+            "parallelism.interleave",
+            "4 would do",
+        ),
+        ({"parallelism": {"dp": 16}, "global_batch": 12}, "global_batch", "16 would do"),
+        ({"parallelism": {"dp": 65}}, "parallelism.dp", "16 would do"),
         ({"parallelism": {"tp": 16}}, "parallelism.tp", "8 would do"),
         ({"parallelism": {"tp": 3}}, "parallelism.tp", "2 would do"),
         ({"parallelism": {"pp": 13}}, "parallelism.pp", "12 would do"),
