@@ -55,7 +55,6 @@ PARTS: Final = (
     html.glyph,
     html.swatch,
     html.spark,
-    html.where,
     explained,
     explains,
     labeled,

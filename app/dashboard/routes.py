@@ -56,7 +56,7 @@ from app.lists.listing import PageRequest
 from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
-from app.services.fixes.read import calibrations, realized_fixes
+from app.services.fixes.read import fixes_and_calibrations, realized_fixes
 from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
 from app.services.fleet.views import list_views, shared_view
@@ -146,9 +146,8 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
                 silent_page=query.silent_number,
             )
             views = list_views(tx, container.principal)
-            brought = realized_fixes(tx, most=NEWEST_FIXES)
-            figures = calibrations(tx) if brought else {}
-            fixes = fleet_fixes(brought, figures, "/fleet/fixes.csv", tx.now)
+            brought = fixes_and_calibrations(tx, most=NEWEST_FIXES)
+            fixes = fleet_fixes(*brought, "/fleet/fixes.csv", tx.now)
             unheard = not found.groups and about.end is None and not query.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
@@ -204,13 +203,9 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
-                onset = onset_of_job(tx, job, about.end or found.now, STRAGGLING)
                 incidents = open_by_job(tx, job).get(job, [])
                 fixes = applied_fixes(
-                    realized_fixes(tx, job=job),
-                    calibrations(tx),
-                    f"{job_url(job)}/fixes.csv",
-                    tx.now,
+                    *fixes_and_calibrations(tx, job=job), f"{job_url(job)}/fixes.csv", tx.now
                 )
         if not found.jobs:
             if hangs:
@@ -226,7 +221,6 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             found,
             history,
             times_of,
-            onset=onset,
             incidents=[actions(row, found.now) for row in incidents],
             about=about,
             address=Address(job_url(job), parameters),
@@ -261,8 +255,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
             fixes = applied_fixes(
-                realized_fixes(tx, session=view.row.id),
-                calibrations(tx),
+                *fixes_and_calibrations(tx, session=view.row.id),
                 f"/sessions/{view.row.id}/applied.csv",
                 view.now,
                 unapply=True,

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import zstandard
 from pydantic import TypeAdapter
-from sqlalchemy import Dialect
+from sqlalchemy import ColumnElement, Dialect, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
@@ -44,6 +44,10 @@ class JsonDocument(TypeDecorator[T]):
         super().__init__()
         self.adapter = adapter
 
+    def column_expression(self, column: ColumnElement[T]) -> ColumnElement[T]:
+        """Return the column as its text, from which the dataclass is read at once."""
+        return type_coerce(cast(column, Text), self)
+
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
         """Return what is stored."""
         del dialect
@@ -52,6 +56,9 @@ class JsonDocument(TypeDecorator[T]):
     def process_result_value(self, value: object, dialect: Dialect) -> T | None:
         """Return what was stored."""
         del dialect
+        if isinstance(value, str):
+            return None if value == "null" else self.adapter.validate_json(value)
+        # Of a statement that no expression is put into, such as one that inserts rows.
         return None if value is None else self.adapter.validate_python(value)
 
 

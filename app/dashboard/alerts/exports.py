@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from app.services.alerts.channels.views import Undelivered
     from app.services.container import Container
 
+# Incidents that are read at once.
+BATCH: Final = 2000
 COLUMNS: Final = (
     *("id", "severity", "state", "job", "cause", "where", "slowdown", "gpu_hours_lost_per_hour"),
     *("fix", "predicted_gain", "opened_at", "fired_at", "resolved_at", "assignee", "labels"),
@@ -38,7 +40,7 @@ def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[ob
     """Return the rows; each page is read in a transaction of its own."""
     for number in count(1):
         with container.reading() as tx:
-            found = incidents(tx, query.at(tx.now), sort=query.sort, number=number)
+            found = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
         rows = [item.row for item in found.over] if found.filtered.over else found.present
         yield from (incident_cells(row) for row in rows)
         if number >= found.pages:

@@ -43,7 +43,6 @@ from app.dashboard.ui.format import age, count, heat_color, percent, plural, tim
 from app.dashboard.ui.parts import StateLabel
 from app.dashboard.ui.tables import Drawn, drawn, sorted_by
 from app.services.alerts.incident_reads import INCIDENTS
-from app.services.alerts.views import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,7 +211,7 @@ def _list_note(found: Incidents, query: IncidentsQuery) -> str:
         text = f"By {SORTED[query.sort.removeprefix('-')]}"
     shown = len(found.present)
     if shown < found.total:
-        first = PAGE * (found.number - 1) + 1
+        first = found.size * (found.number - 1) + 1
         text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
     if any(row.inside for row in found.present):
         text += "; jobs on one slow machine, or silent together, are one incident"
@@ -223,7 +222,7 @@ def _over_title(found: Incidents) -> str:
     shown = len(found.over)
     if found.filtered.over:
         text = f"{plural(found.total, 'incident')} over"
-        first = PAGE * (found.number - 1) + 1
+        first = found.size * (found.number - 1) + 1
         of = f"; {count(first)} to {count(first + shown - 1)}"
         return f"{text}{of}" if shown < found.total else text
     text = f"{plural(found.over_count, 'incident')} ended in the last 7 days"

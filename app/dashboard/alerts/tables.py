@@ -142,9 +142,9 @@ def _before_and_after(line: OverLine) -> object:
     return html.link(line.compare_url, both) if line.before and line.after else both
 
 
+# What these do not have, the last columns, has no cells.
 _INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
-    Shown("", lambda _: ""),
-    Shown("", lambda _: ""),
+    Shown("", lambda _: "", span=2),
     Shown("", lambda one: html.state(one.state), of_cells="stands"),
     Shown(
         "",
@@ -153,10 +153,6 @@ _INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
     ),
     Shown("", _slowdown, classes="num"),
     Shown("", lambda one: one.lost, classes="num opt"),
-    Shown("", lambda _: "", classes="opt w2"),
-    Shown("", lambda _: "", classes="opt w2"),
-    Shown("", lambda _: ""),
-    Shown("", lambda _: "", classes="opt w3"),
 )
 
 OVER: Final[tuple[Shown[OverLine], ...]] = (

@@ -123,7 +123,10 @@ def axis_figure(found: JobAxis) -> Figure:
     }
     level_at_one = level(1.0, BASE)
     layout["shapes"] = [level_at_one | {"yref": "y2"}, *_lines(found)]
-    data: list[Figure] = [_slowdown(found.points)]
+    # Of each panel, and slow to write.
+    at = [_x(point.received_at) for point in found.points]
+    urls = [f"/sessions/{point.id}" for point in found.points]
+    data: list[Figure] = [_slowdown(found.points, at, urls)]
     for place, panel in enumerate(panels, start=1):
         name = place + 2
         layout[f"yaxis{name}"] = axis(
@@ -135,7 +138,7 @@ def axis_figure(found: JobAxis) -> Figure:
             tickformat="~s" if panel is _TOKENS else ",~g",
         )
         layout["annotations"].append(_unit(panel.unit, place, height))
-        data.append(_line(found.points, panel, f"y{name}"))
+        data.append(_line(found.points, at, urls, panel=panel, name=f"y{name}"))
     # The lowest label of the panel above is half below the line.
     layout["xaxis"] |= {"anchor": f"y{count + 1}", "ticklabelstandoff": 6}
     data.append(_marks(found.marks))
@@ -206,7 +209,7 @@ def _range(found: JobAxis) -> Figure:
 
 def _x(moment: datetime) -> str:
     """Return a moment as the figure takes it: without an offset, which it would ignore."""
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def top_of(points: Sequence[TimePoint]) -> float:
@@ -214,11 +217,11 @@ def top_of(points: Sequence[TimePoint]) -> float:
     return max([_MIN_TOP, *(max(point.slowdown or 1, point.high or 1) for point in points)])
 
 
-def _slowdown(points: Sequence[TimePoint]) -> Figure:
+def _slowdown(points: Sequence[TimePoint], at: Sequence[str], urls: Sequence[str]) -> Figure:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [_x(point.received_at) for point in points],
+        "x": at,
         "y": [rounded(point.slowdown) for point in points],
         "yaxis": "y2",
         "connectgaps": False,
@@ -240,25 +243,29 @@ def _slowdown(points: Sequence[TimePoint]) -> Figure:
             "thickness": 1,
             "width": 3,
         },
-        "customdata": [[point.number, _said(point), _url(point)] for point in points],
+        "customdata": [
+            [point.number, _said(point), url] for point, url in zip(points, urls, strict=True)
+        ],
         "hovertemplate": "Session %{customdata[0]}: %{customdata[1]}<extra></extra>",
     }
 
 
-def _line(points: Sequence[TimePoint], panel: Panel, name: str) -> Figure:
+def _line(
+    points: Sequence[TimePoint], at: Sequence[str], urls: Sequence[str], *, panel: Panel, name: str
+) -> Figure:
     values = [panel.value(point) for point in points]
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": [_x(point.received_at) for point in points],
+        "x": at,
         "y": values,
         "yaxis": name,
         "connectgaps": False,
         "line": {"color": TEXT, "width": 1.25},
         "marker": {"size": 4, "color": TEXT},
         "customdata": [
-            [point.number, "" if value is None else panel.text(value), _url(point)]
-            for point, value in zip(points, values, strict=True)
+            [point.number, "" if value is None else panel.text(value), url]
+            for point, value, url in zip(points, values, urls, strict=True)
         ],
         "hovertemplate": f"Session %{{customdata[0]}}: %{{customdata[1]}} {panel.unit}"
         "<extra></extra>"
@@ -323,10 +330,6 @@ def _said(point: TimePoint) -> str:
     if point.published is not None:
         text += f"; S {times(point.published, 3)}"
     return f"{text}<br>{exact_time(point.received_at)}"
-
-
-def _url(point: TimePoint) -> str:
-    return f"/sessions/{point.id}"
 
 
 def _distance(high: float | None, low: float | None) -> float:

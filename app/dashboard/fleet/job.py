@@ -28,7 +28,6 @@ from app.services.sessions.read import SESSIONS
 if TYPE_CHECKING:
     from app.dashboard.alerts.parts import Actions
     from app.lists.pages import Page
-    from app.services.alerts.onset import Onset
     from app.services.history.axis import JobAxis
     from app.services.sessions.fleet import Fleet
     from app.services.sessions.history import JobHistory
@@ -82,7 +81,6 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     found: JobHistory,
     times_of: JobAxis,
     *,
-    onset: Onset | None,
     incidents: Sequence[Actions],
     about: Range,
     address: Address,
@@ -93,11 +91,9 @@ def job_page(  # noqa: PLR0913 - everything that is on it
     ----------
     times_of : JobAxis
         The same with the events in that time.
-    onset : Onset or None
-        Since when it has been slow by the end of that time; None where it is not.
     """
     job = fleet.jobs[0]
-    shown = shown_session(job)
+    shown, onset = shown_session(job), found.onset
     row = session_row(job.name, job.latest)
     verdicts = [(p.number, p.slowdown) for p in times_of.points if p.slowdown is not None]
     csv = {name: _csv_url(address, job.name, name) for name in ("sessions", "marks")}

@@ -19,6 +19,7 @@ from app.lists.csv_lines import FORMULA
 
 _Made = TypeVar("_Made")
 
+_NUMBERS: Final = frozenset((int, float))
 # Characters that are sent at once.
 _PIECE: Final = 1 << 15
 
@@ -124,6 +125,9 @@ def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
 
 def _plain(cell: object) -> object:
     """Return a cell that a spreadsheet takes for text, not for a formula."""
+    # Most cells are a number or nothing, and files have many.
+    if cell is None or type(cell) in _NUMBERS:
+        return cell
     found = _value(cell)
     if not isinstance(found, str):
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app.dashboard.ui.format import heat_color, times
 from app.dashboard.ui.places import host_url
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from app.dashboard.ui.parts import Sparkline, StateLabel
 
 NOTHING: Final = Markup()
+_HATCHED: Final = Markup(
+    '<svg class="swatch" width="10" height="10" aria-hidden="true"><use href="#g-hatched"/></svg>'
+)
 
 
 def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
@@ -31,14 +34,15 @@ def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
     >>> element("a", "a < b", href="/x", class_="plain", title="")
     Markup('<a href="/x" class="plain">a &lt; b</a>')
     """
-    given = (
-        Markup(" {}").format(key) if value is True else Markup(' {}="{}"').format(key, value)
+    # Written by hand: `Markup.format` takes ten times as long, and a page has thousands of these.
+    given = "".join(
+        f" {key}" if value is True else f' {key}="{escape(value)}"'
         for key, value in (
             (name.removesuffix("_").replace("_", "-"), value) for name, value in attributes.items()
         )
         if value not in ("", False)
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(tag, join(given), join(content))
+    return Markup(f"<{tag}{given}>{''.join(map(escape, content))}</{tag}>")  # noqa: S704 - escaped here
 
 
 def join(parts: Iterable[object]) -> Markup:
@@ -68,9 +72,11 @@ def narrow(*parts: str) -> Markup:
 
 def glyph(name: str, word: str, *, quiet: bool = False) -> Markup:
     """Return a word behind its glyph."""
-    return Markup(
-        '<span class="state{}"><svg aria-hidden="true"><use href="#g-{}"/></svg>{}</span>'
-    ).format(" muted" if quiet else "", name, word)
+    muted = " muted" if quiet else ""
+    return Markup(  # noqa: S704 - escaped here
+        f'<span class="state{muted}"><svg aria-hidden="true">'
+        f'<use href="#g-{escape(name)}"/></svg>{escape(word)}</span>'
+    )
 
 
 def state(label: StateLabel) -> Markup:
@@ -85,13 +91,9 @@ def severity(value: str) -> Markup:
 
 def swatch(color: str) -> Markup:
     """Return a square of a color; a hatched one where there is none."""
-    if color:
-        inner = Markup('<rect width="10" height="10" rx="1" fill="{}"/>').format(color)
-    else:
-        inner = Markup('<use href="#g-hatched"/>')
-    return Markup('<svg class="swatch" width="10" height="10" aria-hidden="true">{}</svg>').format(
-        inner
-    )
+    if not color:
+        return _HATCHED
+    return Markup(f'<i class="swatch" style="background:{escape(color)}"></i>')  # noqa: S704 - escaped here
 
 
 def slowdown(value: float | None) -> Markup:
@@ -129,13 +131,7 @@ def spark(value: Sparkline | None) -> Markup:
 
 
 def where(place: str, host: str = "") -> Markup:
-    """Return a place, each part of it on one line; the first leads to its host, if there is one."""
-    parts = place.split(", ")
-    found = []
-    for at, part in enumerate(parts):
-        inner = (
-            element("a", part, class_="within", href=host_url(host)) if host and not at else part
-        )
-        comma = "," if at < len(parts) - 1 else ""
-        found.append(element("span", inner, comma, class_="where", title=place))
-    return Markup(" ").join(found)
+    """Return a place, whose first part leads to its host, if there is one."""
+    first, comma, rest = place.partition(", ")
+    shown = element("a", first, class_="within", href=host_url(host)) if host else first
+    return join((shown, comma, rest))

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Select, func, select, update
 
 from app.alerts.facts import Facts, HangFacts, facts_of
+from app.analysis.report.verdict import SessionVerdict
 from app.db.documents import open_hang
 from app.db.models.noticed import StoredHang
 from app.db.models.sessions import Job, Session, StoredVerdict
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from sqlalchemy import Row
 
     from app.db.unit_of_work import Reads, UnitOfWork
 
 # Culprits that a message names.
 _NAMED: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRow:
+    """A row of `sessions_with_facts`, where it was read as JSON."""
+
+    document: SessionVerdict
+    id: uuid.UUID
+    name: str
+    attempt: int
+    number: int
+    received_at: datetime
+    labels: dict[str, str] | None
 
 
 def sessions_with_facts() -> Select[Any]:
@@ -45,7 +60,7 @@ def read_facts(tx: Reads, query: Select[Any]) -> list[Facts]:
     return [facts_of_row(row) for row in tx.session.execute(query)]
 
 
-def facts_of_row(row: Row[Any]) -> Facts:
+def facts_of_row(row: Row[Any] | FactsRow) -> Facts:
     """Return the facts of a row of such a query."""
     return facts_of(
         row.document,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import or_, select, true
+from sqlalchemy import Select, or_, select, true
 
 from app.alerts.readings import NO_DATA_CAUSE
 from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 
 if TYPE_CHECKING:
-    import uuid
-    from datetime import datetime
-
     from app.db.unit_of_work import Reads
     from app.services.alerts.incident_reads import IncidentRow
 
@@ -38,6 +37,12 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
     threshold : float
         From here on a session is slow. Those without a verdict say nothing.
     """
+    found = tx.session.execute(first_slow(job, until, threshold)).one_or_none()
+    return None if found is None else Onset(*found)
+
+
+def first_slow(job: str, until: datetime, threshold: float) -> Select[Any]:
+    """Return the query of that: of one row at most, with what an `Onset` has."""
     here = (Job.name == job, Session.received_at <= until, SLOWDOWN.is_not(None))
     before = (
         select(Session.received_at, SLOWDOWN.label("slowdown"))
@@ -48,8 +53,13 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
         .limit(1)
         .subquery()
     )
-    found = tx.session.execute(
-        select(Session.number, Session.received_at, Session.id, before.c.slowdown)
+    return (
+        select(
+            Session.number,
+            Session.received_at.label("at"),
+            Session.id.label("session"),
+            before.c.slowdown.label("was"),
+        )
         .join(Job)
         .join(*OF_SESSION)
         .outerjoin(before, true())
@@ -60,8 +70,7 @@ def onset_of_job(tx: Reads, job: str, until: datetime, threshold: float) -> Onse
         )
         .order_by(Session.received_at)
         .limit(1)
-    ).one_or_none()
-    return None if found is None else Onset(*found)
+    )
 
 
 def onset_of_incident(tx: Reads, row: IncidentRow, threshold: float) -> Onset | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import aliased
 
 from app.alerts.facts import Facts
 from app.alerts.states import DeliveryState, IncidentState
+from app.db.json_rows import as_json
 from app.db.models.access import Project
 from app.db.models.alerts import (
     AlertAssignee,
@@ -23,10 +24,11 @@ from app.db.models.alerts import (
     AlertIncident,
     AlertOnHost,
 )
-from app.db.models.sessions import Job, Session, StoredVerdict
+from app.db.models.sessions import Job, Session
 from app.db.sums import total
+from app.lists.pages import last_page, pages_of
 from app.services.alerts.deliveries.reads import DELIVERIES, DeliveryRow
-from app.services.alerts.facts import read_facts, sessions_with_facts
+from app.services.alerts.facts import FactsRow, facts_of_row, sessions_with_facts
 from app.services.alerts.filters import (
     CAUSE,
     LABELS,
@@ -58,8 +60,8 @@ if TYPE_CHECKING:
 
 # More open incidents than a person reads; the most pressing ones of each job come first.
 OPEN_LISTED: Final = 500
-# Incidents on a page of the list.
-PAGE: Final = 100
+# Incidents on a page of the list: with the jobs inside of them it has several times as many rows.
+PAGE: Final = 35
 # Resolved incidents that are listed with the open ones, of the last days.
 RESOLVED_LISTED: Final = 30
 RESOLVED_FOR: Final = timedelta(days=7)
@@ -69,22 +71,21 @@ CHOICES: Final = 50
 
 _OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
 
-# The last session with facts before its end.
-_later: Final = aliased(Session)
-_AFTER: Final = (
-    select(_later.id)
-    .join(StoredVerdict, StoredVerdict.session_id == _later.id)
-    .join(Session, Session.job_id == _later.job_id)
+# The last session with facts before its end, as an array that holds at most that.
+_its: Final = aliased(Session)
+_AFTER: Final = as_json(
+    sessions_with_facts()
+    .join(_its, _its.job_id == Session.job_id)
     .where(
-        Session.id == SESSION_ID,
-        _later.received_at > Session.received_at,
-        _later.received_at <= AlertIncident.resolved_at,
+        _its.id == SESSION_ID,
+        Session.received_at > _its.received_at,
+        Session.received_at <= AlertIncident.resolved_at,
     )
-    .order_by(_later.received_at.desc())
+    .order_by(Session.received_at.desc())
     .limit(1)
     .correlate(AlertIncident)
-    .scalar_subquery()
 )
+_LATER: Final = TypeAdapter(tuple[FactsRow, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ class Incidents:
     """What was asked for."""
     number: int
     """Of the page: the last one where there are not that many."""
+    size: int
+    """Incidents on a full page."""
     present: Sequence[IncidentRow]
     """This page's, in the order that was asked for."""
     counts: Mapping[IncidentState, int]
@@ -136,7 +139,7 @@ class Incidents:
     @property
     def pages(self) -> int:
         """Return how many pages there are."""
-        return max(1, math.ceil(self.total / PAGE))
+        return pages_of(self.total, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,12 @@ class IncidentLife:
 
 
 def incidents(
-    tx: Reads, filtered: IncidentFilter | None = None, *, sort: str = "", number: int = 1
+    tx: Reads,
+    filtered: IncidentFilter | None = None,
+    *,
+    sort: str = "",
+    number: int = 1,
+    size: int = PAGE,
 ) -> Incidents:
     """Return a page of the incidents that are asked for, and those that ended in seven days.
 
@@ -171,22 +179,23 @@ def incidents(
     ----------
     sort : str
         See `app.services.alerts.incident_reads.INCIDENTS`.
+    size : int
+        Incidents on a page.
     """
     filtered = IncidentFilter() if filtered is None else filtered
     summary, choices = _summary(tx, filtered)
     counts = {IncidentState(one["state"]): one["shown"] for one in summary}
-    number = min(max(number, 1), max(1, math.ceil(_total(counts, filtered) / PAGE)))
+    number = last_page(number, _total(counts, filtered), size)
     page = (
-        _listed(filtered).order_by(*order(sort, filtered)).limit(PAGE).offset(PAGE * (number - 1))
+        _listed(filtered).order_by(*order(sort, filtered)).limit(size).offset(size * (number - 1))
     )
     rows = [] if filtered.over else tx.session.execute(page).mappings().all()
     ended = _over(tx, filtered, page)
-    later = sessions_with_facts().where(Session.id.in_([row["after"] for row in ended]))
-    after = {facts.session: facts for facts in read_facts(tx, later)}
     return Incidents(
         now=tx.now,
         filtered=filtered,
         number=number,
+        size=size,
         present=INCIDENTS.rows(rows),
         counts={state: shown for state, shown in counts.items() if shown},
         lost={
@@ -198,11 +207,15 @@ def incidents(
         },
         choices=choices,
         over=[
-            Over(row, after.get(found["after"]))
+            Over(row, _facts(found["after"]))
             for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,
     )
+
+
+def _facts(later: object) -> Facts | None:
+    return next(map(facts_of_row, _LATER.validate_python(later or ())), None)
 
 
 def _total(counts: Mapping[IncidentState, int], filtered: IncidentFilter) -> int:

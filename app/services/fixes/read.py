@@ -5,12 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sqlalchemy import or_, select
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import aliased
 
 from app.analysis.report.realized import Calibration, calibration, prediction_error
+from app.db.json_rows import as_json
+from app.db.models.access import Project
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import Job, Session
 from app.db.states import FixSource
@@ -18,7 +20,7 @@ from app.lists.columns import Column
 from app.lists.listing import Listing, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sqlalchemy import ColumnElement
 
@@ -99,21 +101,45 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     most : int
         The newest of them.
     """
-    where: list[ColumnElement[bool]] = []
-    if job is not None:
-        where.append(Job.name == job)
+    where = _of(job, session)
     if since is not None:
         where.append(AppliedFix.applied_at >= since)
     if until is not None:
         where.append(AppliedFix.applied_at <= until)
+    return read(tx, FIXES, *where, limit=most)
+
+
+def fixes_and_calibrations(
+    tx: Reads, *, job: str | None = None, session: uuid.UUID | None = None, most: int = MOST_LISTED
+) -> tuple[list[Realized], Mapping[str, Calibration]]:
+    """Return `realized_fixes` and `calibrations`, with one statement."""
+    listed = FIXES.query().where(*_of(job, session)).order_by(*FIXES.ties).limit(most)
+    fixes, measured = tx.session.execute(
+        select(as_json(listed), as_json(_measured_gains()))
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    return FIXES.rows(fixes or ()), _calibrations(
+        (one["action"], one["predicted_gain"], one["realized_gain"]) for one in measured or ()
+    )
+
+
+def _of(job: str | None, session: uuid.UUID | None) -> list[ColumnElement[bool]]:
+    where: list[ColumnElement[bool]] = []
+    if job is not None:
+        where.append(Job.name == job)
     if session is not None:
         where.append(or_(AppliedFix.session_id == session, AppliedFix.measured_by == session))
-    return read(tx, FIXES, *where, limit=most)
+    return where
 
 
 def calibrations(tx: Reads) -> Mapping[str, Calibration]:
     """Return how the predictions of each kind of fix turned out; ``""`` is all of them."""
-    rows = tx.session.execute(
+    return _calibrations(map(tuple, tx.session.execute(_measured_gains())))
+
+
+def _measured_gains() -> Select[*tuple[Any, ...]]:
+    return (
         select(AppliedFix.action, AppliedFix.predicted_gain, AppliedFix.realized_gain)
         .where(
             AppliedFix.realized_gain.is_not(None),
@@ -122,11 +148,12 @@ def calibrations(tx: Reads) -> Mapping[str, Calibration]:
         )
         .order_by(AppliedFix.applied_at.desc())
         .limit(MOST_CALIBRATED)
-    ).all()
+    )
+
+
+def _calibrations(rows: Iterable[tuple[str, float, float]]) -> Mapping[str, Calibration]:
     errors: dict[str, list[float]] = {}
     for action, predicted, realized in rows:
-        if realized is None:
-            continue
         error = prediction_error(predicted, realized)
         errors.setdefault("", []).append(error)
         errors.setdefault(action, []).append(error)

@@ -24,7 +24,7 @@ from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import OF_SESSION, Attempt, Job, Session, StoredVerdict
 from app.db.states import NoteKind, SessionState
-from app.services.history.notes import MOST_LISTED, notes_of
+from app.services.history.notes import MOST_LISTED, Note, notes
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -166,7 +166,9 @@ def _points(
             case((reported, verdict.lost)),
             case((verdict.waste.is_not(None), verdict.cause)),
             case((reported, verdict.shares)),
+            case((reported, verdict.lost_to_stragglers)),
             case((reported, verdict.lost_between)),
+            case((reported, verdict.lost_together)),
             func.concat_ws(" ", Session.dp, Session.pp, Session.tp, Session.cp, Session.vpp),
         )
         .join(Job, Job.id == Session.job_id)
@@ -182,7 +184,7 @@ def _points(
     found, layouts = [], []
     for row in map(tuple, tx.session.execute(query)):
         (key, number, attempt, at, slowdown, low, high, published) = row[:8]
-        (step_s, world, batch, length, lost, cause, shares, between, layout) = row[8:]
+        (step_s, world, batch, length, lost, cause, shares, *losses, layout) = row[8:]
         tokens = _number(batch) * _number(length)
         found.append(
             TimePoint(
@@ -199,9 +201,7 @@ def _points(
                 tokens_per_s=tokens / step_s if tokens and step_s else None,
                 cause=None if cause == UNKNOWN else cause,
                 shares=shares,
-                losses=None
-                if shares is None
-                else Losses(shares.stragglers, between, shares.slow_together),
+                losses=None if shares is None else Losses(*losses),
             )
         )
         layouts.append(f"{layout} {batch} {length}")
@@ -241,10 +241,11 @@ class _Fix:
 _ATTEMPTS: Final = TypeAdapter(tuple[_Attempt, ...])
 _INCIDENTS: Final = TypeAdapter(tuple[_Incident, ...])
 _FIXES: Final = TypeAdapter(tuple[_Fix, ...])
+_WRITTEN: Final = TypeAdapter(tuple[Note, ...])
 
 
 def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[Mark]:
-    attempts, incidents, fixes = _happened(tx, job)
+    attempts, incidents, fixes, written = _happened(tx, job, since, until)
     marks = [
         Mark(
             one.at, MarkKind.ATTEMPT, f"Attempt {one.number}: run {one.run}, restart {one.restart}"
@@ -275,7 +276,7 @@ def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) 
     ]
     marks += [
         Mark(note.at, _NOTES[note.kind], note.words, author=note.author, note=note.id)
-        for note in notes_of(tx, job, since=since, until=until)
+        for note in written
     ]
     here = [
         mark
@@ -289,9 +290,12 @@ _NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
 
 
 def _happened(
-    tx: Reads, job: str
-) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...]]:
-    """Return the latest attempts, incidents and applied fixes of a job, with one statement."""
+    tx: Reads, job: str, since: datetime | None, until: datetime | None
+) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
+    """Return the latest attempts, incidents and applied fixes of a job, and notes of that time.
+
+    With one statement.
+    """
     attempts = (
         select(
             Attempt.announced_at.label("at"),
@@ -325,16 +329,18 @@ def _happened(
         .order_by(AppliedFix.applied_at.desc())
     )
     listed = (
-        as_json(query.limit(MOST_LISTED).correlate(Job)) for query in (attempts, incidents, fixes)
+        as_json(query.limit(MOST_LISTED).correlate(Job))
+        for query in (attempts, incidents, fixes, notes(since, until))
     )
     found = tx.session.execute(
         select(*listed).select_from(Job).where(Job.name == job)
     ).one_or_none()
-    attempted, fired, applied = found or ((), (), ())
+    attempted, fired, applied, noted = found or ((), (), (), ())
     return (
         _ATTEMPTS.validate_python(attempted or ()),
         _INCIDENTS.validate_python(fired or ()),
         _FIXES.validate_python(applied or ()),
+        _WRITTEN.validate_python(noted or ()),
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Select, delete, func, select
 
 from app.db.models.sessions import Job, JobNote
 from app.db.states import NoteKind
@@ -136,6 +136,12 @@ def notes_of(
     since, until : datetime, optional
         When what they tell of happened.
     """
+    query = notes(since, until).where(Job.name == job)
+    return [Note(*row) for row in tx.session.execute(query.limit(limit))]
+
+
+def notes(since: datetime | None, until: datetime | None) -> Select[*tuple[Any, ...]]:
+    """Return the query of the notes of a time on a job that it is joined with, newest first."""
     query = (
         select(
             JobNote.id,
@@ -145,16 +151,12 @@ def notes_of(
             JobNote.author,
             JobNote.noted_at,
         )
-        .join(Job, Job.id == JobNote.job_id)
-        .where(Job.name == job)
+        .where(JobNote.job_id == Job.id)
         .order_by(JobNote.at.desc(), JobNote.id.desc())
-        .limit(limit)
     )
     if since is not None:
         query = query.where(JobNote.at >= since)
-    if until is not None:
-        query = query.where(JobNote.at <= until)
-    return [Note(*row) for row in tx.session.execute(query)]
+    return query if until is None else query.where(JobNote.at <= until)
 
 
 def known_job(tx: Reads, job: str) -> None:

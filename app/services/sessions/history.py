@@ -6,10 +6,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import and_, func, or_, select
 
+from app.db.json_rows import as_json
 from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 from app.lists.listing import read, read_page
+from app.services.alerts.onset import Onset, first_slow
 from app.services.sessions.fleet import FLEET_SESSIONS
 from app.services.sessions.read import SESSIONS, SessionRow
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from app.lists.listing import PageRequest
     from app.lists.pages import Page
 
+_ONSETS: Final = TypeAdapter(tuple[Onset | None])
 # Sessions on a page.
 PAGE: Final = 100
 
@@ -34,9 +38,9 @@ class JobHistory:
     verdicts: int
     slow: int
     worst: float | None  # the largest slowdown
-    last_good: uuid.UUID | None = (
-        None  # the newest session with a verdict that is not slow, of any time
-    )
+    # the newest session with a verdict that is not slow, of any time
+    last_good: uuid.UUID | None = None
+    onset: Onset | None = None  # since when it has been slow by the end of that time
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,15 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .limit(1)
         .correlate(None)
     )
-    total, verdicts, slow_ones, worst, good = tx.session.execute(
+    onset = first_slow(job, tx.now if until is None else until, slow).correlate(None)
+    total, verdicts, slow_ones, worst, good, since_when = tx.session.execute(
         select(
             func.count(),
             func.count(SLOWDOWN),
             func.count().filter(SLOWDOWN.op(">=")(slow)),
             func.max(SLOWDOWN),
             last_good.scalar_subquery(),
+            as_json(onset),
         )
         .select_from(Session)
         .join(Job)
@@ -93,7 +99,8 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .where(*here)
     ).one()
     page = read_page(tx, SESSIONS, request, *here, total=total)
-    return JobHistory(page, verdicts, slow_ones, worst, good)
+    [began] = _ONSETS.validate_python(since_when or (None,))
+    return JobHistory(page, verdicts, slow_ones, worst, good, began)
 
 
 def around(tx: Reads, row: SessionRow) -> Around:
@@ -101,12 +108,14 @@ def around(tx: Reads, row: SessionRow) -> Around:
     same_time = Session.received_at == row.received_at
     earlier = or_(Session.received_at < row.received_at, and_(same_time, Session.id >= row.id))
     later = or_(Session.received_at > row.received_at, and_(same_time, Session.id < row.id))
-    same = Job.name == row.job
-    before = read(tx, SESSIONS, same, earlier, limit=FLEET_SESSIONS)
-    after = tx.session.execute(
-        SESSIONS.query()
-        .where(same, later)
-        .order_by(Session.received_at, Session.id.desc())
-        .limit(1)
-    ).mappings()
-    return Around(before[::-1], next(iter(SESSIONS.rows(after)), None))
+    newest_first = (Session.received_at.desc(), Session.id)
+    of_job = select(Session.id).join(Job).where(Job.name == row.job)
+    before = of_job.where(earlier).order_by(*newest_first).limit(FLEET_SESSIONS)
+    after = of_job.where(later).order_by(Session.received_at, Session.id.desc()).limit(1)
+    found = read(
+        tx,
+        SESSIONS,
+        or_(Session.id.in_(before.correlate(None)), Session.id.in_(after.correlate(None))),
+    )
+    own = next(at for at, one in enumerate(found) if one.id == row.id)
+    return Around(found[own:][::-1], found[own - 1] if own else None)

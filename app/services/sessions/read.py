@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sqlalchemy import case, func, select
+from pydantic import TypeAdapter
+from sqlalchemy import Select, case, func, select
 
 from app.analysis.budget.document import Losses, Shares
 from app.analysis.report.verdict import SessionVerdict
+from app.db.json_rows import as_json
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import (
     OF_SESSION,
@@ -221,6 +223,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
             Session.reason_detail,
             StoredReport.session_id.is_not(None).label("has_report"),
             StoredReport.heatmap_blob.is_not(None).label("has_heatmaps"),
+            as_json(_runs(session_id)).label("runs"),
         )
         .outerjoin(StoredReport, StoredReport.session_id == Session.id)
         .where(Session.id == session_id)
@@ -233,7 +236,7 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
         row=row,
         meta=found["meta"],
         reason_detail=found["reason_detail"],
-        work=_work(tx, session_id),
+        work=_work(tx, found["runs"]),
         intake=_intake(tx, session_id, settings.session_silence_limit_s),
         has_report=found["has_report"],
         has_heatmaps=found["has_heatmaps"],
@@ -241,13 +244,34 @@ def get_session(tx: Reads, session_id: uuid.UUID, settings: Settings) -> Session
     )
 
 
-def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
-    run = tx.session.execute(
-        select(TaskRun)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The task run of an analysis."""
+
+    state: TaskState
+    attempt: int
+    created_at: datetime
+    error_code: str | None
+    error: str | None
+
+
+_RUNS: Final = TypeAdapter(tuple[_Run, ...])
+
+
+def _runs(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
+    """Return the query of the latest analysis of a session."""
+    return (
+        select(
+            TaskRun.state, TaskRun.attempt, TaskRun.created_at, TaskRun.error_code, TaskRun.error
+        )
         .where(TaskRun.kind == ANALYZE_SESSION, TaskRun.subject_id == session_id)
         .order_by(TaskRun.created_at.desc(), TaskRun.id)
         .limit(1)
-    ).scalar_one_or_none()
+    )
+
+
+def _work(tx: Reads, runs: object) -> WorkStatus | None:
+    run = next(iter(_RUNS.validate_python(runs or ())), None)
     if run is None:
         return None
     position = None
@@ -256,7 +280,7 @@ def _work(tx: Reads, session_id: uuid.UUID) -> WorkStatus | None:
             1
             + tx.session.execute(
                 select(func.count()).where(
-                    TaskRun.kind == run.kind,
+                    TaskRun.kind == ANALYZE_SESSION,
                     TaskRun.state == TaskState.QUEUED,
                     TaskRun.created_at < run.created_at,
                 ),

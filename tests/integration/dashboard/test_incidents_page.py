@@ -106,7 +106,7 @@ def test_jobs_that_went_silent_together_are_one_line_and_one_page(
     assert nav_count(found) == "1 firing"
     first, *inside = open_lines(found)
     assert "3 jobs silent at the same time" in first[3]
-    assert [line[3] for line in inside] == ["a No data", "b No data", "c No data"]
+    assert [line[2] for line in inside] == ["a No data", "b No data", "c No data"]
     lead = next(one.id for one in alerting.incidents())
     own = page(client, f"/incidents/{lead}")
     assert "the network or the collector?" in own.one("h1").text

@@ -77,6 +77,7 @@ def listed(*rows: IncidentRow, **changes: Any) -> Incidents:  # noqa: ANN401 - f
         now=NOW,
         filtered=IncidentFilter(),
         number=1,
+        size=PAGE,
         present=rows,
         counts={state: states.count(state) for state in set(states)},
         lost={},
@@ -146,14 +147,14 @@ def test_nothing_fires_where_all_is_acknowledged() -> None:
 
 
 def test_more_than_a_page_of_them() -> None:
-    counts = {IncidentState.FIRING: 2 * PAGE + 50}
+    counts = {IncidentState.FIRING: 2 * PAGE + 30}
     rows = [row(incident(number), f"job-{number}") for number in range(1, PAGE + 1)]
     first = page_of(listed(*rows, counts=counts))
     assert len(first.lines) == PAGE
-    assert "; 1 to 100 of 250" in first.list_note
+    assert f"; 1 to {PAGE} of {2 * PAGE + 30}" in first.list_note
     assert (first.previous_url, first.next_url) == ("", "/incidents?page=2")
-    last = page_of(listed(*rows[:50], counts=counts, number=3), page="3")
-    assert "; 201 to 250 of 250" in last.list_note
+    last = page_of(listed(*rows[:30], counts=counts, number=3), page="3")
+    assert f"; {2 * PAGE + 1} to {2 * PAGE + 30} of {2 * PAGE + 30}" in last.list_note
     assert (last.previous_url, last.next_url) == ("/incidents?page=2", "")
     assert last.lines[0].url.endswith("?page=3")
 

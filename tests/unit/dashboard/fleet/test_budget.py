@@ -63,6 +63,16 @@ def test_each_session_is_a_full_column_with_what_is_lost_on_top() -> None:
     }
 
 
+def test_each_part_is_one_path_of_its_pieces() -> None:
+    found = budget_over_time([point(1), point(2)])
+    assert found is not None
+    paths = dict(found.paths)
+    waiting = next(piece for piece in found.columns[0].pieces if piece.part == "waiting")
+    first = f"M0.04 {waiting.top:.2f}h0.92v{waiting.height:.2f}h-0.92z"
+    assert paths["waiting"] == first + first.replace("M0.04", "M1.04")
+    assert paths["bubble"] == "", "what is nothing is not drawn"
+
+
 def test_the_title_is_about_the_latest_session() -> None:
     found = budget_over_time([point(1), point(2)])
     assert found is not None

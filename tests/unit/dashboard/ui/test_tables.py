@@ -37,6 +37,10 @@ def test_a_row_has_a_cell_for_each_column() -> None:
     assert host.content == '<a href="/hosts/a&lt;b">a&lt;b</a>'
     assert (cost.content, cost.classes, cost.title) == (2.0, "num muted", "all")
     assert (note.content, note.classes, line.attributes) == ("<b>", "", {"data-host": "a<b"})
+    assert line.drawn == (
+        '<tr data-host="a&lt;b"><td><a href="/hosts/a&lt;b">a&lt;b</a></td>'
+        '<td class="num muted" title="all">2.0</td><td>&lt;b&gt;</td></tr>'
+    )
     assert [(one.label, one.classes, one.hint, one.url) for one in table.headings] == [
         ("Host", "", "", ""),
         ("Cost", "num", "Hours", ""),
