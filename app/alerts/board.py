@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 from app.alerts.facts import Facts, HangFacts
 from app.alerts.incidents import Baseline, Incident, Silence, fingerprint_of
+from app.alerts.notices.facts import NoticeFacts
 from app.alerts.rules import Rule, highest
 from app.alerts.states import IncidentState
+
+# What a job recorded may come up to this time after it said that it ended.
+FINISH_GRACE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,20 @@ class JobState:
     # over: sessions up to then are settled
     since: Mapping[UUID, datetime]
     hang: HangFacts | None = None  # its latest one, over or not
+    # of its pulse: those that go on, and those that open incidents are about
+    notices: Sequence[NoticeFacts] = ()
+    # by rule, when an incident of the pulse that it held ended: sessions up to then were about that
+    heard: Mapping[UUID, datetime] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether it has ended, and no other start of it has sent since."""
+        return is_finished(self.finished_at, self.received)
+
+
+def is_finished(finished_at: datetime | None, received: Sequence[datetime]) -> bool:
+    """Return whether a job has ended, and no other start of it has sent since."""
+    return finished_at is not None and (not received or received[-1] <= finished_at + FINISH_GRACE)
 
 
 class Board:

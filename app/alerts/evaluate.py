@@ -14,8 +14,10 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from app.alerts.board import Board, IncidentChange, JobState
-from app.alerts.facts import LONGEST, Facts, HangFacts
+from app.alerts.board import Board, IncidentChange, JobState, is_finished
+from app.alerts.conditions.hangs import apply_hang, settle_hang
+from app.alerts.conditions.notices import apply_notices, next_fires, settle_notice
+from app.alerts.facts import LONGEST, Facts
 from app.alerts.incidents import (
     Baseline,
     Incident,
@@ -28,11 +30,10 @@ from app.alerts.incidents import (
     fingerprint_of,
 )
 from app.alerts.readings import HANG_CAUSE, NO_DATA_CAUSE, Level, Reading, read_history, silent_for
-from app.alerts.rules import Hanging, NoData, Rule
+from app.alerts.rules import Hanging, NoData, Noticed, Rule
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import SuspectedCause
-from app.analysis.wording import gpu_time
 
 # What an evaluation looks at: enough for baselines and for the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
@@ -43,12 +44,7 @@ SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
 SESSIONS_CLEAR: Final = "its condition no longer holds"
 DATA_CAME: Final = "a session came"
-HANG_UNHEARD: Final = "nothing was heard of the hang for a day"
-HANG_GONE: Final = "the hang was deleted"
 JOB_FINISHED: Final = "the job said that it ended"
-
-# What a job recorded may come up to this time after it said that it ended.
-FINISH_GRACE: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +99,19 @@ def evaluate(
     reads = {
         rule.id: _read(rule, job)
         for rule in selected
-        if not isinstance(rule.condition, NoData | Hanging)
+        if not isinstance(rule.condition, NoData | Hanging | Noticed)
     }
+    # First: what sessions find of the same is no second incident.
+    for rule in selected:
+        if isinstance(rule.condition, Noticed | Hanging):
+            apply_notices(board, rule, rule.condition)
     for read in reads.values():
         _apply(board, read)
     for rule in selected:
         if isinstance(rule.condition, NoData):
             _apply_no_data(board, rule)
         elif isinstance(rule.condition, Hanging):
-            _apply_hang(board, rule, rule.condition)
+            apply_hang(board, rule, rule.condition)
     for incident in board.present():
         _settle(board, incident, by_id, reads)
     for incident in board.present():
@@ -130,6 +130,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     """
     by_id = {rule.id: rule for rule in rules}
     times = [] if is_finished(job.finished_at, job.received) else _silences(job, rules)
+    times += next_fires(job)
     for incident in job.incidents:
         if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
@@ -166,7 +167,8 @@ def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
 
 
 def _read(rule: Rule, job: JobState) -> _Read:
-    since = job.since.get(rule.id)
+    ends = [at for at in (job.since.get(rule.id), job.heard.get(rule.id)) if at is not None]
+    since = max(ends, default=None)
     history = [facts for facts in job.history if since is None or facts.received_at > since]
     lasting = {
         incident.baseline.layout: incident.baseline.step_time_s
@@ -215,6 +217,9 @@ def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
     """Compare with every place that is blamed: which of them is worst changes by chance."""
+    if incident.notice is not None:
+        # The session that was asked for names it, wherever that is.
+        return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False
     return incident.where in blamed.where if blamed.where else not incident.where
@@ -250,36 +255,6 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
         board.put(confirm(found, board.now), "fired")
 
 
-def _apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
-    """Open and confirm at once the incident of a hang; a later one of it is the same incident."""
-    hang = board.job.hang
-    if hang is None or hang.confidence < condition.confidence or not hang.is_going_on(board.now):
-        return
-    settled = board.job.since.get(rule.id)
-    if settled is not None and settled >= hang.created_at:
-        return
-    fingerprint = fingerprint_of(board.job.job, HANG_CAUSE, "")
-    found = board.get(fingerprint) or board.open(rule, HANG_CAUSE, "")
-    board.join(found, rule, None, hang.confidence)
-    joined = replace(board.get(fingerprint) or found, hang=hang)
-    board.put(joined, "held")
-    if can(joined.state, Trigger.CONFIRM):
-        board.put(confirm(joined, board.now), "fired")
-
-
-def _end_of(hang: HangFacts, now: datetime) -> str:
-    """Return why the incident of a hang is over, how long that lasted and what it cost."""
-    if hang.over_at is None:
-        return HANG_UNHEARD
-    minutes = hang.lasted(now) / timedelta(minutes=1)
-    return f"the job went on or ended, after {minutes:,.0f} min and {gpu_time(hang.gpu_hours(now))}"
-
-
-def is_finished(finished_at: datetime | None, received: Sequence[datetime]) -> bool:
-    """Return whether a job has ended, and no other start of it has sent since."""
-    return finished_at is not None and (not received or received[-1] <= finished_at + FINISH_GRACE)
-
-
 def _is_silent(board: Board, rule: Rule) -> bool:
     received = board.job.received
     if is_finished(board.job.finished_at, received):
@@ -304,13 +279,11 @@ def _settle(
             why = JOB_FINISHED if ended else DATA_CAME
             board.put(clear(incident, board.now, why), "resolved")
         return
+    if incident.notice is not None:
+        settle_notice(board, incident)
+        return
     if incident.cause == HANG_CAUSE:
-        hang = board.job.hang
-        if hang is None:
-            board.put(clear(incident, board.now, HANG_GONE), "resolved")
-        elif not hang.is_going_on(board.now):
-            last = replace(incident, hang=hang)
-            board.put(clear(last, board.now, _end_of(hang, board.now)), "resolved")
+        settle_hang(board, incident)
         return
     rules_with_readings = [rule for rule in holders if rule.id in reads]
     if not rules_with_readings:

@@ -18,6 +18,7 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from app.alerts.facts import Facts, HangFacts
+from app.alerts.notices.facts import NoticeFacts
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.errors import ConflictError
@@ -96,7 +97,13 @@ class Incident:
     silence: Silence | None = None  # kept after its end: what was silenced and came back says so
     why_resolved: str | None = None
     hang: HangFacts | None = None  # that it is about
+    notice: NoticeFacts | None = None  # of the pulse, that it is about
     resolved_by: str | None = None  # the person who said so; None where its rules did
+
+    @property
+    def found(self) -> str:
+        """Return its cause; of a notice of the pulse that which a session names, if it does."""
+        return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
     def told(self) -> bool:

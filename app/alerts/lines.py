@@ -10,6 +10,7 @@ from typing import Final
 from app.alerts.facts import Facts, HangFacts
 from app.alerts.grouping import Status
 from app.alerts.message import Alert, JobInside, Message
+from app.alerts.notices.facts import NoticeFacts
 from app.alerts.readings import (
     ALL_SLOW_CAUSE,
     BETWEEN_STEPS_CAUSE,
@@ -22,7 +23,7 @@ from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import differs
 from app.analysis.report.verdict import VerdictWorker
 from app.analysis.trace.ranks.machine import called
-from app.analysis.wording import NBSP, hours, percent, sure
+from app.analysis.wording import NBSP, gpu_time, hours, percent, sure
 
 # Who gets more is told how many more there are; the page has them all.
 MAX_ALERTS: Final = 10
@@ -63,8 +64,11 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         fields.append(("No session since", moment(facts.received_at) if facts else "it was added"))
     elif alert.hang is not None:
         fields += _of_hang(alert.hang, at)
-    elif facts is not None:
-        fields += _measured(alert, facts)
+    else:
+        if alert.notice is not None:
+            fields += _of_notice(alert.notice, measured=facts is not None)
+        if facts is not None:
+            fields += _measured(alert, facts)
     if alert.jobs:
         also = "Also silent" if alert.cause == NO_DATA_CAUSE else "Also slowed by this machine"
         fields.append((also, _jobs(alert.jobs)))
@@ -84,10 +88,25 @@ def _of_hang(hang: HangFacts, at: datetime) -> list[tuple[str, str]]:
     ]
 
 
+def _of_notice(notice: NoticeFacts, *, measured: bool) -> list[tuple[str, str]]:
+    rate = None if measured else notice.lost_each_hour
+    costs = [f"{hours(rate)} GPU-hours each hour"] if rate is not None else []
+    costs += [f"{gpu_time(notice.gpu_hours)} so far"] if notice.gpu_hours else []
+    fields = [("Noticed", f"{moment(notice.noticed_at)}, from step {notice.from_step:,} on")]
+    if not notice.stands_still:
+        fields.append(("Checked", notice.checked))
+    return [
+        *fields,
+        *([("Costs so far" if measured else "Costs", ", ".join(costs))] if costs else []),
+    ]
+
+
 def _summary(alert: Alert) -> str:
     facts = alert.facts
     if alert.hang is not None:
         return f"{alert.subject}. {alert.hang.sentence}"
+    if alert.notice is not None:
+        return f"{alert.subject}. {alert.notice.sentence}"
     slow = alert.cause not in (NO_DATA_CAUSE, LOW_QUALITY_CAUSE)
     shown = None if facts is None else facts.headline
     if facts is not None and facts.withheld is not None and slow:
@@ -108,7 +127,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields += _of_all(facts.shares)
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
         fields.append(("Discrepancy", percent(facts.discrepancy)))
-    cause = next((cause for cause in facts.causes if cause.cause == alert.cause), None)
+    cause = next((cause for cause in facts.causes if cause.cause == alert.found), None)
     if cause is not None and cause.confidence is not None:
         fields.append(("Confidence", sure(cause.confidence)))
     if cause is not None and cause.gpus:
@@ -116,7 +135,7 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         more = len(cause.gpus) - len(at)
         fields.append(("At", "; ".join([*at, f"{more} more"] if more else at)))
     # Who is slowest says nothing where no worker is at fault.
-    if facts.worst and blames_machine(alert.cause):
+    if facts.worst and blames_machine(alert.found):
         named = [facts.worst[0], *(w for w in facts.worst[1:] if w.slowdown >= WORTH_NAMING)]
         fields.append(("Worst workers", "; ".join(_worker(worker) for worker in named)))
     if facts.fix is not None:
@@ -183,7 +202,7 @@ def _evidence(alert: Alert) -> list[str]:
     return [
         sentence
         for cause in alert.facts.causes
-        if cause.cause == alert.cause
+        if cause.cause == alert.found
         for sentence in cause.evidence
     ]
 

@@ -20,6 +20,7 @@ from app.alerts.facts import Facts, HangFacts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
 from app.alerts.machines.inside import Inside, place_of, silent_since
+from app.alerts.notices.facts import TITLES, NoticeFacts
 from app.alerts.readings import (
     ALL_SLOW_CAUSE,
     BETWEEN_STEPS_CAUSE,
@@ -37,6 +38,7 @@ MANY_SILENT: Final = 3
 
 # Causes of alerts that the diagnosis does not have.
 _TITLES: Final[Mapping[str, str]] = {
+    **{str(kind): title for kind, title in TITLES.items()},
     NO_DATA_CAUSE: "No data",
     HANG_CAUSE: "Hang",
     LOW_QUALITY_CAUSE: "Trace quality too low for a verdict",
@@ -77,6 +79,12 @@ class Alert:
     job: str = ""  # in a digest, else empty: the message's
     hang: HangFacts | None = None  # that it is about
     silent_since: datetime | None = None  # of a job that sends nothing
+    notice: NoticeFacts | None = None  # of the pulse, that it is about
+
+    @property
+    def found(self) -> str:
+        """Return its cause; of a notice of the pulse that which a session names, if it does."""
+        return self.cause if self.notice is None else self.notice.cause or self.cause
 
     @property
     def incident_link(self) -> str:
@@ -230,7 +238,12 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     alerts = [
         replace(
             _alert(
-                incidents[item.incident], item, rule_names, base_url, news=item not in told_before
+                incidents[item.incident],
+                item,
+                rule_names,
+                base_url,
+                job=job,
+                news=item not in told_before,
             ),
             jobs=_jobs(inside.get(item.incident, ())),
         )
@@ -259,14 +272,16 @@ def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:
     return tuple(sorted(found, key=lambda one: (-(one.slowdown or 0.0), one.job)))
 
 
-def _alert(
+def _alert(  # noqa: PLR0913 - what it is made of
     incident: Incident,
     item: IncidentItem,
     rule_names: Mapping[UUID, str],
     base_url: str,
     *,
+    job: str,
     news: bool,
 ) -> Alert:
+    of_job = incident.notice is not None and incident.facts is None and incident.hang is None
     return Alert(
         incident=incident.id,
         fingerprint=incident.fingerprint,
@@ -280,7 +295,10 @@ def _alert(
         why_resolved=incident.why_resolved,
         value=incident.value,
         facts=incident.facts,
-        view_url=view_url(base_url, incident.facts, incident.hang),
+        view_url=job_url(base_url, job)
+        if of_job
+        else view_url(base_url, incident.facts, incident.hang),
+        notice=incident.notice,
         hang=incident.hang,
         incident_url=f"{base_url}incidents/{incident.id}",
         news=news,

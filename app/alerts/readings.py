@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from app.alerts.facts import Facts
-from app.alerts.rules import CauseFound, Hanging, NoData, Rule, Threshold, Weekly
+from app.alerts.rules import CauseFound, Hanging, NoData, Noticed, Rule, Threshold, Weekly
 from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.verdict import SuspectedCause
@@ -61,7 +61,7 @@ def read_history(
     Parameters
     ----------
     rule : Rule
-        Of any condition but `NoData` and `Hanging`, which are about no session.
+        Of any condition but `NoData`, `Hanging` and `Noticed`, which are about no session.
     history : sequence of Facts
         Sessions of one job, the oldest first.
     baselines_s : mapping of str to float
@@ -76,7 +76,7 @@ def read_history(
             return [_number(condition, facts) for facts in history]
         case CauseFound():
             return [_cause(condition, facts) for facts in history]
-        case NoData() | Hanging() | Weekly():
+        case NoData() | Hanging() | Noticed() | Weekly():
             return [_UNKNOWN for _ in history]
         case _:
             assert_never(condition)

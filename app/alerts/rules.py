@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter
 
 from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.pulse.notices import NoticeKind
 from app.analysis.replay.metrics import STRAGGLING
 
 # Where a job's metadata says nothing it is as important as any.
@@ -20,6 +21,8 @@ DEFAULT_IMPORTANCE: Final = "normal"
 Importance = Literal["low", "normal", "high"]
 Severity = Literal["info", "warning", "critical"]
 Audience = Literal["on_call", "owner"]
+# Notices that a session is asked for; the others are hangs.
+SlowKind = Literal[NoticeKind.SLOW_RANK, NoticeKind.SLOW_JOB, NoticeKind.SPELLS, NoticeKind.DRIFT]
 
 ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, le=1e9)]
@@ -124,11 +127,22 @@ class NoData:
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """The job stands still, and files of it name the ranks that the others wait for."""
+    """The job stands still: by files that name the ranks that the others wait for, or its pulse."""
 
     confidence: Share = 0.5
-    """Holds from here on."""
+    """Of what files say; holds from here on."""
     kind: Literal["hang"] = "hang"
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """The pulse shows ranks or a job that got slow; a session confirms it before it fires."""
+
+    kinds: tuple[SlowKind, ...] = ()
+    """Only these; empty: any."""
+    at_once: bool = False
+    """Fires with the notice, without waiting for a session."""
+    kind: Literal["notice"] = "notice"
 
 
 Weekday = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
@@ -159,7 +173,7 @@ class Weekly:
 
 
 Condition = Annotated[
-    Threshold | CauseFound | NoData | Hanging | Weekly, Field(discriminator="kind")
+    Threshold | CauseFound | NoData | Hanging | Noticed | Weekly, Field(discriminator="kind")
 ]
 
 
@@ -269,4 +283,14 @@ HANG_RULE: Final = Rule(
     consecutive=1,
     clear_sessions=1,
     severity="critical",
+)
+
+# A project gets it with the first notice of its pulse, for the same reason.
+NOTICE_RULE: Final = Rule(
+    id=UUID("5a0c1ea1-0000-4000-8000-000000000007"),
+    name="Noticed in the pulse",
+    condition=Noticed(),
+    selector=Selector(importance=("normal", "high")),
+    consecutive=1,
+    clear_sessions=1,
 )

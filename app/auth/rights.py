@@ -53,6 +53,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/hangs/{hang}": _READ,
     "POST /api/v1/jobs/{job}/attempts/{attempt}/pulse": _INGEST,
     "GET /api/v1/jobs/{job}/pulse/notices": _READ,
+    "POST /api/v1/jobs/{job}/recordings": _OPERATE,
+    "GET /api/v1/jobs/{job}/recordings": _READ,
     # a training job's own loop
     "POST /api/v1/jobs/{job}/tp/{group}/timings": _INGEST,
     "GET /api/v1/jobs/{job}/tp/{group}/plan": _INGEST,

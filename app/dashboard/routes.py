@@ -66,6 +66,7 @@ from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
+from app.services.pulse.recordings import asked_of
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
 from app.services.sessions.read import get_session
@@ -192,7 +193,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
             found, groups = fleet(tx, job=job), count_groups(tx, job)
-            hangs = hangs_of_job(tx, job, HANGS)
+            hangs, recording = hangs_of_job(tx, job, HANGS), asked_of(tx, job)
             if found.jobs:
                 history = job_history(
                     tx,
@@ -233,6 +234,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             groups=groups,
             applied=fixes,
             hangs=[hang_line(row) for row in hangs],
+            recording=recording,
         )
 
     @routes.get("/sessions/{session}")

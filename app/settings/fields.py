@@ -149,6 +149,16 @@ class Settings(BaseSettings):
     # What decoding a batch of them may take; a chunk that takes more alone is refused.
     inbox_memory_limit_kib: Count = 2 * 1024 * 1024
 
+    # Sessions that notices of the pulse ask for: their steps, the share of a job's steps that they
+    # are at most after the first, and how far apart they are; one of a person is in addition.
+    pulse_record_steps: Count = 50
+    pulse_record_share: float = Field(default=0.02, gt=0, le=1)
+    pulse_record_interval_s: SecondsOrNone = 3600.0
+    # A session that was asked for and does not come is asked for again after its steps and this.
+    pulse_record_again_s: Seconds = 60.0
+    # A notice fires without a session so long after its steps should have been recorded.
+    pulse_confirm_wait_s: Seconds = 300.0
+
     # However long the pauses between its chunks were: silence of so long ends a session.
     session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)
 

@@ -39,12 +39,12 @@ def host_of(where: str) -> str:
 
     Where no host is recorded a worker stands in its place, which is another machine in each job.
     """
-    return "" if where.startswith(("worker (", "stage ")) else where
+    return "" if where.startswith(("worker (", "stage ", "rank ", "ranks ")) else where
 
 
 def machine_of(incident: Incident) -> str:
     """Return the host that is at fault; empty where none is named or the cause is the job's own."""
-    return host_of(incident.where) if blames_machine(incident.cause) else ""
+    return host_of(incident.where) if blames_machine(incident.found) else ""
 
 
 def place_of(where: str, facts: Facts | None) -> str:

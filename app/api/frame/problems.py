@@ -74,6 +74,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "report.heatmaps_removed": (404, "The heatmaps were deleted"),
     "trace.removed": (404, "The operations were deleted"),
     "document.unknown_version": (500, "A later version stored this"),
+    "recording.no_pulse": (409, "The job sends no pulse"),
     "note.in_future": (409, "The note's time is to come"),
     "note.too_many": (409, "The job has too many notes"),
     "fix.unknown": (404, "The report recommends no such fix"),

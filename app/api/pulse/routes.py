@@ -7,9 +7,10 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
+from app.api.frame import problems
 from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.sessions.chunks import Attempt, Job
@@ -20,6 +21,7 @@ from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
 from app.services.pulse.read import NoticeRow, left_out, notices_of_job
 from app.services.pulse.receive import receive_pulse
+from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
 from app.services.sessions.chunks.inbox import Pressure
 from app.services.sessions.receive import Body, check_job_name
 
@@ -27,17 +29,12 @@ from app.services.sessions.receive import Body, check_job_name
 PULSE_S: Final = 5
 
 
-class Recording(BaseModel):
-    """What a job is to record."""
-
-    steps: int
-    reason: str
-
-
 class PulseAnswer(BaseModel):
     """What the sender is to do."""
 
-    record: Recording | None = Field(description="A session to record; null: none.")
+    record: Recording | None = Field(
+        description="A session that the job is to record; only rank 0's host is told. Null: none."
+    )
     pulse_s: int = Field(description="Seconds until the next body.")
 
 
@@ -46,6 +43,26 @@ class NoticesBody(BaseModel):
 
     notices: list[NoticeRow]
     counts: dict[str, int] = Field(description="Rows, columns and bodies left out, by code.")
+
+
+class AskBody(BaseModel):
+    """A session that a job is to record."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(50, ge=1, le=1000)
+    by: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="The user who asks; taken from the sign-in where there is one.",
+    )
+
+
+class RequestsBody(BaseModel):
+    """Sessions that a job was asked for, the latest first."""
+
+    requests: list[RequestRow]
 
 
 def router(ingest: Ingest) -> APIRouter:
@@ -69,11 +86,11 @@ def router(ingest: Ingest) -> APIRouter:
         `GET /api/v1/jobs/{job}/pulse/notices`.
         """
 
-        def store(body: Body) -> None:
-            receive_pulse(container, job, attempt, body, pressure)
+        def store(body: Body) -> Recording | None:
+            return receive_pulse(container, job, attempt, body, pressure)
 
         try:
-            await ingest.receive(
+            record = await ingest.receive(
                 request,
                 QueryMetadata.model_validate({}),
                 check=partial(check_job_name, job),
@@ -83,7 +100,7 @@ def router(ingest: Ingest) -> APIRouter:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(
-            PulseAnswer(record=None, pulse_s=PULSE_S).model_dump(mode="json"), status_code=202
+            PulseAnswer(record=record, pulse_s=PULSE_S).model_dump(mode="json"), status_code=202
         )
 
     @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")
@@ -98,5 +115,27 @@ def router(ingest: Ingest) -> APIRouter:
             return NoticesBody(
                 notices=notices_of_job(tx, job, limit), counts=dict(left_out(tx, job))
             )
+
+    @routes.post(
+        "/api/v1/jobs/{job}/recordings",
+        status_code=202,
+        summary="Ask a job to record a session now",
+        responses={409: problems.described("The job sends no pulse")},
+    )
+    def post_recording(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")], body: AskBody
+    ) -> RequestRow:
+        """Ask with the next answer to its pulse; one that is asked for already is the same."""
+        request, _ = ask_now(container, job, body.steps, body.by)
+        return request
+
+    @routes.get("/api/v1/jobs/{job}/recordings", summary="Sessions that a job was asked for")
+    def get_recordings(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+    ) -> RequestsBody:
+        """Return the latest 50, the latest first."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return RequestsBody(requests=requests_of(tx, job))
 
     return routes

@@ -62,6 +62,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
             value=incident.value,
             facts=incident.facts,
             hang=incident.hang,
+            notice=incident.notice,
             view_url="",
             incident_url="",
         ),
@@ -112,6 +113,6 @@ def _no_commands(found: Evidence) -> str:
         )
     if found.host:
         return "The host's name is not a valid name of one node: there is no command"
-    if not blames_machine(found.life.view.row.incident.cause):
+    if not blames_machine(found.life.view.row.incident.found):
         return "No host is at fault: there is no command"
     return "Its sessions name no host: there is no command"

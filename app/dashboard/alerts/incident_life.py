@@ -15,10 +15,11 @@ from app.alerts.lines import lines_of
 from app.alerts.machines.cordon import cordon_commands
 from app.alerts.machines.inside import machine_of, node_of, place_of
 from app.alerts.message import cause_name, view_url
+from app.alerts.notices.facts import signed
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.wording import NBSP, hours, percent
+from app.analysis.wording import NBSP, gpu_time, hours, percent
 from app.dashboard.alerts.parts import (
     STATES,
     Actions,
@@ -213,19 +214,39 @@ def _facts(row: IncidentRow) -> list[Fact]:
         costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
         return [Fact("Culprits", hang.culprits), Fact("Costs", costs)]
     facts = row.incident.facts
+    found = _noticed(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
-        return []
-    found = []
-    cause = next((one for one in facts.causes if one.cause == row.incident.cause), None)
+        return found
+    cause = next((one for one in facts.causes if one.cause == row.incident.found), None)
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
         found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
     rate = lost_each_hour(row)
-    if rate is not None:
+    if rate is not None and row.incident.notice is None:
         found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
     if facts.fix is not None:
         note = f"{gain_text(facts.fix.gain)} a step{', at most' if facts.fix.at_most else ''}"
         found.append(Fact("Best fix", facts.fix.title, note))
+    return found
+
+
+def _noticed(row: IncidentRow) -> list[Fact]:
+    """Return what the pulse tells: what it costs, what a session says, what its end brought."""
+    notice = row.incident.notice
+    if notice is None:
+        return []
+    found = [Fact("Checked", notice.checked[0].upper() + notice.checked[1:])]
+    rate = lost_each_hour(row)
+    so_far = f"{gpu_time(notice.gpu_hours)} {'so far' if notice.cleared_at is None else 'in all'}"
+    if rate is not None and notice.cleared_at is None:
+        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour", so_far))
+    elif notice.gpu_hours:
+        found.append(Fact("Costs", so_far))
+    if notice.realized is not None and notice.cleared_at is not None:
+        fix = None if row.incident.facts is None else row.incident.facts.fix
+        predicted = "" if fix is None else f"predicted {signed(-fix.gain)}"
+        brought = f"{signed(-notice.realized)} a step"
+        found.append(Fact("Since it is over", brought, predicted))
     return found
 
 
@@ -259,6 +280,9 @@ def _about(row: IncidentRow, now: datetime) -> str:
     incident, facts = row.incident, row.incident.facts
     if incident.hang is not None:
         return incident.hang.sentence
+    if incident.notice is not None:
+        measured = "" if facts is None else f"; {_measured(facts)}"
+        return f"{incident.notice.sentence}{measured}"
     if incident.cause == NO_DATA_CAUSE:
         if facts is None:
             return "It has never sent a session"
@@ -350,7 +374,9 @@ def _words(life: IncidentLife) -> Words | None:
                     summary=lines.summary,
                     fields=lines.fields,
                     evidence=lines.evidence,
-                    view_url=view_url("/", alert.facts, alert.hang),
+                    view_url=view_url("/", alert.facts, alert.hang)
+                    if alert.facts or alert.hang
+                    else f"/jobs/{quote(life.view.row.job, safe='')}",
                 )
     return None
 

@@ -118,6 +118,8 @@ def lost_each_hour(row: IncidentRow) -> float | None:
     """Return GPU-hours lost each hour by the job, and by other jobs inside."""
     facts = row.incident.facts
     own = None if facts is None else facts.lost_each_hour
+    if own is None and row.incident.notice is not None:
+        own = row.incident.notice.lost_each_hour
     # A job counts once, however many of its incidents are inside.
     others = {one.job: one.lost for one in row.inside if one.lost is not None}
     known = [lost for job, lost in others.items() if job != row.job]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
 from uuid import UUID
 
+from app.alerts.notices.facts import STANDING_STILL, TITLES
 from app.alerts.rules import Escalation, Importance, Rule, Severity, Threshold, Weekday
 from app.analysis.diagnosis.causes import registry
 from app.analysis.replay.metrics import STRAGGLING
@@ -30,7 +31,8 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "budget.slow_together": "Lost as all workers compute slower, % of the time",
     "cause": "A cause, by its confidence",
     "no_data": "No data",
-    "hang": "A hang, by the files of its ranks",
+    "hang": "A hang, by the files of its ranks or the pulse",
+    "notice": "A slow rank or job, noticed in the pulse",
     "weekly": "No condition: a summary every week",
 }
 # What the form shows in per cent, and the rule has as a share of 1.
@@ -59,6 +61,8 @@ class RuleForm:
     at_least: Field
     clears_below: Field
     causes: Field
+    kinds: Field
+    at_once: Field
     intervals: Field
     minutes: Field
     weekday: Field
@@ -102,6 +106,18 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
             "Causes (none chosen: any of them)",
             getattr(condition, "causes", ()),
             causes,
+        ),
+        kinds=_checks(
+            "condition.kinds",
+            "What is noticed (none chosen: any of them)",
+            getattr(condition, "kinds", ()),
+            [Option(kind, TITLES[kind]) for kind in TITLES if kind not in STANDING_STILL],
+        ),
+        at_once=_select(
+            "condition.at_once",
+            "Fires",
+            "true" if getattr(condition, "at_once", False) else "false",
+            [("false", "once a session confirms it, or none came"), ("true", "at once")],
         ),
         intervals=_number(
             "condition.intervals", "Usual intervals", getattr(condition, "intervals", None)

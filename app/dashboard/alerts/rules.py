@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
 
-from app.alerts.rules import CauseFound, Hanging, NoData, Weekly
+from app.alerts.notices.facts import TITLES
+from app.alerts.rules import CauseFound, Hanging, NoData, Noticed, Weekly
 from app.analysis.diagnosis.causes.registry import title_of
 from app.dashboard.alerts.parts import AUDIENCES, dead
 from app.dashboard.alerts.rule_form import rule_form
@@ -106,6 +107,10 @@ def condition_words(rule: Rule) -> str:
         return f"No session for {' and '.join(limits)}"
     if isinstance(condition, Hanging):
         return f"A hang with {_percent(condition.confidence)} confidence, at once"
+    if isinstance(condition, Noticed):
+        kinds = [TITLES[kind].lower() for kind in condition.kinds]
+        what = f"Noticed in the pulse{f': {_some(kinds)}' if kinds else ''}"
+        return f"{what}, {'at once' if condition.at_once else 'once a session confirms it'}"
     if isinstance(condition, CauseFound):
         named = [title_of(cause).lower() for cause in condition.causes]
         what = f"{_some(named)} with" if named else "Any cause with"

@@ -9,10 +9,21 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Double, Index, Integer, Text, UniqueConstraint, Uuid, text
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.alerts.notices.facts import Outcome
 from app.analysis.hangs.verdict import HangKind
 from app.analysis.pulse.notices import Evidence, NoticeKind
 from app.db.documents import EVIDENCE
@@ -44,6 +55,8 @@ class PulseState(OfProject, Base):
     lease_until: Mapped[datetime | None]
     # workers that began since rows were taken last
     tries: Mapped[int] = mapped_column(server_default=text("0"))
+    # app.analysis.pulse.evidence.pace.Pace; null until rows were taken
+    pace: Mapped[bytes | None]
 
 
 class PulseNotice(OfProject, Base):
@@ -52,8 +65,10 @@ class PulseNotice(OfProject, Base):
     __tablename__ = "pulse_notice"
     __table_args__ = (
         one_of("kind", NoticeKind),
+        one_of("outcome", Outcome),
         belongs_to("job_id", "job.id"),
         Index("ix_pulse_notice_job_id_noticed_at", "job_id", "noticed_at"),
+        Index("ix_pulse_notice_open", "job_id", postgresql_where=text("cleared_at IS NULL")),
     )
 
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
@@ -71,6 +86,58 @@ class PulseNotice(OfProject, Base):
     noticed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     cleared_step: Mapped[int | None] = mapped_column(BigInteger)
     evidence: Mapped[Evidence] = mapped_column(EVIDENCE)
+    # by the server's clock; null while it goes on
+    cleared_at: Mapped[datetime | None]
+    # when it fires without a session; null of those of the version before
+    fires_at: Mapped[datetime | None]
+    # the request that was made of it, or was open
+    request_id: Mapped[int | None] = mapped_column(BigInteger)
+    # what a session says of it, which one, and the cause that it names
+    outcome: Mapped[Outcome | None] = mapped_column(StateColumn(Outcome))
+    session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    cause: Mapped[str] = mapped_column(server_default=text("''"))
+    # a step before it began, while it goes on, and since it is over
+    baseline_ns: Mapped[float | None] = mapped_column(Double)
+    step_ns: Mapped[float | None] = mapped_column(Double)
+    after_ns: Mapped[float | None] = mapped_column(Double)
+    # by which all ranks took longer, together
+    lost_ns: Mapped[float] = mapped_column(Double, server_default=text("0"))
+
+
+class RecordingRequest(OfProject, Base):
+    """A session that an attempt of a job is to record; open until it came, or `until`.
+
+    Whoever asks has the lock of the job's group of alerts: of an attempt one is open at a time.
+    """
+
+    __tablename__ = "recording_request"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        Index("ix_recording_request_job_id_asked_at", "job_id", "asked_at"),
+        Index(
+            "ix_recording_request_open",
+            "job_id",
+            "attempt",
+            postgresql_where=text("session_id IS NULL"),
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int]
+    steps: Mapped[int]
+    reason: Mapped[str]
+    # the person; null where a notice asks
+    asked_by: Mapped[str | None]
+    asked_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    until: Mapped[datetime]
+    # how long these steps take
+    window_s: Mapped[float] = mapped_column(Double)
+    # when an answer carried it last, and how many did
+    handed_at: Mapped[datetime | None]
+    handed: Mapped[int] = mapped_column(server_default=text("0"))
+    # that came of it
+    session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
 
 
 class StoredHang(OfProject, Base):

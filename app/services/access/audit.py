@@ -63,6 +63,7 @@ class Action(StrEnum):
     SWITCHED = "switched"
     REPAIRED = "repaired"
     NOTED = "noted something on"
+    ASKED = "asked for a session of"
     APPLIED = "marked as applied"
     UNAPPLIED = "took back that it applied"
     SIGNED_IN = "signed in"

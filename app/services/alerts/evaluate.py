@@ -13,6 +13,7 @@ from app.alerts.states import IncidentState
 from app.db.models.sessions import Session
 from app.services.alerts.facts import end_hangs
 from app.services.alerts.machines.leads import settle, without_held
+from app.services.alerts.notices import judge_notices
 from app.services.alerts.store import (
     group_of_job,
     load_job,
@@ -47,6 +48,7 @@ def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
 def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
     """Evaluate a job whose group is locked, and write what changed."""
     end_hangs(tx, group.job_id)
+    judge_notices(tx, group.job_id)
     rules = load_rules(tx)
     job = load_job(tx, group)
     intervals = timing(container.settings)

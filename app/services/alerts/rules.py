@@ -1,4 +1,8 @@
-"""Rules: added, edited, and tried on the past."""
+"""Rules: added, edited, and tried on the past; given to a project with what they are about.
+
+No migration adds those that are given: servers of the version before, which go on for a while next
+to new ones, refuse a rule whose kind they do not know, and with it every analysis.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,31 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from app.alerts.board import JobState
 from app.alerts.evaluate import evaluate, next_look
 from app.alerts.incidents import Incident
-from app.alerts.rules import CauseFound, Selector, Weekly
+from app.alerts.notices.facts import STANDING_STILL
+from app.alerts.rules import HANG_RULE, NOTICE_RULE, CauseFound, Rule, Selector, Weekly
 from app.alerts.states import IncidentState
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.db.models.alerts import AlertGroup, AlertRule
+from app.db.models.noticed import PulseNotice, StoredHang
 from app.db.models.sessions import Job, Session
 from app.errors import ConflictError, Fault, InvalidRuleError, NotFoundError
 from app.services.access.audit import Action, record
 from app.services.alerts.facts import read_facts, sessions_with_facts
-from app.services.alerts.store import RECEIVED, rule_document, rule_of
+from app.services.alerts.store import RECEIVED, load_rules, rule_document, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from app.alerts.facts import Facts
-    from app.alerts.rules import Rule
-    from app.db.unit_of_work import Reads
+    from app.analysis.pulse.notices import NoticeKind
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
 PREVIEW: Final = timedelta(days=30)
@@ -248,3 +255,35 @@ def _row(tx: Reads, rule_id: uuid.UUID) -> AlertRule:
 def with_new_id(rule: Rule) -> Rule:
     """Return a rule under an id that no other has."""
     return replace(rule, id=uuid.uuid4())
+
+
+def give_rules(tx: UnitOfWork, kinds: Sequence[NoticeKind]) -> None:
+    """Give a project its rules about notices with the first ones; these are not followed yet."""
+    if any(kind in STANDING_STILL for kind in kinds):
+        give_hang_rule(tx)
+    if all(kind in STANDING_STILL for kind in kinds):
+        return
+    before = PulseNotice.fires_at.is_not(None) & PulseNotice.kind.not_in(STANDING_STILL)
+    if tx.session.execute(select(PulseNotice.number).where(before).limit(1)).first() is None:
+        _give(tx, NOTICE_RULE)
+
+
+def give_hang_rule(tx: UnitOfWork) -> None:
+    """Give a project its rule about hangs with the first one, unless it has such a rule."""
+    before = PulseNotice.fires_at.is_not(None) & PulseNotice.kind.in_(STANDING_STILL)
+    if (
+        tx.session.execute(select(StoredHang.id).limit(1)).first() is None
+        and tx.session.execute(select(PulseNotice.number).where(before).limit(1)).first() is None
+    ):
+        _give(tx, HANG_RULE)
+
+
+def _give(tx: UnitOfWork, rule: Rule) -> None:
+    """Add a rule, unless the project has one of its kind."""
+    if any(type(one.condition) is type(rule.condition) for one in load_rules(tx)):
+        return
+    tx.session.execute(
+        insert(AlertRule)
+        .values(id=uuid.uuid4(), name=rule.name, document=rule_document(rule))
+        .on_conflict_do_nothing(index_elements=["project_id", "name"])
+    )

@@ -35,6 +35,7 @@ from app.db.models.alerts import (
 )
 from app.db.models.sessions import Job, Session
 from app.services.alerts.facts import latest_hang, read_facts, sessions_with_facts
+from app.services.alerts.notices import notices_of_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,8 +171,10 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         finished_at=finished_at,
         incidents=open_incidents(tx, group.id),
         silences=_silences(tx, group.id),
-        since=_settled(tx, group.id),
+        since=_settled(tx, group.id, "resolved_by"),
         hang=latest_hang(tx, group.job_id),
+        notices=notices_of_job(tx, group.job_id),
+        heard=_settled(tx, group.id, "notice"),
     )
 
 
@@ -235,8 +238,14 @@ def _silences(tx: UnitOfWork, group_id: uuid.UUID) -> dict[str, Silence]:
     return {incident.fingerprint: incident.silence for incident in found if incident.silence}
 
 
-def _settled(tx: UnitOfWork, group_id: uuid.UUID) -> dict[uuid.UUID, datetime]:
-    """Return by rule when a person last ended an incident of it."""
+def _settled(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
+    """Return by rule when an incident of it last ended.
+
+    Parameters
+    ----------
+    which : str
+        ``resolved_by``: only those that a person ended; ``notice``: those of the pulse.
+    """
     rule_id = func.jsonb_array_elements_text(AlertIncident.document["rules"]).column_valued(
         "rule", joins_implicitly=True
     )
@@ -245,7 +254,7 @@ def _settled(tx: UnitOfWork, group_id: uuid.UUID) -> dict[uuid.UUID, datetime]:
         .where(
             AlertIncident.group_id == group_id,
             AlertIncident.resolved_at.is_not(None),
-            AlertIncident.document["resolved_by"].astext.is_not(None),
+            AlertIncident.document[which].astext.is_not(None),
         )
         .group_by(rule_id)
     ).all()

@@ -10,7 +10,7 @@ from sqlalchemy import Text, and_, case, cast, false, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import aliased
 
-from app.alerts.evaluate import FINISH_GRACE
+from app.alerts.board import FINISH_GRACE
 from app.alerts.states import IncidentState
 from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import KINDS

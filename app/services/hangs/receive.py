@@ -13,11 +13,9 @@ from pydantic import TypeAdapter
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.alerts.rules import HANG_RULE, Hanging
 from app.analysis.hangs.document import HangDocument, hang_document
 from app.analysis.json_text import to_json
 from app.analysis.trace.ndjson.streams import read_text
-from app.db.models.alerts import AlertRule
 from app.db.models.noticed import StoredHang, StoredHangFile
 from app.db.reports import ZSTD_LEVEL
 from app.errors import BodyTooLargeError, InvalidTraceError
@@ -25,7 +23,8 @@ from app.inputs.hangs.files import MOST_RAS_BYTES, HangFile, job_of, read_hang_f
 from app.inputs.recordings.archive import unpacked
 from app.inputs.recordings.archive_kinds import archive_at
 from app.services.alerts.evaluate import look
-from app.services.alerts.store import group_of_job, load_rules, rule_document
+from app.services.alerts.rules import give_hang_rule
+from app.services.alerts.store import group_of_job
 from app.services.hangs.places import with_places
 from app.services.ingest.place import spool_directory
 from app.services.sessions.receive import check_job_name, make_job, trace_limits
@@ -147,7 +146,7 @@ def _make(
         ).scalar()
         if known is not None:
             return HangReceipt(known, created=False, not_read=not_read)
-        _add_rule(tx)
+        give_hang_rule(tx)
         hang = StoredHang(id=uuid.uuid4(), job_id=job_id, content_sha256=sha256, created_at=tx.now)
         _judge(tx, hang, hang_document(with_places(tx, job_id, job_state)))
         tx.session.add(hang)
@@ -173,7 +172,7 @@ def _add(container: Container, job: str, file: HangFile) -> HangReceipt:
         ).scalar()
         created = hang is None
         if hang is None:
-            _add_rule(tx)
+            give_hang_rule(tx)
             hang = StoredHang(id=uuid.uuid4(), job_id=job_id, created_at=tx.now)
         kept = {(one.kind, one.rank): one for one in _files_of(tx, hang.id)}
         kept[file.kind, file.rank] = file
@@ -183,23 +182,6 @@ def _add(container: Container, job: str, file: HangFile) -> HangReceipt:
         _keep(tx, hang.id, [file])
         look(container, tx, group_of_job(tx, job_id))
         return HangReceipt(hang.id, created=created)
-
-
-def _add_rule(tx: UnitOfWork) -> None:
-    """Give a project its rule about hangs with the first one, unless it has such a rule.
-
-    The migration cannot: servers of the version before, which go on for a while next to new ones,
-    refuse a rule whose kind they do not know, and with it every analysis.
-    """
-    if tx.session.execute(select(StoredHang.id).limit(1)).first() is not None:
-        return
-    if any(isinstance(rule.condition, Hanging) for rule in load_rules(tx)):
-        return
-    tx.session.execute(
-        insert(AlertRule)
-        .values(id=uuid.uuid4(), name=HANG_RULE.name, document=rule_document(HANG_RULE))
-        .on_conflict_do_nothing(index_elements=["project_id", "name"])
-    )
 
 
 def _judge(tx: UnitOfWork, hang: StoredHang, document: HangDocument) -> None:

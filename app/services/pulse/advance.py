@@ -22,6 +22,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.pulse.columns import joined
 from app.analysis.pulse.detector import Changes, Detector
+from app.analysis.pulse.evidence.pace import Pace
 from app.analysis.pulse.steps import MOST_RANKS
 from app.analysis.pulse.stored import from_bytes, to_bytes
 from app.db.models.chunks import InboxItem
@@ -30,6 +31,8 @@ from app.db.states import InboxKind
 from app.errors import PacelineError, UnknownDocumentError
 from app.inputs.pulse.body import read_pulse
 from app.services.access.projects import is_there
+from app.services.alerts.store import group_of_job
+from app.services.pulse.follow import Batch, follow
 from app.settings import MIB
 
 if TYPE_CHECKING:
@@ -83,12 +86,16 @@ class Advance:
         The bodies that are taken, readable or not.
     rows : Pulses or None
         What was in them.
+    pace, came : Pace
+        The latest steps, and those of these bodies.
     """
 
     items: tuple[int, ...]
     rows: Pulses | None
     detector: Detector
     changes: Changes
+    pace: Pace
+    came: Pace
 
 
 class LostClaimError(PacelineError):
@@ -162,9 +169,10 @@ def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim 
 def look(container: Container, claim: PulseClaim) -> Advance:
     """Read what waits of an attempt and advance its detection; nothing is written."""
     with container.reading() as tx:
-        stored = tx.session.execute(
-            select(PulseState.state).where(*_is(claim.job_id, claim.attempt))
-        ).scalar()
+        kept = tx.session.execute(
+            select(PulseState.state, PulseState.pace).where(*_is(claim.job_id, claim.attempt))
+        ).one_or_none()
+        stored = None if kept is None else kept.state
         last = tx.session.execute(
             select(func.max(PulseNotice.number)).where(
                 PulseNotice.job_id == claim.job_id, PulseNotice.attempt == claim.attempt
@@ -193,11 +201,13 @@ def look(container: Container, claim: PulseClaim) -> Advance:
         size += len(rows)
     detector.gathering.counts.update(counts)
     items = tuple(row.id for row in waiting[:taken])
+    pace = Pace.from_bytes(None if kept is None else kept.pace)
     if not size:
-        return Advance(items, None, detector, Changes((), ()))
+        return Advance(items, None, detector, Changes((), ()), pace, Pace())
     together = joined(parts)
     together = together.take(np.argsort(together.time_ns, kind="stable"))
-    return Advance(items, together, detector, detector.advance(together))
+    came = pace.advance(together)
+    return Advance(items, together, detector, detector.advance(together), pace, came)
 
 
 def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
@@ -216,6 +226,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
             .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
             .values(
                 state=to_bytes(detector),
+                pace=advance.pace.to_bytes(),
                 advanced_at=tx.now,
                 rows=PulseState.rows + size,
                 counts=dict(detector.counts),
@@ -228,7 +239,11 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if mine is None:
             raise LostClaimError("another worker has it")
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
+        changed = bool(changes.notices or changes.withdrawn)
+        # Before its notices, as whoever evaluates the job takes them.
+        group = group_of_job(tx, claim.job_id) if changed else None
         _write_notices(tx, claim, changes)
+        follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
     for notice in changes.notices:
         log.info(
             "pulse notice",
@@ -343,14 +358,21 @@ def _place(detector: Detector, rows: Pulses, host: str) -> None:
 
 def _end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
     """Say that what goes on in earlier attempts of a job is over: another one has begun."""
+    going_on = (
+        PulseNotice.job_id == job_id,
+        PulseNotice.attempt < attempt,
+        PulseNotice.cleared_step.is_(None),
+    )
+    if tx.session.execute(select(PulseNotice.number).where(*going_on).limit(1)).first() is None:
+        return
+    group_of_job(tx, job_id).look_at = tx.now
     tx.session.execute(
         update(PulseNotice)
-        .where(
-            PulseNotice.job_id == job_id,
-            PulseNotice.attempt < attempt,
-            PulseNotice.cleared_step.is_(None),
+        .where(*going_on)
+        .values(
+            cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step),
+            cleared_at=tx.now,
         )
-        .values(cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step))
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
+from app.alerts.notices.facts import Outcome
 from app.analysis.pulse.notices import Evidence, NoticeKind
 from app.db.models.noticed import PulseNotice, PulseState
 from app.db.models.sessions import Job
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 MOST_LISTED: Final = 200
+HOUR_NS: Final = 3_600e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,16 @@ class NoticeRow:
     cleared_step: int | None
     """The first step that is as before; null while it goes on."""
     evidence: Evidence
+    cleared_at: datetime | None
+    """When it ended by the server's clock."""
+    outcome: Outcome | None
+    """What a session that was asked for says of it."""
+    session: uuid.UUID | None
+    """That session."""
+    cause: str
+    """That it names; empty: none."""
+    gpu_hours: float
+    """What it has cost."""
 
 
 def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeRow]:
@@ -61,6 +74,11 @@ def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeR
             PulseNotice.noticed_at,
             PulseNotice.cleared_step,
             PulseNotice.evidence,
+            PulseNotice.cleared_at,
+            PulseNotice.outcome,
+            PulseNotice.session_id.label("session"),
+            PulseNotice.cause,
+            (func.greatest(PulseNotice.lost_ns, 0.0) / HOUR_NS).label("gpu_hours"),
         )
         .join(Job, Job.id == PulseNotice.job_id)
         .where(Job.name == job)

@@ -11,18 +11,20 @@ from app.db.models.sessions import Job
 from app.db.states import InboxKind
 from app.errors import BodyTooLargeError, InvalidPulseError
 from app.inputs.pulse.body import MOST_BYTES
+from app.services.pulse.recordings import hand_out
 from app.services.sessions.receive import make_job
 
 if TYPE_CHECKING:
     from app.services.container import Container
+    from app.services.pulse.recordings import Recording
     from app.services.sessions.chunks.inbox import Pressure
     from app.services.sessions.receive import Body
 
 
 def receive_pulse(
     container: Container, job: str, attempt: int, body: Body, pressure: Pressure
-) -> None:
-    """Store a body durably; a worker reads it.
+) -> Recording | None:
+    """Store a body durably, which a worker reads; return the session that is to be recorded.
 
     Parameters
     ----------
@@ -43,6 +45,7 @@ def receive_pulse(
     if body.size > MOST_BYTES:
         raise BodyTooLargeError(f"A body of a pulse has at most {MOST_BYTES} bytes.")
     pressure.check(container.everywhere())
+    content = body.content()
     with container.uow() as tx:
         # Not locked: hundreds of hosts send at once.
         job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
@@ -58,6 +61,7 @@ def receive_pulse(
                 sha256=body.sha256,
                 final=False,
                 body_bytes=body.size,
-                body=body.content(),
+                body=content,
             )
         )
+        return hand_out(tx, container.settings, job_id, attempt, content)

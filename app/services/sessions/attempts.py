@@ -91,7 +91,7 @@ def finish_job(container: Container, job: str) -> None:
     """Note that a job has ended: its silence from now on is meant.
 
     What its last start has recorded may still come; sessions of another start take it back
-    (`app.alerts.evaluate.FINISH_GRACE`).
+    (`app.alerts.board.FINISH_GRACE`).
 
     Raises
     ------

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, or_, select
 
-from app.alerts.evaluate import is_finished
+from app.alerts.board import is_finished
 from app.db.models.sessions import Job, Session
 from app.services.sessions.read import SESSIONS, SessionRow
 

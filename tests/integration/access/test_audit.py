@@ -13,6 +13,8 @@ from app.access.principals import INSTALLATION, ActorKind, Principal, Right, Rol
 from app.auth.rights import NEEDS
 from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery, AlertGroup
+from app.db.models.noticed import PulseState
+from app.db.models.sessions import Job
 from app.services.access.audit import (
     ACTOR_CHARACTERS,
     DETAIL_CHARACTERS,
@@ -124,6 +126,7 @@ ACTS: dict[str, object] = {
     "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},
     "POST /api/v1/jobs/{job}/notes": {"text": "new image", "kind": "deployment"},
     "DELETE /api/v1/jobs/{job}/notes/{note}": None,
+    "POST /api/v1/jobs/{job}/recordings": {},
     "PUT /api/v1/retention": {"traces": {"days": 30, "bytes": None}},
     "PATCH /api/v1/jobs/{job}": {"archived": True},
     "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
@@ -195,6 +198,9 @@ def _things(company: Company) -> dict[str, str]:
     create_person(company.container, "ada", "correct horse battery", Role.READER, "default")
     with company.container.reading() as tx:
         person = person_id_of(tx, "ada")
+    with company.ours.uow() as tx:
+        job = tx.session.execute(select(Job.id).where(Job.name == "llm")).scalar_one()
+        tx.session.add(PulseState(job_id=job, attempt=1, advanced_at=tx.now))
     return {
         "incident": str(incident),
         "plan": str(plans.ask(company.ours, plans.small_spec()).plan),

@@ -73,6 +73,7 @@ BODIES: dict[str, object] = {
     "PUT /api/v1/jobs/{job}/tp/mode": {"mode": "advise"},
     "POST /api/v1/jobs/{job}/folders/{folder}/seal": {},
     "POST /api/v1/jobs/{job}/notes": {"text": "mine"},
+    "POST /api/v1/jobs/{job}/recordings": {},
     "PATCH /api/v1/views/{view}": {"name": "mine"},
     "PATCH /api/v1/jobs/{job}": {"name": "mine", "archived": True},
 }

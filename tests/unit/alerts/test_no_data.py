@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from app.alerts.evaluate import DATA_CAME, FINISH_GRACE, JOB_FINISHED
+from app.alerts.board import FINISH_GRACE
+from app.alerts.evaluate import DATA_CAME, JOB_FINISHED
 from app.alerts.incidents import clear
 from app.alerts.rules import DEFAULT_RULES, DEMO_LABELS, NoData
 from tests.unit.alerts.builders import EVERY, START, Job, session, silent_rule, told

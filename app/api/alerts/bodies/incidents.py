@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from app.alerts.facts import HangFacts
+from app.alerts.notices.facts import NoticeFacts
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
 from app.services.alerts.incident_reads import (
@@ -53,6 +54,9 @@ class IncidentBody(BaseModel):
     )
     facts: dict[str, Any] | None
     hang: HangFacts | None = Field(description="The hang that it is about.")
+    notice: NoticeFacts | None = Field(
+        description="What was noticed in the pulse, that it is about; as of its last transition."
+    )
 
 
 class IncidentDetailBody(IncidentBody):

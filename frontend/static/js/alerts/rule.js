@@ -13,7 +13,7 @@ const share = (kind, written) => (SHARES.has(kind) && written !== null ? exact(w
 
 function condition({ at_least, ...given }) {
   const { kind } = given;
-  if (kind === 'no_data' || kind === 'hang') return given;
+  if (['no_data', 'hang', 'notice'].includes(kind)) return given;
   return { ...given, [kind === 'cause' ? 'confidence' : 'at_least']: share(kind, at_least), clears_below: share(kind, given.clears_below) };
 }
 

@@ -23,7 +23,7 @@ const chosenKind = (form) => form.querySelector('#rule-condition-kind').value;
 
 function fit(form) {
   const kind = chosenKind(form);
-  const shown = new Set(kind === 'weekly' ? ['weekly'] : kind === 'no_data' ? ['no_data', 'jobs'] : kind === 'hang' ? ['jobs'] : ['number', 'sessions', 'jobs', kind]);
+  const shown = new Set(kind === 'weekly' ? ['weekly'] : kind === 'no_data' ? ['no_data', 'jobs'] : kind === 'hang' ? ['jobs'] : kind === 'notice' ? ['notice', 'jobs'] : ['number', 'sessions', 'jobs', kind]);
   for (const part of form.querySelectorAll('[data-for]')) part.hidden = !shown.has(part.dataset.for);
   const unit = { headline: ', ×', slowdown: ', ×', gpu_hours_lost: ', GPU-hours' }[kind] ?? ', %';
   for (const path of SCALED) {
@@ -60,7 +60,7 @@ const value = (kind, number_) => {
   return `${number_.toFixed(1)}\u00a0${kind === 'no_data' ? 'min' : 'h'}`;
 };
 
-const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', hang: 'Confidence', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy', 'budget.between_steps': 'Lost', 'budget.slow_together': 'Lost' };
+const NAMES = { headline: 'Slowdown', slowdown: 'S', gpu_hours_lost: 'Lost', cause: 'Confidence', no_data: 'Silent for', hang: 'Confidence', notice: 'Slower by', waste: 'Waste', regression: 'Longer by', discrepancy: 'Discrepancy', 'budget.between_steps': 'Lost', 'budget.slow_together': 'Lost' };
 
 /** A moment, which the page's script writes in the reader's zone. */
 function moment(ms) {

@@ -6,6 +6,18 @@ import { ask } from '../ask.js';
 import { destroys } from '../destroying.js';
 import { moment } from '../ranges.js';
 
+function mountRecording({ main, stop }) {
+  const line = main.querySelector('#record');
+  if (!line) return;
+  const button = line.querySelector('button');
+  const act = acting(line.querySelector('.said'), faultOf);
+  button.disabled = false;
+  button.addEventListener('click', () => act(button, async () => {
+    await ask('POST', `/api/v1/jobs/${encodeURIComponent(line.dataset.job)}/recordings`, { by: by() });
+    await refresh();
+  }), { signal: stop.signal });
+}
+
 function mount({ main, stop }) {
   const form = main.querySelector('#note');
   if (!form) return;
@@ -32,3 +44,4 @@ function mount({ main, stop }) {
 }
 
 onPage(mount);
+onPage(mountRecording);

@@ -28,6 +28,15 @@ def slow_job(dials: PulseDials = DIALS) -> tuple[PulseJob, PulseTruth]:
     return job, FAULTS["rank"](job, rng, 120, 1.5)
 
 
+def slow_for(steps: slice, dials: PulseDials = DIALS, factor: float = 1.5) -> PulseJob:
+    """Return a job of which rank 13 is slow in some steps."""
+    rng = stream(7, "a job", "rank")
+    job = PulseJob.healthy(dials, rng)
+    job.start_ns = time.time_ns() - int(dials.steps * dials.step_s * 1.5e9)
+    job.computing[steps, 13] *= factor
+    return job
+
+
 def bodies(job: PulseJob) -> Iterator[bytes]:
     """Yield what its hosts send, a body every few steps."""
     rows = job.rows()

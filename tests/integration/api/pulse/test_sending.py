@@ -37,7 +37,7 @@ SENT = "/api/v1/jobs/llm/attempts/1/pulse"
 def send(installation: Installation, body: bytes) -> None:
     answer = installation.client.post(SENT, content=body)
     assert answer.status_code == 202, answer.text
-    assert answer.json() == {"record": None, "pulse_s": 5}
+    assert answer.json()["pulse_s"] == 5
 
 
 def take_all(installation: Installation) -> None:

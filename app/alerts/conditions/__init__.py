@@ -1,0 +1,1 @@
+"""What else than sessions makes incidents: hangs, and notices of the pulse."""

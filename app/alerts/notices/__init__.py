@@ -1,0 +1,1 @@
+"""Notices of the pulse as rules and messages see them."""

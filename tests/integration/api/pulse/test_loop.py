@@ -1,0 +1,265 @@
+"""A notice asks for a session, which confirms it, explains it or clears it; its end ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text, update
+
+from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes, Trace
+from app.db.models.alerts import AlertGroup
+from app.services.alerts.sweep import sweep_alerts
+from app.services.pulse.advance import advance_pulses
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from tests.integration.api.pulse.sending import DIALS, STEPS_A_BODY, bodies, slow_for
+from tests.support.sessions import store
+from tests.support.waiting import LIMIT_S, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.analysis.synthesis.injections.base import Injection
+    from tests.integration.api.conftest import Installation
+
+NOW = timedelta(0)
+SENT = "/api/v1/jobs/llm/attempts/1/pulse"
+# Steps in which rank 13 is slow, and after which all of it was noticed, and is over again.
+SLOW, NOTICED, OVER = slice(100, 160), 140, 200
+
+
+class Job:
+    """A job of two hosts that sends its pulse, a body a host every few steps."""
+
+    def __init__(self, installation: Installation, slow: slice = SLOW) -> None:
+        self.installation = installation
+        self._bodies = bodies(slow_for(slow))
+        self.step = 0
+        self.asked: list[tuple[int, dict[str, Any]]] = []
+
+    def send(self, until: int) -> None:
+        """Send bodies up to a step, as a worker takes them."""
+        while self.step < until:
+            for host in range(2):
+                answer = self.installation.client.post(SENT, content=next(self._bodies))
+                assert answer.status_code == 202, answer.text
+                if answer.json()["record"]:
+                    self.asked.append((host, answer.json()["record"]))
+            self.step += STEPS_A_BODY
+            while advance_pulses(self.installation.container, NOW):
+                pass
+
+    def record(self, trace: Trace) -> None:
+        """Send a session, and analyze it."""
+        container = self.installation.container
+        stored = store(container, trace, job="llm")
+        assert execute(container, LeaseKeeper(container), stored.run)
+
+
+@cache
+def trace(*slow: Injection) -> Trace:
+    """Return a session of the job, with its hosts."""
+    made = synthesize(JobModel(Sizes(dp=8, pp=2), microbatches=8, steps=12), slow, seed=1).trace
+    return replace(made, meta=replace(made.meta, hosts=slow_for(SLOW).hosts))
+
+
+def incidents(installation: Installation) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = installation.client.get("/api/v1/incidents").json()["incidents"]
+    return found
+
+
+def look(installation: Installation, statement: str = "SELECT 1") -> None:
+    """Let the sweeper look at every job, after something was changed."""
+    container = installation.container
+    with container.engine.begin() as connection:
+        connection.execute(text(statement))
+    with container.everywhere().uow() as tx:
+        tx.session.execute(update(AlertGroup).values(look_at=tx.now))
+    sweep_alerts(container)
+
+
+def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
+    installation: Installation,
+) -> None:
+    job = Job(installation)
+    job.send(NOTICED)
+    (incident,) = incidents(installation)
+    assert (incident["cause"], incident["where"]) == ("slow_rank", "node-001")
+    assert (incident["state"], incident["fired_at"]) == ("pending", None)
+    # Once, and to the host of rank 0 alone.
+    ((host, record),) = job.asked
+    assert (host, record["steps"]) == (0, 50)
+    assert "ank 13" in record["reason"]
+
+    job.record(trace(SlowWorker((5, 1), 1.6)))
+    (incident,) = incidents(installation)
+    assert (incident["cause"], incident["state"]) == ("slow_rank", "firing")
+    notice = incident["notice"]
+    assert (notice["outcome"], notice["cause"], notice["session"]) == (
+        "confirmed",
+        "slow_worker",
+        1,
+    )
+    assert incident["facts"]["fix"] is not None
+    page = installation.client.get(f"/incidents/{incident['id']}").text
+    assert "Session 1 confirms it: slow worker" in page
+    assert installation.client.get(f"/incidents/{incident['id']}/evidence").status_code == 200
+
+    job.send(OVER)
+    (incident,) = incidents(installation)
+    assert incident["state"] == "resolved"
+    assert "predicted \N{MINUS SIGN}" in incident["why_resolved"]
+    notice = incident["notice"]
+    # 60 steps of 16 ranks, each a third of a second longer.
+    assert notice["gpu_hours"] == pytest.approx(60 * 16 * 0.36 / 3600, rel=0.15)
+    assert notice["after_s"] == pytest.approx(notice["baseline_s"], rel=0.02)
+    assert notice["step_s"] == pytest.approx(notice["baseline_s"] * 1.4, rel=0.05)
+    # The session with it is not told again as another incident.
+    look(installation)
+    assert len(incidents(installation)) == 1
+    assert [found for _, found in job.asked] == [record]
+
+
+def test_a_session_without_it_clears_a_notice_and_no_channel_hears_of_it(
+    installation: Installation,
+) -> None:
+    job = Job(installation, slice(100, 200))
+    job.send(NOTICED)
+    healthy = trace()
+    scale = 0.86e9 / (healthy.start_ns.max() - healthy.start_ns.min()) * 12
+    job.record(
+        replace(
+            healthy,
+            start_ns=(healthy.start_ns * scale).astype("int64"),
+            duration_ns=(healthy.duration_ns * scale).astype("int64"),
+        )
+    )
+    (notice,) = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()["notices"]
+    assert (notice["outcome"], notice["cleared_at"]) == ("cleared", None)
+    # Over, and never told.
+    assert incidents(installation) == []
+    job.send(OVER)
+    assert incidents(installation) == []
+
+
+def test_a_session_with_another_cause_explains_it(installation: Installation) -> None:
+    job = Job(installation)
+    job.send(NOTICED)
+    job.record(trace(StageImbalance()))
+    (incident,) = incidents(installation)
+    assert (incident["state"], incident["notice"]["outcome"]) == ("firing", "explained")
+    assert incident["notice"]["cause"] == "stage_imbalance"
+
+
+def test_without_a_session_it_fires_by_itself_and_says_so(installation: Installation) -> None:
+    job = Job(installation)
+    job.send(NOTICED)
+    look(installation)
+    assert incidents(installation)[0]["state"] == "pending"
+    look(installation, "UPDATE pulse_notice SET fires_at = now()")
+    (incident,) = incidents(installation)
+    assert (incident["state"], incident["notice"]["outcome"]) == ("firing", "unconfirmed")
+    assert "No session confirmed it" in installation.client.get(f"/incidents/{incident['id']}").text
+
+
+@pytest.mark.slow
+def test_it_is_asked_for_again_a_few_times_where_no_session_comes(
+    installation: Installation,
+) -> None:
+    job = Job(installation, slice(100, 200))
+    job.send(NOTICED)
+    for _ in range(4):
+        look(installation, "UPDATE recording_request SET handed_at = now() - interval '1 hour'")
+        job.send(job.step + STEPS_A_BODY)
+    assert [host for host, _ in job.asked] == [0, 0, 0]
+
+
+def test_one_session_an_hour_is_asked_for_by_notices_and_a_person_asks_without_that(
+    installation: Installation,
+) -> None:
+    job = Job(installation, slice(100, 130))
+    job.send(150)
+    look(installation, "UPDATE pulse_notice SET request_id = NULL")
+    assert len(job.asked) == 1
+    asking = "/api/v1/jobs/llm/recordings"
+    look(installation, "UPDATE recording_request SET until = now()")
+    answer = installation.client.post(asking, json={"steps": 20, "by": "ann"})
+    assert answer.status_code == 202, answer.text
+    assert installation.client.post(asking, json={}).json()["id"] == answer.json()["id"]
+    job.send(160)
+    assert [record["steps"] for _, record in job.asked] == [50, 20]
+    listed = installation.client.get(asking).json()["requests"]
+    assert [(one["asked_by"], one["handed"]) for one in listed] == [("ann", 1), (None, 1)]
+    assert installation.client.post("/api/v1/jobs/none/recordings", json={}).status_code == 404
+
+
+WORK = """
+from datetime import timedelta
+from app.bootstrap import build
+from app.services.pulse.advance import advance_pulses
+from app.settings import Settings
+container = build(Settings())
+while advance_pulses(container, timedelta(0)):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_killed_where_it_opens_the_incident_loses_and_doubles_nothing(
+    installation: Installation,
+) -> None:
+    for body in _until(NOTICED):
+        assert installation.client.post(SENT, content=body).status_code == 202
+    settings = installation.container.settings
+    environment = {
+        **os.environ,
+        "PACELINE_DATABASE_URL": str(settings.database_url),
+        "PACELINE_DATA_DIR": str(settings.data_dir),
+    }
+    engine = installation.container.engine
+    with engine.begin() as connection:
+        # Notices, request and rule are written, then it waits here.
+        connection.execute(text("LOCK TABLE alert_incident IN EXCLUSIVE MODE"))
+        with subprocess.Popen([sys.executable, "-c", WORK], env=environment) as worker:  # noqa: S603
+
+            def waits() -> bool:
+                with engine.connect() as looking:
+                    return bool(
+                        looking.execute(
+                            text(
+                                "SELECT count(*) FROM pg_stat_activity WHERE"
+                                " wait_event_type = 'Lock' AND query LIKE 'INSERT INTO alert_inc%'"
+                            )
+                        ).scalar_one()
+                    )
+
+            wait_for(waits, "a worker that opens an incident")
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.wait(LIMIT_S)
+    assert incidents(installation) == []
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM pulse_notice")).scalar_one() == 0
+        assert connection.execute(text("SELECT count(*) FROM recording_request")).scalar_one() == 0
+        connection.execute(text("UPDATE pulse_state SET lease_until = now() - interval '1 s'"))
+    while advance_pulses(installation.container, NOW):
+        pass
+    assert [one["state"] for one in incidents(installation)] == ["pending"]
+    assert len(installation.client.get("/api/v1/jobs/llm/recordings").json()["requests"]) == 1
+
+
+def _until(step: int) -> Iterator[bytes]:
+    sent = bodies(slow_for(SLOW))
+    for _ in range(2 * step // STEPS_A_BODY):
+        yield next(sent)
+    assert DIALS.steps > step
