@@ -1,0 +1,148 @@
+"""A rank gets slow while a job runs: noticed, recorded, explained, fired, well again, over.
+
+Real processes, on PostgreSQL with Redis and with the embedded ones; seconds of each are printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from app.analysis.synthesis.injections.computations import SlowWorker
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.encode import to_parquet
+from app.analysis.trace.metadata import metadata_document
+from app.analysis.trace.model import Sizes
+from tests.support.pulses.live import LiveJob
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from app.bootstrap import Container
+    from tests.support.redis import RedisServer
+
+pytestmark = pytest.mark.slow
+
+SENT = "/api/v1/jobs/live/attempts/1/pulse"
+
+
+@contextlib.contextmanager
+def running(environment: dict[str, str], *words: str) -> Iterator[None]:
+    """Run a command of the program, and stop it at the end."""
+    with subprocess.Popen(  # noqa: S603 - our own argument list
+        [sys.executable, "-c", "from app.cli.main import main; main()", *words],
+        env=os.environ | environment,
+    ) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@pytest.fixture(params=["postgresql and redis", "embedded"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield the address of an installation."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"PACELINE_DATA_DIR": str(tmp_path / "data"), "PACELINE_PORT": str(port)}
+    with contextlib.ExitStack() as stack:
+        if request.param == "embedded":
+            stack.enter_context(running(environment, "serve"))
+        else:
+            container: Container = request.getfixturevalue("container")
+            redis: RedisServer = request.getfixturevalue("redis_server")
+            environment |= {
+                "PACELINE_DATABASE_URL": str(container.settings.database_url),
+                "PACELINE_BROKER_URL": redis.url,
+            }
+            stack.enter_context(running(environment, "serve"))
+            stack.enter_context(running(environment, "worker"))
+        address = f"http://127.0.0.1:{port}"
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{address}/readyz", trust_env=False).is_success
+            return False
+
+        wait_for(ready, "server", limit_s=240)
+        yield address
+
+
+def session_body(hosts: dict[int, str]) -> dict[str, Any]:
+    """Return a session of the same job with the same slow worker."""
+    job = JobModel(Sizes(dp=8, pp=2), microbatches=8, steps=12)
+    trace = synthesize(job, [SlowWorker((5, 1), 1.6)], seed=1).trace
+    meta = metadata_document(replace(trace.meta, hosts=hosts))
+    return {"meta": (None, json.dumps(meta)), "trace": ("trace.parquet", to_parquet(trace))}
+
+
+def test_a_rank_gets_slow_and_well_again(
+    url: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, asked = LiveJob(), list[dict[str, Any]]()
+    seen: dict[str, float] = {}
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+
+        def send(body: bytes) -> None:
+            answer = client.post(SENT, content=body)
+            assert answer.status_code == 202, answer.text
+            if answer.json()["record"]:
+                asked.append(answer.json()["record"])
+
+        def incident() -> dict[str, Any]:
+            found = client.get("/api/v1/incidents").json()["incidents"]
+            assert len(found) <= 1, found
+            return found[0] if found else {"state": "none"}
+
+        def is_now(state: str) -> bool:
+            return bool(incident()["state"] == state)
+
+        def stopwatch(what: str, since_s: float) -> None:
+            seen[what] = time.monotonic() - since_s
+
+        job.run_until(lambda: job.step >= 150, send)
+        job.slow, began_s = True, time.monotonic()
+        job.run_until(lambda: is_now("pending"), send)
+        stopwatch("notice", began_s)
+        job.run_until(lambda: bool(asked), send)
+        stopwatch("session asked for", began_s)
+        body = session_body(job.hosts)
+        assert client.post("/api/v1/jobs/live/sessions", files=body).status_code == 202
+        stopwatch("session sent", began_s)
+        job.run_until(lambda: is_now("firing"), send)
+        stopwatch("incident with its cause", began_s)
+        fired = incident()
+        assert (fired["cause"], fired["where"]) == ("slow_rank", "node-001")
+        assert (fired["notice"]["outcome"], fired["notice"]["cause"]) == (
+            "confirmed",
+            "slow_worker",
+        )
+        assert fired["facts"]["fix"]["gain"] > 0
+
+        job.slow, well_s = False, time.monotonic()
+        job.run_until(lambda: is_now("resolved"), send)
+        stopwatch("resolved after it is well", well_s)
+        assert "predicted" in incident()["why_resolved"]
+        assert [one["steps"] for one in asked] == [50]
+    told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in seen.items())
+    with capsys.disabled():
+        print(f"\n{request.node.callspec.id}: {told}; {incident_words(fired)}")  # noqa: T201 - the figures
+
+
+def incident_words(fired: dict[str, Any]) -> str:
+    return f"{fired['notice']['sentence']}"

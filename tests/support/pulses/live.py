@@ -1,0 +1,76 @@
+"""A job that sends its pulse as it runs, one of whose ranks gets slow and well again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
+from app.analysis.synthesis.randomness import stream
+from app.inputs.pulse.body import write_pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from app.analysis.pulse.columns import Pulses
+
+# Steps a body.
+EACH = 5
+
+
+@dataclass(slots=True)
+class LiveJob:
+    """Two hosts of eight ranks; what it sends is of now.
+
+    Parameters
+    ----------
+    dials : PulseDials
+        `steps` are as many as it can run.
+    factor : float
+        How many times as long `rank` computes while it is slow.
+    """
+
+    dials: PulseDials = field(
+        default_factory=lambda: PulseDials(dp=8, pp=2, steps=4_000, step_s=0.1)
+    )
+    rank: int = 13
+    factor: float = 1.5
+    slow: bool = False
+    step: int = 0
+    _states: tuple[Pulses, Pulses] | None = None
+    _hosts: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        job = PulseJob.healthy(self.dials, stream(3, "live"))
+        healthy = job.rows()
+        job.computing[:, self.rank] *= self.factor
+        self._states, self._hosts = (healthy, job.rows()), job.hosts
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Return the hosts of the ranks."""
+        return self._hosts
+
+    def bodies(self) -> Iterator[bytes]:
+        """Run some steps, as long as these take, and yield what each host sends of them."""
+        assert self._states is not None
+        rows = self._states[self.slow]
+        now = rows.take((rows.step >= self.step) & (rows.step < self.step + EACH))
+        spent_ns = np.array([now.step_ns[now.step == step].max() for step in np.unique(now.step)])
+        time.sleep(float(spent_ns.sum()) / 1e9)
+        ends_ns = time.time_ns() - spent_ns.sum() + np.cumsum(spent_ns)
+        now = replace(now, time_ns=ends_ns[now.step - self.step] + now.rank * 2_000)
+        self.step += EACH
+        for name in sorted(set(self._hosts.values())):
+            of_host = np.array([self._hosts[rank] == name for rank in now.rank.tolist()])
+            yield write_pulse(now.take(of_host), name)
+
+    def run_until(self, done: Callable[[], bool], send: Callable[[bytes], None]) -> None:
+        """Run until something is true."""
+        while not done():
+            assert self.step + EACH <= self.dials.steps, "nothing came of it"
+            for body in self.bodies():
+                send(body)
