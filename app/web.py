@@ -20,6 +20,7 @@ from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hangs import routes as hangs
 from app.api.hosts import routes as hosts
+from app.api.pulse import reading as pulse_reading
 from app.api.pulse import routes as pulse
 from app.api.retention import routes as retention
 from app.api.sessions import attempts, chunks, compare, events, folders, search, what_if
@@ -111,6 +112,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         folders.router(taking),
         hangs.router(taking),
         pulse.router(taking),
+        pulse_reading.router(),
         *fixed,
         # Before what takes any name in its place.
         switch.router(waiting),

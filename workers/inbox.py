@@ -1,7 +1,8 @@
 """The process that decodes what the inbox holds: ``python -m workers.inbox``, until SIGTERM.
 
 It asks the database, not the broker: a full or missing Redis stops nothing. Any number of such
-processes may run; each claims what the others do not have.
+processes may run; each claims what the others do not have. One takes chunks or pulses: these do
+not wait behind a flush of chunks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from workers.child import SINGLE_THREADED
 if TYPE_CHECKING:
     from app.services.container import Container
 
+# What a process takes.
+CHUNKS: Final = "chunk"
+PULSES: Final = "pulse"
+QUEUES: Final = (CHUNKS, PULSES)
+
 # How long a body waits at most where nothing else does.
 POLL_S: Final = 0.5
 # Pages and what takes bodies go first: what is decoded was acknowledged already.
@@ -27,19 +33,18 @@ NICENESS: Final = 5
 PAUSE_S: Final = 2.0
 
 
-def absorb_until(container: Container, stop: threading.Event) -> None:
-    """Take what waits, and what comes, until the event is set."""
+def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNKS) -> None:
+    """Take what waits of a queue, and what comes, until the event is set."""
     # Only in a process that decodes: numpy, pyarrow and their threads.
     from app.services.pulse.advance import advance_pulses  # noqa: PLC0415
     from app.services.sessions.chunks.absorb import absorb  # noqa: PLC0415
     from app.services.sessions.memory import give_back  # noqa: PLC0415
 
-    # In turns: neither kind waits for all of the other.
-    takers = (_Taker("pulses", advance_pulses), _Taker("chunks", absorb))
+    taker = _Taker(queue, advance_pulses if queue == PULSES else absorb)
     while not stop.is_set():
-        taken = [taker.take(container) for taker in takers]
+        taken = taker.take(container)
         give_back()
-        if not any(taken):
+        if not taken:
             stop.wait(POLL_S)
 
 
@@ -85,15 +90,19 @@ def main() -> int:
         from app.system.logs import configure_logging  # noqa: PLC0415
         from workers.heartbeat import Heartbeat  # noqa: PLC0415
 
-    child.asked(child.options("workers.inbox", __doc__))
+    options = child.options("workers.inbox", __doc__)
+    options.add_argument("--queue", choices=QUEUES, default=CHUNKS, help="what is taken")
+    arguments = child.asked(options)
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
     stop = child.stop_on_signals()
-    container = build(settings, application_name="paceline worker inbox")
-    heartbeat = Heartbeat(settings, "inbox")
+    # Names that a fleet has had: chunks are "the inbox".
+    name = "pulse" if arguments.queue == PULSES else "inbox"
+    container = build(settings, application_name=f"paceline worker {name}")
+    heartbeat = Heartbeat(settings, name)
     heartbeat.start()
     try:
-        absorb_until(container, stop)
+        absorb_until(container, stop, arguments.queue)
     finally:
         heartbeat.stop()
         container.close()

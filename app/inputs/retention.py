@@ -28,6 +28,15 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepRows:
+    """How much is kept of what comes every second: parts of a day count."""
+
+    # days, bytes: as of `Keep`
+    days: Annotated[float, Field(ge=1 / 24, le=_MAX_DAYS, allow_inf_nan=False)] | None = 0.25
+    bytes: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeepAudit:
     """How much of the audit log is kept; nothing of the last two years goes."""
 
@@ -45,6 +54,8 @@ class RetentionRules:
     heatmaps: Keep = Keep()
     reports: Keep = Keep()
     hangs: Keep = Keep(days=365)
+    pulse_rows: KeepRows = KeepRows()  # single steps; those around a notice stay with its spans
+    pulse_spans: Keep = Keep(days=90)  # minutes and hours of pulses
     task_runs: Keep = Keep(days=90)  # work that is over
     # Messages that are over; of each channel and job the last stays.
     deliveries: Keep = Keep(days=30)

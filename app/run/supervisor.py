@@ -305,6 +305,8 @@ def _workers(
     workers += [
         _worker(settings, f"worker inbox {number}", "workers.inbox") for number in range(processes)
     ]
+    # One takes the pulses of a thousand hosts; more of them run where more of these workers do.
+    workers.append(_worker(settings, "worker pulse", "workers.inbox", "--queue", "pulse"))
     running.callback(_stop_workers, workers)
     return workers
 

@@ -34,10 +34,13 @@ class Changes:
         New ones, and those whose words are new.
     withdrawn : tuple of int
         Numbers of notices that turned out to be part of another one.
+    steps : tuple of Steps
+        Those that are whole with the batch.
     """
 
     notices: tuple[Notice, ...]
     withdrawn: tuple[int, ...]
+    steps: tuple[Steps, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,16 +69,20 @@ class Detector:
 
     def advance(self, rows: Pulses) -> Changes:
         """Take the next rows, in the order in which they came."""
+        whole = []
         for steps in self.gathering.add(rows.take(rows.phase == NO_BEAT)):
             self._look(steps)
+            whole.append(steps)
         self.beats.advance(rows, self.hosts, self.offsets)
-        return self._changes()
+        return self._changes(whole)
 
     def finish(self) -> Changes:
         """Look at the steps that are not whole, as no more rows come."""
+        whole = []
         for steps in self.gathering.close_all():
             self._look(steps)
-        return self._changes()
+            whole.append(steps)
+        return self._changes(whole)
 
     def _look(self, steps: Steps) -> None:
         if self.watch is None or self.watch.group != steps.group:
@@ -124,11 +131,12 @@ class Detector:
         self.there, self.ended_ns = there[-1].tolist(), first_ns + int(middle[-1])
         return [int(row) for row in np.flatnonzero(found)]
 
-    def _changes(self) -> Changes:
+    def _changes(self, whole: list[Steps]) -> Changes:
         changed = {**self.ledger.take(), **self.beats.ledger.take()}
         return Changes(
             tuple(notice for notice in changed.values() if notice is not None),
             tuple(number for number, notice in changed.items() if notice is None),
+            tuple(whole),
         )
 
     @property

@@ -24,10 +24,13 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.api.frame.metrics_of_all import MetricsOfAll
+from app.api.frame.metrics_of_pulse import pulse_metrics
 from app.api.frame.routers import api_router
+from app.db.states import InboxKind
 from app.services.access.projects import list_projects
 from app.services.installation.open_work import open_work
 from app.services.installation.status import installation_status
+from app.services.pulse.running import running_jobs
 from app.services.sessions.chunks.inbox import Waiting, waiting
 from app.services.tasks.durations import analysis_durations
 from app.services.usage.quotas import QUOTAS, uses
@@ -196,6 +199,8 @@ class _DatabaseCollector(Collector):
                 status = installation_status(tx, self._container.settings)
                 work = open_work(tx, self._container.kinds)
                 waits = waiting(tx)
+                pulses = waiting(tx, InboxKind.PULSE)
+                running = running_jobs(tx)
                 now = tx.now
                 durations = analysis_durations(tx)
                 found = uses(tx)
@@ -221,6 +226,7 @@ class _DatabaseCollector(Collector):
         oldest.add_metric((), status.oldest_queued_s or 0.0)
         yield oldest
         yield from _inbox(waits, now)
+        yield from pulse_metrics(running, pulses, now)
         workers = GaugeMetricFamily(
             "paceline_worker_heartbeat_age_seconds",
             "Time since a worker was last seen.",

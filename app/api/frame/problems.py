@@ -100,6 +100,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "hang.too_large": (413, "A file of a hang is too large"),
     "hang.unknown_file": (415, "The file is of no kind that is read"),
     "pulse.invalid": (422, "The body is no pulse"),
+    "pulse.off": (409, "The project takes no pulses"),
     "plan.ended": (409, "The plan has ended"),
     "plan.metadata_missing": (422, "The metadata do not say enough for a plan of the whole job"),
     "plan.metadata_unfit": (422, "No whole job can be planned from these metadata"),

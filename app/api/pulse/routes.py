@@ -19,7 +19,7 @@ from app.auth.here import Here
 from app.db.states import InboxKind
 from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
-from app.services.pulse.read import NoticeRow, left_out, notices_of_job
+from app.services.pulse.read import NoticeRow, left_out, notices_of_job, wrong_clocks
 from app.services.pulse.receive import receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
 from app.services.sessions.chunks.inbox import Pressure
@@ -43,6 +43,10 @@ class NoticesBody(BaseModel):
 
     notices: list[NoticeRow]
     counts: dict[str, int] = Field(description="Rows, columns and bodies left out, by code.")
+    clocks: dict[str, float] = Field(
+        description="Hosts (or `rank 3`) whose clocks are more than two seconds off those of the "
+        "others in the last attempt, and by how many seconds; at most 100."
+    )
 
 
 class AskBody(BaseModel):
@@ -113,7 +117,9 @@ def router(ingest: Ingest) -> APIRouter:
         with container.reading() as tx:
             known_job(tx, job)
             return NoticesBody(
-                notices=notices_of_job(tx, job, limit), counts=dict(left_out(tx, job))
+                notices=notices_of_job(tx, job, limit),
+                counts=dict(left_out(tx, job)),
+                clocks=dict(wrong_clocks(tx, job)),
             )
 
     @routes.post(

@@ -59,6 +59,15 @@ class KeepBody(BaseModel):
     bytes: int | None = None
 
 
+class KeepRowsBody(BaseModel):
+    """The same of what comes every second: parts of a day count, an hour at least."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    days: float | None = None
+    bytes: int | None = None
+
+
 class RetentionBody(BaseModel):
     """What a project keeps; a kind that is not named is kept as in a new project."""
 
@@ -68,6 +77,8 @@ class RetentionBody(BaseModel):
     heatmaps: KeepBody = KeepBody()
     reports: KeepBody = KeepBody()
     hangs: KeepBody = KeepBody(days=_NEW.hangs.days)
+    pulse_rows: KeepRowsBody = KeepRowsBody(days=_NEW.pulse_rows.days)
+    pulse_spans: KeepBody = KeepBody(days=_NEW.pulse_spans.days)
     task_runs: KeepBody = KeepBody(days=_NEW.task_runs.days)
     deliveries: KeepBody = KeepBody(days=_NEW.deliveries.days)
     audit: KeepBody = KeepBody(days=_NEW.audit.days)

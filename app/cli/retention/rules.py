@@ -46,13 +46,14 @@ def run() -> None:
     sys.stdout.write(f"removed: {removed}\n")
 
 
-def _number(name: str, text: str) -> int | None:
+def _number(name: str, text: str) -> float | None:
     if text == ALL:
         return None
     try:
-        return int(text)
+        # Parts of a day where a kind allows them: the server says.
+        return int(text) if text.isdecimal() or name == "bytes" else float(text)
     except ValueError as error:
-        raise typer.BadParameter(f"--{name} is a whole number, or {ALL}") from error
+        raise typer.BadParameter(f"--{name} is a number, or {ALL}") from error
 
 
 def _print(state: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from app.auth.here import Here
 from app.dashboard.ui.csv_text import Table, csv_file
 from app.dashboard.ui.format import byte_size, listing
-from app.inputs.retention import AUDIT_DAYS
+from app.inputs.retention import AUDIT_DAYS, Keep, KeepAudit, KeepRows
 from app.services.access.projects import project_name
 from app.services.retention.kinds import KINDS
 from app.services.retention.rules import rules_of, uses_of
@@ -40,7 +40,8 @@ class KindLine:
     oldest: datetime | None
     days: str
     gib: str
-    least_days: int
+    least_days: float
+    parts_of_days: bool
 
 
 def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine, ...]:
@@ -56,12 +57,20 @@ def kind_lines(rules: RetentionRules, uses: Mapping[str, Use]) -> tuple[KindLine
                 count=use.count,
                 size=byte_size(use.bytes),
                 oldest=use.oldest,
-                days="" if keep.days is None else str(keep.days),
+                days="" if keep.days is None else f"{keep.days:g}",
                 gib="" if keep.bytes is None else f"{keep.bytes / GIB:.6g}",
-                least_days=AUDIT_DAYS if kind.name == "audit" else 1,
+                least_days=_least_days(keep),
+                parts_of_days=isinstance(keep, KeepRows),
             )
         )
     return tuple(lines)
+
+
+def _least_days(keep: Keep | KeepAudit | KeepRows) -> float:
+    if isinstance(keep, KeepAudit):
+        return AUDIT_DAYS
+    # Rounded up: what a form takes, the rules take, too.
+    return 0.0417 if isinstance(keep, KeepRows) else 1
 
 
 def retention_heading(rules: RetentionRules) -> str:

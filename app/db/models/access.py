@@ -37,6 +37,8 @@ class Project(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     # From then on it is closed, and its name is free; its contents are deleted piece by piece.
     deleted_at: Mapped[datetime | None]
+    # Pulses of its jobs are refused.
+    pulse_off: Mapped[bool] = mapped_column(server_default=text("false"))
 
 
 class Token(Base):

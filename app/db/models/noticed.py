@@ -1,7 +1,7 @@
 """Tables of what is noticed between sessions: in pulses, and of hangs.
 
-Of a pulse the kept state of each attempt's detection and what it noticed; of a hang the verdict,
-and what the files say that it was made of.
+Of a pulse the kept state of each attempt's detection, what it noticed, its rows as blocks, and
+what minutes and hours come to; of a hang the verdict, and what the files say that it was made of.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class PulseState(OfProject, Base):
     rows: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     # rows, columns and bodies that were left out, by code
     counts: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
+    # hosts, or ranks without one, whose clocks are wrong, and by how many seconds
+    clocks: Mapped[dict[str, float]] = mapped_column(JSONB, server_default=text("'{}'"))
+    # waited for the rank that computes longest against its peers, in all whole steps
+    lost_gpu_s: Mapped[float] = mapped_column(Double, server_default=text("0"))
     # the worker that takes rows, and until when the others leave them alone
     claim_token: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     lease_until: Mapped[datetime | None]
@@ -138,6 +142,69 @@ class RecordingRequest(OfProject, Base):
     handed: Mapped[int] = mapped_column(server_default=text("0"))
     # that came of it
     session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+
+
+class PulseBlock(OfProject, Base):
+    """Rows of a minute of an attempt: whole steps and beats, none twice."""
+
+    __tablename__ = "pulse_block"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("job_id", "attempt", "minute", "part"),
+        # what retention looks for
+        Index("ix_pulse_block_minute", "minute"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int]
+    # that of the median rank's end of the step
+    minute: Mapped[datetime]
+    # counts those of a minute; only the last one grows
+    part: Mapped[int]
+    rows: Mapped[int]
+    # app.analysis.pulse.kept.blocks
+    body: Mapped[bytes]
+
+
+class PulseSpan(OfProject, Base):
+    """What a minute or an hour of an attempt comes to."""
+
+    __tablename__ = "pulse_span"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("job_id", "seconds", "start", "attempt"),
+        Index("ix_pulse_span_start", "start"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int]
+    # its length: 60 or 3,600
+    seconds: Mapped[int]
+    start: Mapped[datetime]
+    ranks: Mapped[int]
+    steps: Mapped[int]
+    # of all its steps, each by its median rank
+    busy_s: Mapped[float] = mapped_column(Double)
+    step_median_s: Mapped[float] = mapped_column(Double)
+    step_p95_s: Mapped[float] = mapped_column(Double)
+    # of any rank
+    step_worst_s: Mapped[float] = mapped_column(Double)
+    # of all ranks and steps
+    compute_median_s: Mapped[float] = mapped_column(Double)
+    compute_p95_s: Mapped[float] = mapped_column(Double)
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    # waiting for the rank that computes longest against its peers
+    lost_gpu_s: Mapped[float] = mapped_column(Double)
+    # the ranks that compute longest against their peers, and how many times as long
+    worst_ranks: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    worst_ratios: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    # where they are: an empty text where that is not known, and the place among the host's ranks
+    worst_hosts: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    worst_gpus: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    # app.analysis.pulse.kept.sums
+    sums: Mapped[bytes]
 
 
 class StoredHang(OfProject, Base):

@@ -1,9 +1,9 @@
 """Use case: take what came of an attempt's pulse, and say what it shows.
 
 A worker claims an attempt by a lease, reads its bodies and advances the kept state outside of any
-transaction. State, notices and what is left of the inbox are written in one: killed at any moment,
-it leaves all as it was, and the next one comes to the same notices. Bodies that no worker survives
-are taken one by one, and left out.
+transaction. State, notices, blocks, sums and what is left of the inbox are written in one: killed
+at any moment, it leaves all as it was, and the next one comes to the same. Bodies that no worker
+survives are taken one by one, and left out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from app.inputs.pulse.body import read_pulse
 from app.services.access.projects import is_there
 from app.services.alerts.store import group_of_job
 from app.services.pulse.follow import Batch, follow
+from app.services.pulse.keep import Kept, kept_of, write_kept
 from app.settings import MIB
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ BATCH_ROWS: Final = 200_000
 WRONG_NS: Final = 86_400_000_000_000
 # Workers that a body may kill.
 MAX_TRIES: Final = 3
+# Wrong clocks that are named.
+MOST_CLOCKS: Final = 100
 _PULSES: Final = InboxItem.kind == InboxKind.PULSE
 
 WORKER_KILLED: Final = "pulse.worker_killed"
@@ -96,6 +99,7 @@ class Advance:
     changes: Changes
     pace: Pace
     came: Pace
+    kept: Kept
 
 
 class LostClaimError(PacelineError):
@@ -203,11 +207,14 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     items = tuple(row.id for row in waiting[:taken])
     pace = Pace.from_bytes(None if kept is None else kept.pace)
     if not size:
-        return Advance(items, None, detector, Changes((), ()), pace, Pace())
+        return Advance(items, None, detector, Changes((), ()), pace, Pace(), Kept({}, {}))
     together = joined(parts)
     together = together.take(np.argsort(together.time_ns, kind="stable"))
     came = pace.advance(together)
-    return Advance(items, together, detector, detector.advance(together), pace, came)
+    changes = detector.advance(together)
+    received_at = max(row.received_at for row in waiting[:taken])
+    blocks = kept_of(changes.steps, together, received_at)
+    return Advance(items, together, detector, changes, pace, came, blocks)
 
 
 def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
@@ -230,6 +237,8 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
                 advanced_at=tx.now,
                 rows=PulseState.rows + size,
                 counts=dict(detector.counts),
+                clocks=_clocks(detector),
+                lost_gpu_s=PulseState.lost_gpu_s + advance.kept.lost_gpu_s,
                 claim_token=None,
                 lease_until=None,
                 tries=0,
@@ -244,6 +253,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         group = group_of_job(tx, claim.job_id) if changed else None
         _write_notices(tx, claim, changes)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
+        write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
     for notice in changes.notices:
         log.info(
             "pulse notice",
@@ -331,6 +341,17 @@ def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str
         detector.ledger.next_number = last + 1
         detector.beats.ledger.next_number = last + 2
     return detector, counts
+
+
+def _clocks(detector: Detector) -> dict[str, float]:
+    """Return by how many seconds clocks are off those of the others, the farthest ones first."""
+    found: dict[str, float] = {}
+    for rank, by_ns in sorted(detector.offsets.items(), key=lambda item: -abs(item[1])):
+        name = detector.hosts.get(rank, f"rank {rank}")
+        if name not in found and len(found) >= MOST_CLOCKS:
+            break
+        found.setdefault(name, round(by_ns / 1e9, 3))
+    return found
 
 
 def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) -> Pulses:

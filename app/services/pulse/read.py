@@ -88,6 +88,18 @@ def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeR
     return [NoticeRow(**row._asdict()) for row in tx.session.execute(query)]
 
 
+def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:
+    """Return the hosts of a job's last attempt whose clocks are wrong, and by how many seconds."""
+    found = tx.session.execute(
+        select(PulseState.clocks)
+        .join(Job, Job.id == PulseState.job_id)
+        .where(Job.name == job)
+        .order_by(PulseState.attempt.desc())
+        .limit(1)
+    ).scalar()
+    return found or {}
+
+
 def left_out(tx: Reads, job: str) -> Mapping[str, int]:
     """Return how much of a job's pulse was left out, by code."""
     counts: Counter[str] = Counter()

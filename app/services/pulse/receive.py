@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import insert, select
 
+from app.db.models.access import Project
 from app.db.models.chunks import InboxItem
 from app.db.models.sessions import Job
 from app.db.states import InboxKind
 from app.errors import BodyTooLargeError, InvalidPulseError
 from app.inputs.pulse.body import MOST_BYTES
 from app.services.pulse.recordings import hand_out
+from app.services.pulse.switch import PulseOffError
 from app.services.sessions.receive import make_job
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def receive_pulse(
         It is empty, or too large.
     InvalidJobNameError, QuotaExceededError, InboxFullError
         Nothing is stored.
+    PulseOffError
+        The project takes none.
     """
     if body.size == 0:
         raise InvalidPulseError("The body is empty.")
@@ -48,7 +52,16 @@ def receive_pulse(
     content = body.content()
     with container.uow() as tx:
         # Not locked: hundreds of hosts send at once.
-        job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+        job_id, is_off = tx.session.execute(
+            select(
+                select(Job.id).where(Job.name == job).scalar_subquery(),
+                select(Project.pulse_off)
+                .where(Project.id == container.project_id)
+                .scalar_subquery(),
+            )
+        ).one()
+        if is_off:
+            raise PulseOffError("This project takes no pulses.")
         if job_id is None:
             job_id = make_job(container, tx, job)
         tx.session.execute(

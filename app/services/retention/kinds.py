@@ -17,12 +17,18 @@ from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery
 from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
-from app.db.models.noticed import StoredHang, StoredHangFile
+from app.db.models.noticed import (
+    PulseBlock,
+    PulseNotice,
+    PulseSpan,
+    StoredHang,
+    StoredHangFile,
+)
 from app.db.models.retention import DoomedBlob
 from app.db.models.sessions import Session, StoredReport
 from app.db.models.tasks import TaskRun
 from app.db.states import SessionState, TaskState
-from app.inputs.retention import AUDIT_DAYS, Keep, KeepAudit, RetentionRules
+from app.inputs.retention import AUDIT_DAYS, Keep, KeepAudit, KeepRows, RetentionRules
 
 if TYPE_CHECKING:
     import uuid
@@ -31,6 +37,9 @@ if TYPE_CHECKING:
     from app.db.models.base import Base
     from app.db.unit_of_work import UnitOfWork
 
+# Single steps that long before and after something was noticed are kept, and that long.
+AROUND: Final = timedelta(minutes=15)
+AROUND_KEPT: Final = timedelta(days=90)
 # What a row takes in addition to its columns: its head, and its place in the page.
 _ROW_BYTES: Final = 28
 
@@ -61,9 +70,9 @@ class Kind:
     # Takes a transaction and keys, and removes what they name.
     remove: Callable[[UnitOfWork, Sequence[Any]], None]
 
-    def keep(self, rules: RetentionRules) -> Keep | KeepAudit:
+    def keep(self, rules: RetentionRules) -> Keep | KeepAudit | KeepRows:
         """Return how much of it is kept."""
-        found: Keep | KeepAudit = getattr(rules, self.name)
+        found: Keep | KeepAudit | KeepRows = getattr(rules, self.name)
         return found
 
 
@@ -209,6 +218,42 @@ def _remove_hangs(tx: UnitOfWork, hangs: Sequence[uuid.UUID]) -> None:
     tx.session.execute(delete(StoredHang).where(StoredHang.id.in_(hangs)))
 
 
+def _pulse_rows(_project_id: int, now: datetime) -> Items:
+    noticed = exists().where(
+        PulseNotice.job_id == PulseBlock.job_id,
+        PulseNotice.noticed_at > now - AROUND_KEPT,
+        PulseNotice.noticed_at > PulseBlock.minute - AROUND,
+        PulseNotice.noticed_at < PulseBlock.minute + AROUND,
+    )
+    return Items(
+        table=PulseBlock,
+        key=PulseBlock.id.expression,
+        at=PulseBlock.minute.expression,
+        size=_row_bytes(PulseBlock),
+        there=true(),
+        may_go=~noticed,
+    )
+
+
+def _remove_pulse_rows(tx: UnitOfWork, blocks: Sequence[int]) -> None:
+    tx.session.execute(delete(PulseBlock).where(PulseBlock.id.in_(blocks)))
+
+
+def _pulse_spans(_project_id: int, _now: datetime) -> Items:
+    return Items(
+        table=PulseSpan,
+        key=PulseSpan.id.expression,
+        at=PulseSpan.start.expression,
+        size=_row_bytes(PulseSpan),
+        there=true(),
+        may_go=true(),
+    )
+
+
+def _remove_pulse_spans(tx: UnitOfWork, spans: Sequence[int]) -> None:
+    tx.session.execute(delete(PulseSpan).where(PulseSpan.id.in_(spans)))
+
+
 def _task_runs(_project_id: int, _now: datetime) -> Items:
     return Items(
         table=TaskRun,
@@ -288,6 +333,20 @@ KINDS: Final = (
         _remove_reports,
     ),
     Kind("hangs", "Hangs", "verdicts on jobs that stood still", _hangs, _remove_hangs),
+    Kind(
+        "pulse_rows",
+        "Pulses, step by step",
+        "those around a notice stay for 90 days",
+        _pulse_rows,
+        _remove_pulse_rows,
+    ),
+    Kind(
+        "pulse_spans",
+        "Pulses by minute and hour",
+        "what the job's page shows of them",
+        _pulse_spans,
+        _remove_pulse_spans,
+    ),
     Kind(
         "task_runs",
         "Work that is over",

@@ -254,7 +254,7 @@ def _put(tx: UnitOfWork, project_id: int, **values: object) -> None:
     )
 
 
-def _said(days: int | None, size: int | None) -> str:
-    parts = [] if days is None else [f"{days} days"]
+def _said(days: float | None, size: int | None) -> str:
+    parts = [] if days is None else [f"{days:g} days"]
     parts += [] if size is None else [f"{size:,} bytes"]
     return " and ".join(parts) or "all"

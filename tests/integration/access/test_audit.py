@@ -128,6 +128,7 @@ ACTS: dict[str, object] = {
     "DELETE /api/v1/jobs/{job}/notes/{note}": None,
     "POST /api/v1/jobs/{job}/recordings": {},
     "PUT /api/v1/retention": {"traces": {"days": 30, "bytes": None}},
+    "PUT /api/v1/pulse": {"on": False},
     "PATCH /api/v1/jobs/{job}": {"archived": True},
     "PUT /api/v1/incidents/{incident}/assignee": {"to": "me"},
     "POST /api/v1/incidents/{incident}/comments": {"words": "mine"},

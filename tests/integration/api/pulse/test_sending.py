@@ -203,6 +203,12 @@ def test_a_worker_killed_while_it_writes_leaves_no_notice_lost_or_doubled(
     found = noticed(installation)
     assert [one["ranks"] for one in found["notices"]] == [list(truth.ranks)]
     assert found["counts"] == {}
+    with installation.container.engine.connect() as connection:
+        kept = connection.execute(text("SELECT sum(rows) FROM pulse_block")).scalar_one()
+        steps = connection.execute(
+            text("SELECT sum(steps) FROM pulse_span WHERE seconds = 60")
+        ).scalar_one()
+    assert (kept, steps) == (len(job.rows()), job.dials.steps), "none is lost, none is there twice"
 
 
 def test_a_body_that_no_worker_survives_is_left_out(installation: Installation) -> None:

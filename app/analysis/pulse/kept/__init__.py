@@ -1,0 +1,1 @@
+"""What is kept of a pulse: rows as blocks, and sums of minutes and hours."""

@@ -1,0 +1,198 @@
+"""The read side of what minutes and hours of a job's pulse come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from app.analysis.pulse.kept.sums import from_bytes
+from app.db.models.noticed import PulseSpan
+from app.db.models.sessions import Job
+from app.services.pulse.keep import HOUR, MINUTE
+
+if TYPE_CHECKING:
+    from sqlalchemy import Row, Select
+
+    from app.analysis.pulse.kept.sums import Sums
+    from app.db.unit_of_work import Reads
+
+# Of one answer; the latest ones are given.
+MOST_SPANS: Final = 1_500
+MOST_RANKS: Final = 2_048
+_MOST_RATIO: Final = np.iinfo(np.uint16).max
+
+
+class Resolution(StrEnum):
+    """How long a span is."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
+
+    @property
+    def seconds(self) -> int:
+        """Return its length, seconds."""
+        return MINUTE if self is Resolution.MINUTE else HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank that computes long."""
+
+    rank: int
+    host: str
+    """Empty where it is not known."""
+    gpu: int
+    """Its place among the ranks of its host, from 0."""
+    ratio: float
+    """Its computing against the median of its peers, the ranks of its stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRow:
+    """A minute or an hour of an attempt."""
+
+    attempt: int
+    start: datetime
+    ranks: int
+    steps: int
+    step_median_s: float
+    """Of its steps, each by its median rank; as all quantiles right to a quarter of a percent."""
+    step_p95_s: float
+    step_worst_s: float
+    """Of any rank."""
+    compute_median_s: float
+    """Of all ranks and steps; without garbage collection, and 0 where it is not known."""
+    compute_p95_s: float
+    tokens_per_s: float | None
+    """Of the whole job, while steps went on; null where the job does not tell tokens."""
+    lost_gpu_s: float
+    """GPU-seconds in which ranks waited for the one that computes longest against its peers."""
+    slowest: list[SlowRank]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankMap:
+    """Computing of ranks against their peers over time.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Global ranks, in order.
+    starts, attempts : tuple
+        Of the spans, the earliest first.
+    thousandths : uint16[spans, ranks]
+        Thousandths of the median of the peers; 0 where there is none.
+    left_out : int
+        Ranks beyond `MOST_RANKS`: those that never computed longest.
+    """
+
+    ranks: tuple[int, ...]
+    starts: tuple[datetime, ...]
+    attempts: tuple[int, ...]
+    thousandths: NDArray[np.uint16]
+    left_out: int
+
+
+def spans_of_job(
+    tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
+) -> list[SpanRow]:
+    """Return what a job's pulse comes to, the latest `MOST_SPANS`, the earliest first."""
+    columns = (
+        *(PulseSpan.attempt, PulseSpan.start, PulseSpan.ranks, PulseSpan.steps),
+        *(PulseSpan.step_median_s, PulseSpan.step_p95_s, PulseSpan.step_worst_s),
+        *(PulseSpan.compute_median_s, PulseSpan.compute_p95_s),
+        *(PulseSpan.tokens, PulseSpan.busy_s, PulseSpan.lost_gpu_s),
+        *(PulseSpan.worst_ranks, PulseSpan.worst_hosts),
+        *(PulseSpan.worst_gpus, PulseSpan.worst_ratios),
+    )
+    query = _within(select(*columns), job, since, until, resolution)
+    return [
+        SpanRow(
+            attempt=row.attempt,
+            start=row.start,
+            ranks=row.ranks,
+            steps=row.steps,
+            step_median_s=row.step_median_s,
+            step_p95_s=row.step_p95_s,
+            step_worst_s=row.step_worst_s,
+            compute_median_s=row.compute_median_s,
+            compute_p95_s=row.compute_p95_s,
+            tokens_per_s=row.tokens / row.busy_s if row.tokens and row.busy_s else None,
+            lost_gpu_s=row.lost_gpu_s,
+            slowest=slow_ranks(row),
+        )
+        for row in reversed(tx.session.execute(query).all())
+    ]
+
+
+def slow_ranks(row: Row[*tuple[Any, ...]]) -> list[SlowRank]:
+    """Return the slowest ranks of a row with the columns of a span."""
+    columns = row.worst_ranks, row.worst_hosts, row.worst_gpus, row.worst_ratios
+    return [SlowRank(*one) for one in zip(*columns, strict=True)]
+
+
+def rank_map(
+    tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
+) -> RankMap:
+    """Return computing against peers of a job's ranks, of the latest `MOST_SPANS`."""
+    query = _within(
+        select(PulseSpan.start, PulseSpan.attempt, PulseSpan.sums), job, since, until, resolution
+    )
+    rows = list(reversed(tx.session.execute(query).all()))
+    spans = [from_bytes(row.sums) for row in rows]
+    ranks, left_out = _shown(spans)
+    thousandths = np.zeros((len(spans), len(ranks)), np.uint16)
+    for line, sums in zip(thousandths, spans, strict=True):
+        counted = sums.counted > 0
+        ratios = np.zeros(len(counted), np.int64)
+        np.divide(sums.ratios, sums.counted, out=ratios, where=counted, casting="unsafe")
+        at = np.searchsorted(ranks, sums.ranks)
+        known = ranks[np.minimum(at, len(ranks) - 1)] == sums.ranks
+        line[at[known]] = np.clip(ratios[known], 0, _MOST_RATIO)
+    return RankMap(
+        tuple(ranks.tolist()),
+        tuple(row.start for row in rows),
+        tuple(row.attempt for row in rows),
+        thousandths,
+        left_out,
+    )
+
+
+def _within(
+    query: Select[*tuple[Any, ...]],
+    job: str,
+    since: datetime,
+    until: datetime,
+    resolution: Resolution,
+) -> Select[*tuple[Any, ...]]:
+    return (
+        query.join(Job, Job.id == PulseSpan.job_id)
+        .where(
+            Job.name == job,
+            PulseSpan.seconds == resolution.seconds,
+            PulseSpan.start >= since,
+            PulseSpan.start < until,
+        )
+        .order_by(PulseSpan.start.desc(), PulseSpan.attempt.desc())
+        .limit(MOST_SPANS)
+    )
+
+
+def _shown(spans: list[Sums]) -> tuple[NDArray[np.int64], int]:
+    """Return the ranks of a map, in order, and how many are left out: those least slow."""
+    if not spans:
+        return np.empty(0, np.int64), 0
+    ranks = np.unique(np.concatenate([sums.ranks for sums in spans]))
+    over = len(ranks) - MOST_RANKS
+    if over <= 0:
+        return ranks, 0
+    most = np.zeros(len(ranks))
+    for sums in spans:
+        np.maximum.at(most, np.searchsorted(ranks, sums.ranks), np.nan_to_num(sums.against_peers))
+    return np.sort(ranks[np.argsort(-most, kind="stable")[:MOST_RANKS]]), over
