@@ -36,7 +36,8 @@ CREATE TABLE hang_file (
     hang_id uuid NOT NULL, kind text NOT NULL, rank integer NOT NULL, content bytea NOT NULL,
     project_id integer NOT NULL,
     CONSTRAINT pk_hang_file PRIMARY KEY (hang_id, kind, rank),
-    CONSTRAINT ck_hang_file_kind CHECK (kind IN ('flight_recorder', 'py_spy', 'nccl_ras')),
+    CONSTRAINT ck_hang_file_kind
+        CHECK (kind IN ('flight_recorder', 'py_spy', 'nccl_ras', 'process')),
     CONSTRAINT fk_hang_file_project_id_hang_id_hang FOREIGN KEY (project_id, hang_id)
         REFERENCES hang (project_id, id) ON UPDATE CASCADE ON DELETE CASCADE
 );

@@ -89,6 +89,45 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """What a host says of the process of a rank that says nothing itself.
+
+    Parameters
+    ----------
+    state : str
+        The letter of ``/proc/PID/stat``; empty where there is no such process any more.
+    wait_channel : str
+        Where it waits in the kernel; empty where that is not known.
+    """
+
+    pid: int
+    state: str
+    wait_channel: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return how it is, in words.
+
+        Examples
+        --------
+        >>> Process(7, "T").words, Process(7, "").words
+        ('process 7 is stopped (a signal or a debugger)', 'process 7 has ended')
+        """
+        if self.state in ("", "X", "Z"):
+            return f"process {self.pid} has ended"
+        if self.state in ("T", "t"):
+            return f"process {self.pid} is stopped (a signal or a debugger)"
+        where = f" in {self.wait_channel}" if self.wait_channel else ""
+        if self.state == "D":
+            return f"process {self.pid} waits for a disk or a driver{where}"
+        does = "computes" if self.state == "R" else f"sleeps{where}"
+        return (
+            f"process {self.pid} is alive and {does}, but none of its threads says anything: one "
+            "may hold the interpreter's lock"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a rank is."""
 
@@ -121,11 +160,14 @@ class JobState:
     ----------
     places : mapping of int to Place
         By rank, also of ranks of which nothing else is known.
+    processes : mapping of int to Process
+        By rank, of ranks that say nothing themselves.
     """
 
     groups: tuple[Group, ...]
     ranks: Mapping[int, RankState]
     places: Mapping[int, Place] = field(default_factory=dict)
+    processes: Mapping[int, Process] = field(default_factory=dict)
 
     def place(self, rank: int) -> Place:
         """Return where a rank is, as far as that is known."""

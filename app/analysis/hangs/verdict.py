@@ -236,7 +236,9 @@ def _since(operation: Operation) -> tuple[bool, float, int]:
 def _absent(job: JobState, rank: int, state: RankState | None, operation: Operation) -> Culprit:
     what = label(job, operation)
     if state is None:
-        evidence = f"left nothing, and {_ranks(operation.waiting)} wait for it in {what}"
+        process = job.processes.get(rank)
+        left = "left nothing" if process is None else f"says nothing ({process.words})"
+        evidence = f"{left}, and {_ranks(operation.waiting)} wait for it in {what}"
         return _culprit(job, rank, operation, HangKind.SILENT, evidence, _BY_ABSENCE)
     inside = f"; it is in {_code(state.stack[0])}" if state.stack else ""
     evidence = f"has nothing pending and never entered {what}{inside}"

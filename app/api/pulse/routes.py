@@ -20,7 +20,7 @@ from app.db.states import InboxKind
 from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
 from app.services.pulse.read import NoticeRow, left_out, notices_of_job, wrong_clocks
-from app.services.pulse.receive import receive_pulse
+from app.services.pulse.receive import Wanted, receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
 from app.services.sessions.chunks.inbox import Pressure
 from app.services.sessions.receive import Body, check_job_name
@@ -36,6 +36,10 @@ class PulseAnswer(BaseModel):
         description="A session that the job is to record; only rank 0's host is told. Null: none."
     )
     pulse_s: int = Field(description="Seconds until the next body.")
+    files: bool = Field(
+        description="Whether each rank is to say what it is in, since no step ends: stack, pending "
+        "collectives, and the state of a process that says nothing."
+    )
 
 
 class NoticesBody(BaseModel):
@@ -90,11 +94,11 @@ def router(ingest: Ingest) -> APIRouter:
         `GET /api/v1/jobs/{job}/pulse/notices`.
         """
 
-        def store(body: Body) -> Recording | None:
+        def store(body: Body) -> Wanted:
             return receive_pulse(container, job, attempt, body, pressure)
 
         try:
-            record = await ingest.receive(
+            wanted = await ingest.receive(
                 request,
                 QueryMetadata.model_validate({}),
                 check=partial(check_job_name, job),
@@ -104,7 +108,10 @@ def router(ingest: Ingest) -> APIRouter:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(
-            PulseAnswer(record=record, pulse_s=PULSE_S).model_dump(mode="json"), status_code=202
+            PulseAnswer(record=wanted.record, pulse_s=PULSE_S, files=wanted.files).model_dump(
+                mode="json"
+            ),
+            status_code=202,
         )
 
     @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")

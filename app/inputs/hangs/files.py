@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from app.analysis.hangs.state import Frame, JobState, RankState
+from app.analysis.hangs.state import Frame, JobState, Process, RankState
 from app.errors import InvalidTraceError
 from app.inputs.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
+from app.inputs.hangs.process import is_process, read_process
 from app.inputs.hangs.py_spy import stack_of
 from app.inputs.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras
 
@@ -27,6 +28,7 @@ class FileKind(StrEnum):
     FLIGHT_RECORDER = "flight_recorder"
     PY_SPY = "py_spy"
     NCCL_RAS = "nccl_ras"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class HangFile:
     rank: int | None
     dump: RecordedDump | None = None
     stack: tuple[Frame, ...] = ()
+    process: Process | None = None
     communicators: tuple[Communicator, ...] = ()
 
 
@@ -52,6 +55,8 @@ def kind_of(body: bytes) -> FileKind | None:
     start = body[:256].lstrip()[:1]
     if start == b"[":
         return FileKind.PY_SPY
+    if is_process(body):
+        return FileKind.PROCESS
     if is_ras(body):
         return FileKind.NCCL_RAS
     return FileKind.FLIGHT_RECORDER if body.startswith(b"\x80") or start == b"{" else None
@@ -105,6 +110,8 @@ def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
         )
     if kind is FileKind.PY_SPY:
         return HangFile(name, kind, rank, stack=stack_of(body))
+    if kind is FileKind.PROCESS:
+        return HangFile(name, kind, rank, process=read_process(body))
     return HangFile(name, kind, rank, dump=read_dump(body))
 
 
@@ -112,7 +119,7 @@ def job_of(files: Iterable[HangFile]) -> JobState:
     """Return what files say of a job together.
 
     Dumps of recorders say what ranks wait for; without any, what RAS counts does, and without that
-    the stacks of two ranks or more. RAS also says on which host and GPU each rank is.
+    stacks do. RAS also says on which host and GPU each rank is.
 
     Raises
     ------
@@ -123,29 +130,39 @@ def job_of(files: Iterable[HangFile]) -> JobState:
     recorder = FlightRecorder()
     communicators: tuple[Communicator, ...] = ()
     stacks: dict[int, tuple[Frame, ...]] = {}
+    processes: dict[int, Process] = {}
     has_dumps = False
     for one in files:
-        if one.dump is not None and one.rank is not None:
+        if one.rank is None:
+            communicators = one.communicators
+        elif one.dump is not None:
             recorder.add(one.rank, one.dump)
             has_dumps = True
-        elif one.kind is FileKind.NCCL_RAS:
-            communicators = one.communicators
-        elif one.rank is not None:
+        elif one.process is not None:
+            processes[one.rank] = one.process
+        else:
             stacks[one.rank] = one.stack
-    if has_dumps:
-        job = recorder.job()
-        if communicators:
-            job = replace(job, places=ras_places(communicators))
-    elif communicators:
-        job = ras_job(communicators)
-    elif len(stacks) > 1:
-        job = JobState(groups=(), ranks={})
-    else:
-        raise InvalidTraceError(
-            "There is neither a dump of a flight recorder nor one of RAS, nor stacks of two ranks",
-            code="hang.no_dumps",
-        )
+    job = _recorded(recorder if has_dumps else None, communicators, stacks)
     ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
         ranks[rank] = replace(ranks[rank], stack=stack)
-    return replace(job, ranks=ranks)
+    return replace(job, ranks=ranks, processes=processes)
+
+
+def _recorded(
+    recorder: FlightRecorder | None,
+    communicators: tuple[Communicator, ...],
+    stacks: Mapping[int, tuple[Frame, ...]],
+) -> JobState:
+    """Return what recorders or RAS say of a job; nothing where there are only stacks."""
+    if recorder is not None:
+        job = recorder.job()
+        return replace(job, places=ras_places(communicators)) if communicators else job
+    if communicators:
+        return ras_job(communicators)
+    if stacks:
+        return JobState(groups=(), ranks={})
+    raise InvalidTraceError(
+        "There is neither a dump of a flight recorder nor one of RAS, nor a stack",
+        code="hang.no_dumps",
+    )

@@ -6,7 +6,7 @@ Blocks that the server keeps are written the same way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -28,15 +28,23 @@ from app.analysis.pulse.columns import (
 )
 from app.analysis.trace.limits import MIB, Limits
 from app.analysis.trace.ndjson.streams import read_text
-from app.errors import InvalidPulseError
+from app.errors import InvalidPulseError, InvalidTraceError
+from app.inputs.hangs.files import FileKind, HangFile, read_hang_file
 
 MOST_BYTES: Final = MIB
 MOST_EXPANDED_BYTES: Final = 4 * MIB
 MOST_ROWS: Final = 1 << 16
 _LONGEST_HOST: Final = 255
+# Of ranks that stand still: a stack and what the recorder holds as pending.
+UNKNOWN_FILE: Final = "hang.unknown_file"
+_MOST_FILES: Final = 256
+_LONGEST_FILE: Final = 64 * 1024
+_LONGEST_NAME: Final = 32
 # Sums of differences stay within 64 bits.
 _LARGEST: Final = float(1 << 62)
 
+FileName = Annotated[str, Field(max_length=_LONGEST_NAME)]
+FileText = Annotated[str, Field(max_length=_LONGEST_FILE)]
 Column = Annotated[list[int | None], Field(max_length=MOST_ROWS)]
 
 
@@ -76,15 +84,25 @@ class PulseBody(BaseModel):
         default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
     )
     columns: PulseColumns
+    files: dict[FileName, FileText] = Field(
+        default_factory=dict,
+        max_length=_MOST_FILES,
+        description=(
+            "Of ranks that stand still, where the last answer asked for them: `stack_3.json` as "
+            "py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a rank "
+            "that says nothing itself."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentPulse:
-    """The rows of a body that can be used; `counts` are those that cannot, by code."""
+    """The rows and files of a body that can be used; `counts` are those that cannot, by code."""
 
     rows: Pulses
     host: str
     counts: Counter[str]
+    files: tuple[HangFile, ...] = ()
 
 
 def read_pulse(body: bytes, attempt: int) -> SentPulse:
@@ -124,9 +142,9 @@ def read_pulse(body: bytes, attempt: int) -> SentPulse:
     if given.model_extra:
         counts[UNKNOWN_COLUMN] += len(given.model_extra)
     phases = tuple(name[:LONGEST_PHASE] for name in sent.phases)
-    return SentPulse(
-        usable(columns, np.where(named, phase, NO_BEAT), phases, counts), sent.host, counts
-    )
+    files = tuple(_files(sent.files, counts))
+    used = usable(columns, np.where(named, phase, NO_BEAT), phases, counts)
+    return SentPulse(used, sent.host, counts, files)
 
 
 def write_pulse(rows: Pulses, host: str = "") -> bytes:
@@ -140,6 +158,20 @@ def write_pulse(rows: Pulses, host: str = "") -> bytes:
     )
     body = PulseBody(pulse=1, host=host, phases=list(rows.phases), columns=columns)
     return body.model_dump_json().encode()
+
+
+def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
+    """Yield the files of ranks; count those that cannot be read."""
+    for name, text in sent.items():
+        try:
+            file = read_hang_file(name, text.encode(errors="replace"))
+        except InvalidTraceError as error:
+            counts[error.stable_code] += 1
+            continue
+        if file is None or file.kind is FileKind.NCCL_RAS:
+            counts[UNKNOWN_FILE] += 1
+        else:
+            yield file
 
 
 def _summed(name: str, differences: Sequence[int | None]) -> tuple[Int64, Bool]:

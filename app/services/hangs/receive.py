@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.hangs.document import HangDocument, hang_document
+from app.analysis.hangs.state import Place
 from app.analysis.json_text import to_json
 from app.analysis.trace.ndjson.streams import read_text
 from app.db.models.noticed import StoredHang, StoredHangFile
@@ -30,7 +31,7 @@ from app.services.ingest.place import spool_directory
 from app.services.sessions.receive import check_job_name, make_job, trace_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from app.db.unit_of_work import UnitOfWork
@@ -159,29 +160,48 @@ def _make(
 def _add(container: Container, job: str, file: HangFile) -> HangReceipt:
     with container.uow() as tx:
         job_id = make_job(container, tx, job)
-        hang = tx.session.execute(
-            select(StoredHang)
-            .where(
-                StoredHang.job_id == job_id,
-                StoredHang.content_sha256.is_(None),
-                StoredHang.over_at.is_(None),
-                StoredHang.changed_at > tx.now - TOGETHER,
-            )
-            .order_by(StoredHang.created_at.desc())
-            .limit(1)
-        ).scalar()
-        created = hang is None
-        if hang is None:
-            give_hang_rule(tx)
-            hang = StoredHang(id=uuid.uuid4(), job_id=job_id, created_at=tx.now)
-        kept = {(one.kind, one.rank): one for one in _files_of(tx, hang.id)}
-        kept[file.kind, file.rank] = file
-        _judge(tx, hang, hang_document(with_places(tx, job_id, job_of(kept.values()))))
-        tx.session.add(hang)
-        tx.session.flush()
-        _keep(tx, hang.id, [file])
+        receipt = join_files(tx, job_id, [file])
         look(container, tx, group_of_job(tx, job_id))
-        return HangReceipt(hang.id, created=created)
+        return receipt
+
+
+def join_files(
+    tx: UnitOfWork, job_id: int, files: Sequence[HangFile], hosts: Mapping[int, str] | None = None
+) -> HangReceipt:
+    """Store files that come one by one with the job's hang that goes on, and judge it anew.
+
+    The row of the job, or that of its group of alerts, is locked.
+
+    Parameters
+    ----------
+    hosts : mapping of int to str, optional
+        By rank, where no session says it.
+    """
+    hang = tx.session.execute(
+        select(StoredHang)
+        .where(
+            StoredHang.job_id == job_id,
+            StoredHang.content_sha256.is_(None),
+            StoredHang.over_at.is_(None),
+            StoredHang.changed_at > tx.now - TOGETHER,
+        )
+        .order_by(StoredHang.created_at.desc())
+        .limit(1)
+    ).scalar()
+    before = [] if hang is None else _files_of(tx, hang.id)
+    kept = {(one.kind, one.rank): one for one in (*before, *files)}
+    job = job_of(kept.values())
+    if hosts:
+        job = replace(job, places={rank: Place(host) for rank, host in hosts.items()})
+    created = hang is None
+    if hang is None:
+        give_hang_rule(tx)
+        hang = StoredHang(id=uuid.uuid4(), job_id=job_id, created_at=tx.now)
+    _judge(tx, hang, hang_document(with_places(tx, job_id, job)))
+    tx.session.add(hang)
+    tx.session.flush()
+    _keep(tx, hang.id, files)
+    return HangReceipt(hang.id, created=created)
 
 
 def _judge(tx: UnitOfWork, hang: StoredHang, document: HangDocument) -> None:

@@ -32,6 +32,7 @@ from app.errors import PacelineError, UnknownDocumentError
 from app.inputs.pulse.body import read_pulse
 from app.services.access.projects import is_there
 from app.services.alerts.store import group_of_job
+from app.services.hangs.live import keep_live
 from app.services.pulse.follow import Batch, follow
 from app.services.pulse.keep import Kept, kept_of, write_kept
 from app.settings import MIB
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from app.analysis.pulse.columns import Pulses
     from app.db.unit_of_work import Reads, UnitOfWork
+    from app.inputs.hangs.files import HangFile
     from app.services.container import Container
 
 # Between two batches of an attempt: its state is read and written with each.
@@ -89,12 +91,15 @@ class Advance:
         The bodies that are taken, readable or not.
     rows : Pulses or None
         What was in them.
+    files : tuple of HangFile
+        What ranks that stand still say of themselves.
     pace, came : Pace
         The latest steps, and those of these bodies.
     """
 
     items: tuple[int, ...]
     rows: Pulses | None
+    files: tuple[HangFile, ...]
     detector: Detector
     changes: Changes
     pace: Pace
@@ -185,6 +190,7 @@ def look(container: Container, claim: PulseClaim) -> Advance:
         waiting = _waiting(tx, claim)
     detector, counts = _kept(stored, last)
     parts: list[Pulses] = []
+    files: list[HangFile] = []
     taken, size = 0, 0
     if claim.tries > MAX_TRIES:
         counts[WORKER_KILLED] += len(waiting)
@@ -202,19 +208,22 @@ def look(container: Container, claim: PulseClaim) -> Advance:
         rows = _of_these_days(sent.rows, row.received_at, counts)
         _place(detector, rows, sent.host)
         parts.append(rows)
+        files += sent.files
         size += len(rows)
     detector.gathering.counts.update(counts)
     items = tuple(row.id for row in waiting[:taken])
     pace = Pace.from_bytes(None if kept is None else kept.pace)
     if not size:
-        return Advance(items, None, detector, Changes((), ()), pace, Pace(), Kept({}, {}))
+        return Advance(
+            items, None, tuple(files), detector, Changes((), ()), pace, Pace(), Kept({}, {})
+        )
     together = joined(parts)
     together = together.take(np.argsort(together.time_ns, kind="stable"))
     came = pace.advance(together)
     changes = detector.advance(together)
     received_at = max(row.received_at for row in waiting[:taken])
     blocks = kept_of(changes.steps, together, received_at)
-    return Advance(items, together, detector, changes, pace, came, blocks)
+    return Advance(items, together, tuple(files), detector, changes, pace, came, blocks)
 
 
 def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
@@ -248,10 +257,11 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if mine is None:
             raise LostClaimError("another worker has it")
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
-        changed = bool(changes.notices or changes.withdrawn)
+        changed = bool(changes.notices or changes.withdrawn or advance.files)
         # Before its notices, as whoever evaluates the job takes them.
         group = group_of_job(tx, claim.job_id) if changed else None
         _write_notices(tx, claim, changes)
+        keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
         write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
     for notice in changes.notices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import insert, select
@@ -12,6 +13,7 @@ from app.db.models.sessions import Job
 from app.db.states import InboxKind
 from app.errors import BodyTooLargeError, InvalidPulseError
 from app.inputs.pulse.body import MOST_BYTES
+from app.services.hangs.live import stands_still
 from app.services.pulse.recordings import hand_out
 from app.services.pulse.switch import PulseOffError
 from app.services.sessions.receive import make_job
@@ -23,10 +25,26 @@ if TYPE_CHECKING:
     from app.services.sessions.receive import Body
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the answer to a body asks for.
+
+    Parameters
+    ----------
+    record : Recording or None
+        A session.
+    files : bool
+        What each rank says of itself, since no step ends.
+    """
+
+    record: Recording | None
+    files: bool
+
+
 def receive_pulse(
     container: Container, job: str, attempt: int, body: Body, pressure: Pressure
-) -> Recording | None:
-    """Store a body durably, which a worker reads; return the session that is to be recorded.
+) -> Wanted:
+    """Store a body durably, which a worker reads; return what the answer asks for.
 
     Parameters
     ----------
@@ -77,4 +95,5 @@ def receive_pulse(
                 body=content,
             )
         )
-        return hand_out(tx, container.settings, job_id, attempt, content)
+        record = hand_out(tx, container.settings, job_id, attempt, content)
+        return Wanted(record, files=stands_still(tx, job_id, attempt))

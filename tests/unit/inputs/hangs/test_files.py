@@ -79,9 +79,10 @@ def test_dumps_stacks_and_ras_say_rank_line_and_gpu_together() -> None:
     assert culprit.stack[0].line == 212
 
 
-def test_a_stack_alone_is_no_hang() -> None:
+def test_nothing_is_no_hang_and_a_stack_alone_blames_no_rank() -> None:
     with pytest.raises(InvalidTraceError, match="neither a dump"):
-        job_of([read("stack_2.json", STACK)])
+        job_of([])
+    assert judge_hang(job_of([read("stack_2.json", STACK)])).culprits == ()
 
 
 def test_stacks_of_several_ranks_are_read_without_dumps() -> None:

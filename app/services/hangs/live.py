@@ -1,0 +1,62 @@
+"""What ranks of a job say of themselves while its pulse shows that no step ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from sqlalchemy import select
+
+from app.alerts.notices.facts import STANDING_STILL
+from app.db.models.noticed import PulseNotice
+from app.errors import InvalidTraceError
+from app.services.hangs.receive import join_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.db.unit_of_work import Reads, UnitOfWork
+    from app.inputs.hangs.files import HangFile
+
+log = structlog.get_logger(__name__)
+
+
+def stands_still(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice says that no step of an attempt ends."""
+    found = tx.session.execute(
+        select(PulseNotice.number)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt == attempt,
+            PulseNotice.cleared_at.is_(None),
+            PulseNotice.cleared_step.is_(None),
+            PulseNotice.kind.in_(STANDING_STILL),
+        )
+        .limit(1)
+    )
+    return found.first() is not None
+
+
+def keep_live(
+    tx: UnitOfWork,
+    job_id: int,
+    attempt: int,
+    files: Sequence[HangFile],
+    hosts: Mapping[int, str],
+) -> None:
+    """Judge what ranks say as long as a notice says that they stand still; later it is of no use.
+
+    The job's group of alerts is locked.
+
+    Parameters
+    ----------
+    hosts : mapping of int to str
+        By rank.
+    """
+    if not files or not stands_still(tx, job_id, attempt):
+        return
+    try:
+        join_files(tx, job_id, files, hosts)
+    except InvalidTraceError as error:
+        # Each can be read, but together they are of no job; the notice stands without them.
+        log.warning("hang not judged", job=job_id, code=error.stable_code, files=len(files))
