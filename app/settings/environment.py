@@ -14,7 +14,7 @@ PREFIX: Final = "PACELINE_"
 
 # What else has our prefix and is no setting of the server.
 OF_COMMANDS: Final = ("PASSWORD", "PROJECT", "SERVER", "TOKEN")
-OF_THE_CLIENT: Final = ("NODE", "RESTART", "RUN_ID", "SPOOL", "URL")
+OF_THE_CLIENT: Final = ("NODE", "PULSE_S", "RESTART", "RUN_ID", "SPOOL", "URL")
 OF_COMPOSE: Final = ("PUBLISHED_PORT",)
 OF_TESTS: Final = (
     "LARGE_MB",

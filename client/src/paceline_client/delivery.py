@@ -180,6 +180,14 @@ def finish_job(server: str, job: str, timeout_s: float) -> None:
     _send(f"{job_url(server, job)}/finish", b"", timeout_s, "POST", "application/json")
 
 
+def send_pulse(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
+    """Send a pulse once, and return the answer; raises `DeliveryError` if there is none."""
+    answer = _send(url, body, timeout_s, "POST", "application/json")
+    if "pulse_s" not in answer:
+        raise _not_paceline(url)
+    return answer
+
+
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
     """Send the body, repeatedly if necessary; the server stores equal bytes once.
 

@@ -34,18 +34,27 @@ class Request:
 
 
 class Receiver:
-    """Answers with `answers` in turn, then with 202."""
+    """Answers with `answers` in turn, then with 202; pulses, which are kept aside, with `pulse`."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
         self.requests: list[Request] = []
+        self.pulse = Answer(document={"record": None, "pulse_s": 5})
+        self.pulses: list[Request] = []
+        # A run has one number, however often it is asked for.
+        self.numbered: Answer | None = None
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.requests.append(Request(self.command, self.path, dict(self.headers), body))
-                answer = receiver.answers.pop(0) if receiver.answers else Answer()
+                request = Request(self.command, self.path, dict(self.headers), body)
+                if self.path.endswith("/pulse"):
+                    receiver.pulses.append(request)
+                    answer = receiver.pulse
+                else:
+                    receiver.requests.append(request)
+                    answer = receiver.answer_to(self.path)
                 if answer.status is None:
                     self.close_connection = True
                     return
@@ -64,6 +73,15 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer_to(self, path: str) -> Answer:
+        """Return the next answer."""
+        if path.endswith("/attempts") and self.numbered is not None:
+            return self.numbered
+        answer = self.answers.pop(0) if self.answers else Answer()
+        if isinstance(answer.document, dict) and "attempt" in answer.document:
+            self.numbered = answer
+        return answer
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""How often a notice may make a job record."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline_client.pulse.budget import RecordBudget, Requests
+
+
+def test_two_percent_of_the_steps_and_one_an_hour_are_recorded() -> None:
+    requests = Requests(RecordBudget())
+    assert not requests.grant(50, 2499, 0.0)
+    assert requests.grant(50, 2500, 0.0)
+    assert not requests.grant(50, 6000, 3599.0)
+    assert requests.grant(50, 6000, 3600.0)
+    assert not requests.grant(50, 7000, 9999.0)
+    assert not requests.grant(0, 10**9, 99999.0)
+
+
+def test_tests_and_demos_have_a_budget_of_their_own() -> None:
+    requests = Requests(RecordBudget(share=1.0, every_s=0.0))
+    assert requests.grant(5, 5, 0.0)
+    assert not requests.grant(5, 9, 0.0)
+    assert requests.grant(5, 10, 0.0)
+
+
+@pytest.mark.parametrize(("share", "every_s"), [(2.0, 1.0), (-0.1, 1.0), (0.1, -1.0)])
+def test_what_is_no_budget_is_refused(share: float, every_s: float) -> None:
+    with pytest.raises(ValueError, match="a share from 0 to 1"):
+        RecordBudget(share, every_s)

@@ -1,0 +1,150 @@
+"""Ranks of a host hand their pulse to one of them, and go on without it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from paceline_client.pulse.rows import Beat, Row
+from paceline_client.pulse.sending import EVERY, LIVES_S, Destination, Pulse
+from paceline_client.runs import Run
+from tests.support.waiting import wait_for
+from tests.unit.client.conftest import Answer, Receiver
+
+SOON_S = "0.05"
+PHASE = ("forward-compute", 5)
+ROW = Row(7, 0, 0, 0, 10**18, 900, 500, 100, 20, 30, 0, 4096)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(EVERY, SOON_S)
+    # Also where the machine is busy.
+    monkeypatch.setattr("paceline_client.pulse.sending._HAND_IN_WITHIN_S", 60.0)
+    # Addresses of sockets are short.
+    with TemporaryDirectory(prefix="pulse-", dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield
+
+
+Make = Callable[..., Pulse]
+
+
+@pytest.fixture
+def make(receiver: Receiver, request: pytest.FixtureRequest) -> Make:
+    receiver.answers = [Answer(status=201, document={"attempt": 3})]
+    asked: list[tuple[int, str]] = []
+
+    def make(rank: int, heard: list[tuple[int, str]] | None = None) -> Pulse:
+        def beat(finished: bool) -> Beat:  # noqa: FBT001 - as the thread calls it
+            name = "finished" if finished else PHASE[0]
+            return Beat(8, rank, rank, 0, 10**18, name, 10**18)
+
+        where = Destination(receiver.url, "job", Run("run"), rank, rank, "node")
+        told = asked if heard is None else heard
+        pulse = Pulse(where, beat, lambda steps, reason: told.append((steps, reason)))
+        request.addfinalizer(lambda: pulse.close(0.0, finished=False))
+        return pulse
+
+    return make
+
+
+def phases_of(receiver: Receiver) -> set[str]:
+    """Return the phases of all beats that came."""
+    documents = [json.loads(gzip.decompress(request.body)) for request in receiver.pulses]
+    return {phase for document in documents for phase in document["phases"]}
+
+
+def ranks_of(receiver: Receiver) -> list[tuple[int, int]]:
+    """Return rank and step of the rows that came."""
+    found = []
+    for request in receiver.pulses:
+        columns = json.loads(gzip.decompress(request.body))["columns"]
+        lines = zip(accumulate(columns["rank"]), accumulate(columns["step"]), strict=True)
+        known = zip(lines, columns["phase"], strict=True)
+        found += [line for line, phase in known if phase is None]
+    return sorted(found)
+
+
+def test_one_rank_of_a_host_sends_for_all(receiver: Receiver, make: Make) -> None:
+    first, second = make(0), make(1)
+    first.start()
+    wait_for(lambda: first.sends, "the first rank sends")
+    second.start()
+    first.add(ROW)
+    second.add(ROW._replace(rank=1))
+    wait_for(lambda: len(ranks_of(receiver)) == 2, "both rows came")
+    assert not second.sends
+    assert second.counts.handed_in == 1
+    assert first.counts.sent == 2
+    assert {request.path for request in receiver.pulses} == {"/api/v1/jobs/job/attempts/3/pulse"}
+
+
+def test_another_rank_takes_the_place_of_the_one_that_has_ended(
+    receiver: Receiver, make: Make
+) -> None:
+    first, second = make(0), make(1)
+    first.start()
+    wait_for(lambda: first.sends, "the first rank sends")
+    second.start()
+    first.close(time.monotonic() + 60, finished=True)
+    second.add(ROW._replace(rank=1))
+    wait_for(lambda: second.sends, "the second rank sends")
+    wait_for(lambda: ranks_of(receiver) == [(1, 7)], "its row came")
+    assert "finished" in phases_of(receiver)
+
+
+def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make: Make) -> None:
+    heard: list[tuple[int, str]] = []
+    first, second = make(1), make(0, heard)
+    first.start()
+    # The other way round: the process that sends is not rank 0.
+    wait_for(lambda: first.sends or bool(receiver.pulses), "one sends")
+    receiver.pulse = Answer(document={"record": {"steps": 9, "reason": "slow"}, "pulse_s": 5})
+    second.start()
+    wait_for(lambda: bool(heard), "rank 0 was told")
+    assert heard[0] == (9, "slow")
+
+
+def test_an_older_server_is_asked_once(
+    receiver: Receiver, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.pulse = Answer(status=404, document={"detail": "Not found"})
+    pulse = make(0)
+    pulse.add(ROW)
+    with caplog.at_level(logging.WARNING, "paceline_client"):
+        pulse.start()
+        wait_for(lambda: not pulse.wanted, "it was told")
+    pulse.add(ROW)
+    pulse.close(time.monotonic() + 60, finished=True)
+    assert len(receiver.pulses) == 1
+    assert caplog.text.count("takes no pulse") == 1
+
+
+def test_what_is_too_old_is_dropped_and_counted(
+    receiver: Receiver, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_client.pulse.sending.LIVES_S", LIVES_S / 100)
+    receiver.pulse = Answer(status=503, document={})
+    pulse = make(0)
+    pulse.add(ROW)
+    pulse.start()
+    wait_for(lambda: pulse.counts.dropped == 1, "it was dropped")
+    receiver.pulse = Answer(document={"record": None, "pulse_s": 5})
+    pulse.add(ROW._replace(step=9))
+    wait_for(lambda: pulse.counts.sent == 1, "the next was sent")
+
+
+def test_the_oldest_rows_go_where_there_is_no_room(make: Make) -> None:
+    pulse = make(0)
+    for step in range(10_000):
+        pulse.add(ROW._replace(step=step))
+    assert pulse.counts.rows == 10_000
+    assert pulse.counts.dropped == 10_000 - 8192
