@@ -139,8 +139,8 @@ WAYS: Final[Mapping[str, Way]] = {
             title="PyTorch DDP",
             in_job=True,
             templates=(_INSTALL, _TORCH),
-            prose="The model is the DistributedDataParallel. Off between sessions: one branch a "
-            "hook. Nothing blocks, nothing raises.",
+            prose="The model is the DistributedDataParallel. Between sessions a few numbers a step "
+            "are sent. Nothing blocks, nothing raises.",
         ),
         Way(
             name="fsdp2",

@@ -68,6 +68,11 @@ class Loop:
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
         return paceline.attach(url, "job", model=self.model, **how)
 
+    def slow_down(self, seconds: float) -> None:
+        """Have each forward of this rank take longer."""
+        last = self.model.module if hasattr(self.model, "module") else self.model
+        last[-1].register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
     def step(self, number: int) -> float:
         generator = torch.Generator().manual_seed(100 * number + self.rank)
         total = 0.0
@@ -109,6 +114,11 @@ class Pipeline:
 
     def attach(self, url: str, **how: Any) -> paceline.Monitor:  # noqa: ANN401
         return paceline.attach(url, "job", schedule=self.schedule, mesh=self.mesh, **how)
+
+    def slow_down(self, seconds: float) -> None:
+        """Have each forward of this rank take longer."""
+        for stage in self.schedule._stages:
+            stage.submod.register_forward_pre_hook(lambda *_: time.sleep(seconds))
 
     def step(self, number: int) -> float:
         batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
@@ -156,10 +166,15 @@ def run(words: list[str]) -> int:
     parser.add_argument("--chunk-every-s", type=float, help="how often a rank sends")
     parser.add_argument("--relay", default="rank")
     parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--slow", type=int, default=-1, help="rank that computes longer")
+    parser.add_argument("--slow-s", type=float, default=0.03, help="in each forward")
+    parser.add_argument("--pulse-s", default="5")
+    parser.add_argument("--no-session", action="store_true", help="the pulse alone")
     given = parser.parse_args(words)
     signal.alarm(LIMIT_S)
     torch.set_num_threads(1)
     given.directory.mkdir(parents=True, exist_ok=True)
+    os.environ["PACELINE_PULSE_S"] = given.pulse_s
     os.environ.setdefault("PACELINE_SPOOL", str(given.directory / "spool"))
     if given.fault.startswith("leave"):
         # In files the store would outlive its rank.
@@ -262,6 +277,16 @@ def _job(kind: str, rank: int, ranks: int) -> Any:  # noqa: ANN401 - one of seve
     return sharing[kind](rank, ranks) if kind in sharing else Loop(kind, rank, ranks)
 
 
+def _attach(given: argparse.Namespace, job: Any, url: str) -> paceline.Monitor:  # noqa: ANN401
+    monitor: paceline.Monitor = job.attach(
+        url, every=None, warmup=1, retry=QUICK, relay=given.relay
+    )
+    if not given.no_session:
+        start, steps = map(int, given.record.split(":"))
+        monitor.record(steps, at=start)
+    return monitor
+
+
 def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, Any]:
     job = _job(given.kind, rank, given.ranks)
     monitor = None
@@ -273,13 +298,11 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
     if given.chunk_every_s is not None:
         vars(session)["_CHUNK_EVERY_S"] = given.chunk_every_s
     if url is not None:
-        start, steps = map(int, given.record.split(":"))
-        monitor = job.attach(url, every=None, warmup=1, retry=QUICK, relay=given.relay)
-        monitor.record(steps, at=start)
+        monitor = _attach(given, job, url)
+        if given.slow == rank:
+            job.slow_down(given.slow_s)
     if given.kind == "powersgd":
-        # The one that DDP takes, registered when the client is attached already.
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
-        job.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        _compress(job.model)
     losses = []
     for number in range(given.steps):
         losses.append(job.step(number))
@@ -288,16 +311,32 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         if monitor is not None:
             monitor.step()
         (given.directory / f"at-{rank}").write_text(str(number))
+    _close(given, monitor)
     if given.fault == "disk full":
-        # By now whatever was to be written was.
-        if monitor is not None:
-            monitor.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return _document(losses, monitor)
+
+
+def _close(given: argparse.Namespace, monitor: paceline.Monitor | None) -> None:
     if monitor is not None and not given.fault.startswith("leave"):
-        # Else it closes itself.
+        # Else it closes itself. By the time that it has, whatever was to be written was.
         monitor.close()
+
+
+def _compress(model: Any) -> None:  # noqa: ANN401
+    # The one hook that DDP takes, registered when the client is attached already.
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def _document(losses: list[float], monitor: paceline.Monitor | None) -> dict[str, Any]:
     told = [] if monitor is None else [vars(outcome) for outcome in monitor.outcomes]
-    return {"losses": [loss.hex() for loss in losses], "outcomes": told}
+    counts = None if monitor is None else monitor.pulse_counts
+    return {
+        "losses": [loss.hex() for loss in losses],
+        "outcomes": told,
+        "pulse": None if counts is None else vars(counts),
+    }
 
 
 def _fault(
@@ -306,7 +345,8 @@ def _fault(
     """Do in the middle of a session what was asked for."""
     if number != given.fault_at:
         return
-    if given.fault == "kill" and rank == given.ranks - 1:
+    last = given.ranks - 1
+    if (given.fault, rank) in {("kill", last), ("kill first", 0)}:
         os.kill(os.getpid(), signal.SIGKILL)
     if monitor is not None:
         _before_leaving(given.fault, rank, monitor)

@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 import torch
 
 from paceline_client.delivery import RetryPolicy, session_url
+from paceline_client.machine import machine_of
+from paceline_client.pulse.sending import Destination
 from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
 from paceline_client.torch.agreement import Agreement
@@ -21,10 +23,11 @@ from paceline_client.torch.groups import find_groups, with_experts
 from paceline_client.torch.host_timeline import HostTimeline
 from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
 from paceline_client.torch.monitor import Monitor
+from paceline_client.torch.pulse import RankPulse, RecordWhen
 from paceline_client.torch.relay import Relay
 from paceline_client.torch.sampling import Sampling, seconds
 from paceline_client.torch.session import Sender
-from paceline_client.torch.tap import Tap, Timeline
+from paceline_client.torch.tap import SHARED, Tap, Timeline
 from paceline_client.torch.targets.kind import Job, Level, Undo
 from paceline_client.torch.targets.registry import TARGETS
 from paceline_client.version import VERSION
@@ -61,6 +64,8 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     warmup: int = 2,
     first_step: int = 0,
     level: LevelName = "p2p",
+    pulse: bool = True,
+    record: RecordWhen = "auto",
     tensor_ranks: Literal["first", "all"] = "first",
     relay: Literal["rank", "node"] | None = None,
     layers: Sequence[int] | None = None,
@@ -105,6 +110,12 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     level : {"compute", "p2p", "all"}
         Computations; also transfers and data-parallel collectives; also tensor-, context- and
         expert-parallel collectives.
+    pulse : bool
+        Whether a few numbers a step are sent all the time, each ``PACELINE_PULSE_S`` seconds (5),
+        from which a server notices a slow rank within seconds.
+    record : {"auto", "ask"} or RecordBudget
+        Whether a server that notices something may have a session recorded: within the usual
+        budget (2 % of the steps, one an hour), not at all, or within another budget.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}, optional
@@ -146,8 +157,12 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         longest_s = seconds(window, "window")
         sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s, longest_s)
         known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
+        beating = None
+        if pulse:
+            where = Destination(url, job, run, rank, _local_rank(), machine_of().node)
+            beating = RankPulse(tap, where, place, record)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
-        undo, left_out = _attach_targets(target_job, wanted)
+        undo, left_out = _attach_targets(target_job, wanted, pulse=pulse)
         meta = _metadata(
             rank,
             place,
@@ -162,7 +177,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         if tensor_ranks == "all":
             meta["producers"] = [f"rank-{other}" for other in range(world)]
         folder = Spool(Path(spool) if spool else None)
-        local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+        local_rank = _local_rank()
         relay = relay or default_relay(world)
         sender = Sender(
             url,
@@ -184,7 +199,9 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             host_relay = Relay(folder, url, others if relay == "node" else 0)
             host_relay.start()
         records = place.first_of_cell or tensor_ranks == "all"
-        monitor.begin(target_job, undo, sender, sampling, agreement, host_relay, records=records)
+        monitor.begin(
+            target_job, undo, sender, sampling, agreement, host_relay, beating, records=records
+        )
     except Exception as error:  # noqa: BLE001 - the training continues
         _log.warning("this job is not recorded: %s", error, exc_info=error)
     return monitor
@@ -210,12 +227,22 @@ def _new_run() -> str:
     return json.dumps(run_from_environment(once=True).document())
 
 
-def _attach_targets(job: Job, level: Level) -> tuple[list[Undo], list[str]]:
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK") or 0)
+
+
+def _attach_targets(job: Job, level: Level, *, pulse: bool) -> tuple[list[Undo], list[str]]:
     undo: list[Undo] = []
     left_out: list[str] = []
+    hooks = level
+    if pulse and level is Level.P2P:
+        # What is waited for inside of computations is not computing, whether sessions have it or
+        # not.
+        hooks = Level.ALL
+        job.tap.hidden = SHARED
     for target in TARGETS:
         if target.wanted(job):
-            attached, missing = target.attach(job, level)
+            attached, missing = target.attach(job, level, hooks)
             undo += attached
             left_out += missing
     return undo, left_out

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final
 
-from paceline_client.torch.tap import Sink
+from paceline_client.torch.tap import Sink, StepEnded
 
 _NS_PER_MS: Final = 1e6
 # Streams that wait for asynchronous work instead of the training's stream.
@@ -38,6 +38,7 @@ class _Step:
 
     operations: list[_Operation]
     end: Any  # the event at its end
+    ended: StepEnded | None
 
 
 class DeviceTimeline:
@@ -100,12 +101,13 @@ class DeviceTimeline:
         self._start = self.now()
         self._put((self._start,))
 
-    def end_step(self) -> None:
+    def end_step(self, ended: StepEnded | None = None) -> int:
         """Pass the step's operations to the thread."""
         if self._start is None:
-            return
+            return 0
         operations, self._pending = self._pending, []
-        self._put(_Step(operations, self.now()))
+        self._put(_Step(operations, self.now(), ended))
+        return len(operations)
 
     def settle(self, timeout_s: float) -> None:
         """Wait until the thread has read everything."""
@@ -149,6 +151,8 @@ class DeviceTimeline:
                 self._pool.append(reference)
                 reference, at_ns = item.end, at_ns + step_ns
                 self._drift_ns = seen_ns - at_ns
+                if item.ended is not None:
+                    item.ended(at_ns, step_ns, at_ns)
             with self._quiet:
                 self._unread -= 1
                 self._quiet.notify_all()

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline_client.torch.tap import Sink
+from paceline_client.torch.tap import Sink, StepEnded
 
 _log = logging.getLogger("paceline_client")
 
@@ -39,6 +39,7 @@ class HostTimeline:
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
         self._waiters = _Waiters()
+        self._step_began = time.monotonic_ns()
         self.now = time.monotonic_ns
 
     def add(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
@@ -61,8 +62,13 @@ class HostTimeline:
         """Read both clocks."""
         self._offset_ns = self._offset()
 
-    def end_step(self) -> None:
-        """Do nothing: operations are passed on at once."""
+    def end_step(self, ended: StepEnded | None = None) -> int:
+        """Say when the step ended; its operations are passed on at once, and not counted."""
+        began, self._step_began = self._step_began, time.monotonic_ns()
+        if ended is not None:
+            end = self._step_began
+            ended(end + self._offset_ns, end - began, end)
+        return 0
 
     def settle(self, timeout_s: float) -> None:
         """Wait for incomplete work."""

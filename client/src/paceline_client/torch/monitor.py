@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, finish_job
+from paceline_client.pulse.sending import Counts
 from paceline_client.recorder import Outcome
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.greeting import greet
+from paceline_client.torch.pulse import RankPulse
 from paceline_client.torch.relay import Relay
 from paceline_client.torch.sampling import Sampling, Window
 from paceline_client.torch.session import Sender, Session
@@ -53,7 +55,8 @@ class Monitor:
         self._window: Window | None = None
         self._session: Session | None = None
         self._sessions: list[Session] = []
-        self._stop: list[Undo] = []
+        self._stop: list[Undo] | None = None
+        self._pulse: RankPulse | None = None
 
     def begin(  # noqa: PLR0913, PLR0917 - the parts of an attachment
         self,
@@ -63,6 +66,7 @@ class Monitor:
         sampling: Sampling,
         agreement: Agreement,
         relay: Relay | None,
+        pulse: RankPulse | None,
         *,
         records: bool,
     ) -> None:
@@ -80,6 +84,10 @@ class Monitor:
         agreement.listen(self._hear)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
+        if pulse is not None:
+            self._pulse = pulse
+            pulse.start(self._asked)
+            self._switch_on()
         # Shares in the spool do not delay the exit.
         atexit.register(self._close, leaving=True)
 
@@ -93,12 +101,21 @@ class Monitor:
         """The outcomes of this rank's shares so far."""
         return [session.recorder.outcome() for session in self._sessions]
 
-    def step(self) -> None:
-        """End a step and begin the next; call it once per step on every rank."""
+    @property
+    def pulse_counts(self) -> Counts | None:
+        """Rows of this rank's pulse by their fate; None without one."""
+        return None if self._pulse is None else self._pulse.counts
+
+    def step(self, tokens: int | None = None) -> None:
+        """End a step and begin the next; call it once per step on every rank.
+
+        `tokens` are those of this rank in the step that ends: where sequences differ in length,
+        they explain most of what steps differ by.
+        """
         if self._broken:
             return
         try:
-            self._next_step()
+            self._next_step(tokens)
         except Exception as error:  # noqa: BLE001 - the training continues
             self._break(error)
 
@@ -197,12 +214,13 @@ class Monitor:
         self._broken = True
         try:
             self._end(before=self._tap.step)
+            self._stop_hooks()
             self._detach()
             if leaving:
                 for session in self._sessions:
                     session.recorder.leave()
             give_up_at = time.monotonic() + wait_s
-            self._wait_for_shares(give_up_at)
+            self._wait_for_threads(give_up_at)
             if self._relay is not None:
                 self._relay.finish(self._recorded, give_up_at)
             if self._sender is not None and self._is_last(self._sender) and not _failing():
@@ -210,10 +228,15 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 - a process that ends
             _log.warning("closing: %r", error)
 
-    def _wait_for_shares(self, give_up_at: float) -> None:
+    def _wait_for_threads(self, give_up_at: float) -> None:
+        """Wait for shares first, which are worth more than the last of the pulse."""
+        if self._pulse is not None:
+            self._pulse.end(give_up_at, finished=not _failing())
         for session in self._sessions:
             if session.over.wait(max(0.0, give_up_at - time.monotonic())):
                 session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
+        if self._pulse is not None:
+            self._pulse.wait(give_up_at)
 
     def _is_last(self, sender: Sender) -> bool:
         """Return whether it decides, and no other monitor of this process records the job."""
@@ -228,10 +251,18 @@ class Monitor:
             # An older server, or none: the job is silent then.
             _log.info("the server was not told that the job has ended: %s", error)
 
-    def _next_step(self) -> None:
+    def _next_step(self, tokens: int | None) -> None:
         tap = self._tap
         step = tap.step + 1
-        if tap.on:
+        pulse = self._pulse
+        if pulse is not None and not pulse.wanted:
+            pulse = self._pulse = None
+            tap.pulse = None
+            if self._session is None:
+                self._stop_hooks()
+        if pulse is not None:
+            pulse.end_step(tokens)
+        elif tap.on:
             tap.end_step()
         session = self._session
         if session is not None and step >= session.window.end:
@@ -291,16 +322,29 @@ class Monitor:
 
     def _switch_on(self) -> None:
         job = self._job
-        if job is not None:
+        if job is not None and self._stop is None:
             self._stop = [begin() for begin in job.on_record]
         self._tap.timeline.begin()
         self._tap.on = True
 
     def _switch_off(self) -> None:
+        """Switch the hooks off, unless the pulse needs them."""
+        if self._pulse is None or self._broken:
+            self._stop_hooks()
+
+    def _stop_hooks(self) -> None:
         self._tap.on = False
-        stop, self._stop = self._stop, []
-        for one in stop:
+        stop, self._stop = self._stop, None
+        for one in stop or ():
             one()
+
+    def _asked(self, steps: int) -> bool:
+        """Record because the server asks for it, on the pulse's thread; return whether it is."""
+        sampling = self._sampling
+        if self._broken or sampling is None or self._window is not None:
+            return False
+        sampling.ask(steps)
+        return True
 
     def _hear(self, text: str) -> None:
         """Take a window from rank 0, on the listener's thread."""
@@ -314,6 +358,8 @@ class Monitor:
 
     def _break(self, error: Exception) -> None:
         self._broken = True
+        if self._pulse is not None:
+            self._pulse.end(time.monotonic(), finished=False)
         self._tap.on = False
         self._tap.sink = None
         _log.warning("recording ends: %r", error, exc_info=error)
@@ -323,6 +369,8 @@ class Monitor:
         self._broken = True
         self._tap.on = False
         self._tap.sink = None
+        if self._pulse is not None:
+            self._pulse.forked()
 
 
 def _at_fork(monitor: Monitor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,9 +20,30 @@ GC: Final = "gc"
 # What a rank does between steps; no part of a step wherever it is.
 DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
+# How operations of tensor-, context- and expert-parallel ranks begin.
+SHARED: Final = ("tp-", "cp-", "ep-")
 
 # Operation, start and duration in nanoseconds since the epoch, step, microbatch, model chunk.
 Sink = Callable[[str, int, int, int, "int | None", "int | None"], None]
+
+
+# When a step has ended, in nanoseconds since the epoch; how long it took; and the end by the clock
+# that operations begin by.
+StepEnded = Callable[[int, int, int], None]
+
+
+class PulseSink(Protocol):
+    """Takes all operations of all steps; their begins are of the clock of `Timeline.end_step`."""
+
+    def inside(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
+        """Take an operation inside of a computation."""
+
+    def outside(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
+        """Take a computation, or an operation outside of these."""
+
+    def between(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
+        """Take what the rank does between steps."""
 
 
 class Timeline(Protocol):
@@ -43,8 +65,11 @@ class Timeline(Protocol):
     def begin(self) -> None:
         """Relate the clock to the host's, at the begin of a session."""
 
-    def end_step(self) -> None:
-        """End a step."""
+    def end_step(self, ended: StepEnded | None = None) -> int:
+        """End a step, and return how many operations it had.
+
+        `ended` is called when all of them have reached their sink, at once or later.
+        """
 
     def settle(self, timeout_s: float) -> None:
         """Wait until all operations have reached their sink; not on the training's thread."""
@@ -65,8 +90,53 @@ class Tap:
         self.ended: Any = None
         self.timeline = timeline
         self.now = timeline.now
+        # Its marks are then nanoseconds of the monotonic clock.
+        self._on_host = timeline.name == "host"
         self.quiet = 0  # above 0, another hook records the collectives that are called
         self._waited: tuple[str, Any, Any] | None = None  # an operation that may go on
+        # The pulse, which takes operations between sessions as well.
+        self.pulse: PulseSink | None = None
+        self.aside = 0  # above 0, what runs is no part of a step
+        # Operations that begin so are for the pulse only.
+        self.hidden: tuple[str, ...] = ()
+        # The operation begun last, and when by the monotonic clock.
+        self.phase: tuple[str, int] | None = None
+        # Without a session, the microbatches of which one is measured, how many operations of a
+        # step were left out by type, and whether that inside of which this is was.
+        self.every = 1
+        self.skipped: dict[str, int] = {}
+        self.skips = False
+        self._turn = 0  # counts works of unknown microbatches
+
+    @property
+    def takes(self) -> bool:
+        """Whether operations that run now are recorded."""
+        return self.sink is not None or (self.pulse is not None and not self.aside)
+
+    def begins(self, op: str, mb: int | None = None) -> Any:
+        """Mark the begin of an operation; return None where it is not measured."""
+        if self._on_host:
+            start = self.now()
+            self.phase = op, start
+            return start
+        self.phase = op, time.monotonic_ns()
+        if self.every > 1 and self.sink is None:
+            if self.skips:
+                return None
+            if mb is not None and mb % self.every:
+                self.skipped[op] = self.skipped.get(op, 0) + 1
+                return None
+        return self.now()
+
+    def ends(self, op: str, start: Any, mb: int | None = None, mc: int | None = None) -> None:
+        """Record an operation from the mark that `begins` returned until now."""
+        if start is not None:
+            self.add(op, start, self.now(), mb, mc)
+
+    def ends_waiting(self, op: str, start: Any) -> None:
+        """Record that the training waited for a collective until now; see `add_waiting`."""
+        if start is not None:
+            self.add_waiting(op, start, self.now())
 
     def add(
         self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
@@ -75,15 +145,46 @@ class Tap:
         if self._waited is not None:
             self.flush()
         self.ended = end
-        self.add_aside(op, start, end, mb, mc)
+        sink = self.sink
+        if sink is not None and not (self.hidden and op.startswith(self.hidden)):
+            self.timeline.add(sink, op, start, end, self.step, mb, mc)
+        if self.pulse is not None and not self.aside:
+            self.add_to_pulse(op, start, end)
 
     def add_aside(
         self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
     ) -> None:
         """Record an operation that other ranks may not have, such as a garbage collection."""
         sink = self.sink
-        if sink is not None:
+        if sink is not None and not (self.hidden and op.startswith(self.hidden)):
             self.timeline.add(sink, op, start, end, self.step, mb, mc)
+        if self.pulse is not None and not self.aside:
+            self.add_to_pulse(op, start, end)
+
+    def add_to_pulse(self, op: str, start: Any, end: Any) -> None:
+        """Have the pulse take an operation, or a wait that a session has as part of one."""
+        pulse = self.pulse
+        if pulse is None:
+            return
+        if not self._on_host:
+            taken = pulse.inside if self.depth else pulse.outside
+            self.timeline.add(taken, op, start, end, self.step, None, None)
+        elif self.depth:
+            pulse.inside(op, start, end - start)
+        else:
+            pulse.outside(op, start, end - start)
+
+    def add_between(self, op: str, start: Any, end: Any) -> None:
+        """Record what the rank did between steps."""
+        sink, pulse = self.sink, self.pulse
+        if sink is not None:
+            self.timeline.add(sink, op, start, end, self.step, None, None)
+        if pulse is None or self.aside:
+            return
+        if self._on_host:
+            pulse.between(op, start, end - start)
+        else:
+            self.timeline.add(pulse.between, op, start, end, self.step, None, None)
 
     def add_waiting(self, op: str, start: Any, end: Any) -> None:
         """Record that the training waited for a collective.
@@ -106,11 +207,11 @@ class Tap:
         if waited is not None:
             self.add(*waited)
 
-    def end_step(self) -> None:
-        """End a step in which the hooks are on."""
+    def end_step(self, ended: StepEnded | None = None) -> int:
+        """End a step in which the hooks are on; return how many operations it had."""
         self.flush()
         self.ended = None
-        self.timeline.end_step()
+        return self.timeline.end_step(ended)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
         """Record the code inside as one operation, the collectives in it included."""
@@ -138,10 +239,42 @@ class Tap:
     ) -> Any:
         """Record asynchronous work from a mark until it completes; return what to wait for."""
         sink, step = self.sink, self.step
-        if sink is None or work is None:
+        if work is None:
             return work
-        timeline = self.timeline
-        return timeline.watch(lambda end: timeline.add(sink, op, start, end, step, mb, mc), work)
+        if sink is not None and not (self.hidden and op.startswith(self.hidden)):
+            timeline = self.timeline
+            work = timeline.watch(
+                lambda end: timeline.add(sink, op, start, end, step, mb, mc), work
+            )
+        if self.pulse is not None and not self.aside:
+            if mb is None:
+                self._turn += 1
+            work = Awaited(self, op, work, self._turn if mb is None else mb)
+        return work
+
+
+class Awaited:
+    """A work whose waits the pulse takes."""
+
+    def __init__(self, tap: Tap, op: str, work: Any, mb: int) -> None:
+        self._tap = tap
+        self._op = op
+        self._work = work
+        self._mb = mb
+
+    def wait(self, *timeout: Any) -> Any:
+        """Wait as `Work.wait` does."""
+        tap = self._tap
+        if not tap.on or tap.pulse is None or tap.aside:
+            return self._work.wait(*timeout)
+        start = tap.begins(self._op, self._mb)
+        result = self._work.wait(*timeout)
+        if start is not None and not tap.aside:
+            tap.add_to_pulse(self._op, start, tap.now())
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 class Span:
@@ -158,7 +291,7 @@ class Span:
 
     def __enter__(self) -> None:
         if self._tap.on:
-            self._start = self._tap.now()
+            self._start = self._tap.begins(self._op, self._mb)
 
     def __exit__(
         self,
@@ -196,11 +329,17 @@ class Waiting(Span):
 class Computing(Span):
     """A span in which collectives are nested."""
 
-    __slots__ = ()
+    __slots__ = ("_skips",)
 
     def __enter__(self) -> None:
-        self._tap.depth += 1
-        super().__enter__()
+        tap = self._tap
+        self._skips = False
+        if tap.on:
+            self._start = tap.begins(self._op, self._mb)
+            if self._start is None and not tap.skips:
+                # What is inside of an operation that is not measured is not either.
+                self._skips = tap.skips = True
+        tap.depth += 1
 
     def __exit__(
         self,
@@ -208,8 +347,12 @@ class Computing(Span):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._tap.depth -= 1
-        super().__exit__(kind, error, trace)
+        tap = self._tap
+        tap.depth -= 1
+        if self._skips:
+            tap.skips = False
+        if self._start is not None and tap.on and kind is None:
+            tap.add(self._op, self._start, tap.now(), self._mb, self._mc)
 
 
 class Between(Span):
@@ -218,13 +361,15 @@ class Between(Span):
     What is computed or sent in it, as by an evaluation, belongs to no step and is not recorded.
     """
 
-    __slots__ = ("_sink", "_step")
+    __slots__ = ("_before", "_sink", "_step")
 
     def __enter__(self) -> None:
-        super().__enter__()
         tap = self._tap
+        self._before = tap.phase
+        super().__enter__()
         self._sink, self._step = tap.sink, tap.step
         tap.sink = None
+        tap.aside += 1
 
     def __exit__(
         self,
@@ -233,10 +378,14 @@ class Between(Span):
         trace: TracebackType | None,
     ) -> None:
         tap = self._tap
+        tap.aside -= 1
+        if self._before is not None:
+            # That is over; what comes next is not known yet.
+            tap.phase = self._before[0], time.monotonic_ns()
         if tap.step == self._step and tap.sink is None:
             # A step that ended meanwhile may have ended the session.
             tap.sink = self._sink
         super().__exit__(kind, error, trace)
 
     def _record(self, end: Any) -> None:
-        self._tap.add_aside(self._op, self._start, end)
+        self._tap.add_between(self._op, self._start, end)

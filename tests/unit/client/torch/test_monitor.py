@@ -118,8 +118,11 @@ def test_the_garbage_collector_is_recorded_where_it_takes_long(
     assert "gc" in {row["op"] for row in sent(receiver)[2]}
 
 
-def test_everything_is_taken_off_when_the_monitor_is_closed(job: Job) -> None:
+def test_everything_is_taken_off_when_the_monitor_is_closed(
+    receiver: Receiver, tmp_path: Path
+) -> None:
     before = len(gc.callbacks)
+    job = Job(receiver.url, tmp_path)
     job.monitor.record(5, at=1)
     job.train(2)
     assert len(gc.callbacks) == before + 1

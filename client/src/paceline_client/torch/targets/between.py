@@ -16,7 +16,7 @@ def _recorded(op: str, job: Job, original: Function) -> Function:
     tap = job.tap
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        aside = not tap.on or tap.depth or tap.sink is None
+        aside = not tap.on or tap.depth or not tap.takes
         if aside or threading.current_thread() is not threading.main_thread():
             return original(*args, **kwargs)
         with tap.between(op):

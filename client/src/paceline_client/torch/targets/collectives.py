@@ -74,16 +74,17 @@ def _watched(what: str, parameters: tuple[str, ...], job: Job, original: Functio
         first = tensors[0] if isinstance(tensors, list) else tensors
         if kind is None or not _is_recorded(kind, what, first):
             return original(*args, **kwargs)
-        if kind == EXPERT:
+        if kind == EXPERT and tap.sink is not None and not tap.hidden:
             output = given(args, kwargs, output_at)
             rows = sum(map(len, output)) if isinstance(output, list) else len(output)
             job.one(_Experts).exchanged(tap.step, rows)
-        start = tap.now()
+        op = f"{kind}-{what}"
+        start = tap.begins(op)
         work = original(*args, **kwargs)
         if work is None:
-            tap.add(f"{kind}-{what}", start, tap.now())
+            tap.ends(op, start)
             return None
-        return tap.watch(f"{kind}-{what}", work, start)
+        return tap.watch(op, work, start)
 
     return collective
 

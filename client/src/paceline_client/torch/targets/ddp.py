@@ -43,12 +43,12 @@ class _Watch:
 
     def _computed(self) -> None:
         self._queued = False
-        self._start = self._tap.now() if self._tap.on else None
+        self._start = self._tap.begins(GRADIENTS) if self._tap.on else None
         self._queue(self._reduced)
 
     def _reduced(self) -> None:
-        if self._start is not None and self._tap.on:
-            self._tap.add(GRADIENTS, self._start, self._tap.now())
+        if self._tap.on:
+            self._tap.ends(GRADIENTS, self._start)
 
     @staticmethod
     def _queue(callback: Any) -> None:
@@ -59,6 +59,7 @@ def _install(job: Job, level: Level) -> Undo:
     if level < Level.P2P:
         return lambda: None
     kind = sys.modules[_MODULE].DistributedDataParallel
+    compiler = sys.modules["torch"].compiler
 
     def record() -> Undo:
         watched: dict[int, Undo] = {}
@@ -66,7 +67,7 @@ def _install(job: Job, level: Level) -> Undo:
 
         @functools.wraps(original)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in watched:
+            if id(module) not in watched and not compiler.is_compiling():
                 watched[id(module)] = _Watch(job, module).attach()
             return original(module, *args, **kwargs)
 

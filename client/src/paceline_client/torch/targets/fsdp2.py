@@ -26,14 +26,14 @@ def _unshard(job: Job, original: Function) -> Function:
         tap = job.tap
         if not tap.on or group._all_gather_result is not None:
             return original(group, *args, **kwargs)
-        start = tap.now()
+        start = tap.begins(PARAMETERS)
         with tap.quietly():
             answer = original(group, *args, **kwargs)
         result = group._all_gather_result
         if result is None:
             return answer  # nothing to gather
         if _synchronous(group, result):
-            tap.add(PARAMETERS, start, tap.now())
+            tap.ends(PARAMETERS, start)
         elif tap.depth == 0 and result.all_gather_work is not None:
             # Before the computation. FSDP waits for the work itself.
             tap.watch(PARAMETERS, result.all_gather_work, start)

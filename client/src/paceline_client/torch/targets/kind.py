@@ -128,12 +128,17 @@ class Target:
     # For what hooks cannot record; returns a function that reverts it.
     install: Callable[[Job, Level], Undo] | None = None
 
-    def attach(self, job: Job, level: Level) -> tuple[list[Undo], list[str]]:
-        """Attach all hooks that fit; return how to revert them, and the names of the others."""
+    def attach(
+        self, job: Job, level: Level, hooks: Level | None = None
+    ) -> tuple[list[Undo], list[str]]:
+        """Attach all hooks that fit; return how to revert them, and the names of the others.
+
+        `hooks` is their level if it is another one than that of sessions.
+        """
         undo: list[Undo] = []
         left_out: list[str] = []
         for hook in self.hooks:
-            if hook.level > level:
+            if hook.level > (level if hooks is None else hooks):
                 continue
             fault = hook.fault()
             if fault is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,24 @@ class _Microbatches:
         return self._passes[op] - 1
 
 
+class _Called:
+    """A hook of a module, of which copies of the module, also pickled ones, have none."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def __call__(self, *given: Any) -> None:
+        self._function(*given)
+
+    def __deepcopy__(self, _known: Any) -> Function:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Something of the standard library that takes anything and does nothing: a saved model is
+        # loaded where the client is not.
+        return getattr, (nullcontext(), "__exit__")
+
+
 def _backward(job: Job, original: Function) -> Function:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         tap = job.tap
@@ -45,19 +64,22 @@ def _install(job: Job, _level: Level) -> Undo:
         spans: list[Any] = []
 
         def before(*_: Any) -> None:
-            if tap.on and not tap.depth and torch.is_grad_enabled():
+            # Inside of code that is being compiled, nothing runs.
+            if torch.compiler.is_compiling() or not tap.on or tap.depth:
+                return
+            if torch.is_grad_enabled():
                 span = tap.computing(FORWARD, job.one(_Microbatches).next(FORWARD, tap.step), None)
                 span.__enter__()
                 spans.append(span)
 
         def after(*_: Any) -> None:
-            if spans:
+            if not torch.compiler.is_compiling() and spans:
                 spans.pop().__exit__(None, None, None)
 
         # Before FSDP's own hook, and after all others.
         handles = [
-            model.register_forward_pre_hook(before, prepend=True),
-            model.register_forward_hook(after, always_call=True),
+            model.register_forward_pre_hook(_Called(before), prepend=True),
+            model.register_forward_hook(_Called(after), always_call=True),
         ]
 
         def stop() -> None:

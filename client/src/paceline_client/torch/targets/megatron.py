@@ -25,6 +25,8 @@ _OF_TIMER: Final = {
     "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce": "embedding-grads-all-reduce",
 }
+# Whose backward may be to come; evaluations with gradients have none.
+_MOST_FORWARDS: Final = 4096
 
 
 class _Now:
@@ -49,7 +51,7 @@ class _Now:
 
     def forward(self, mb: int | None, mc: int | None) -> None:
         """Begin a forward."""
-        self._waiting.setdefault(mc or 0, deque()).append(mb)
+        self._waiting.setdefault(mc or 0, deque(maxlen=_MOST_FORWARDS)).append(mb)
         self.mb, self.mc = mb, mc
 
     def backward(self, chunks: int) -> None:
@@ -109,6 +111,8 @@ class _Timer:
         self._op = name if name in {FORWARD, BACKWARD} else _OF_TIMER.get(name)
         self._computes = name in {FORWARD, BACKWARD}
         self._start: Any = None
+        self._begun = False
+        self._skips = False
 
     def start(self, *args: Any, **kwargs: Any) -> None:
         """Start the timer."""
@@ -116,19 +120,26 @@ class _Timer:
             self._theirs.start(*args, **kwargs)
         tap = self._tap
         if self._op is not None and _trains(tap):
+            mb = self._now.mb if self._computes else None
+            self._start = tap.begins(self._op, mb)
+            self._begun = True
             tap.depth += self._computes
-            self._start = tap.now()
+            if self._computes and self._start is None and not tap.skips:
+                tap.skips = self._skips = True
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
         """Stop the timer."""
         tap = self._tap
-        if self._start is not None and self._op is not None:
+        if self._begun and self._op is not None:
+            self._begun = False
             start, self._start = self._start, None
             tap.depth -= self._computes
+            if self._skips:
+                tap.skips = self._skips = False
             now = self._now
             mb, mc = (now.mb, now.mc) if self._computes else (None, None)
             if tap.on:
-                tap.add(self._op, start, tap.now(), mb, mc)
+                tap.ends(self._op, start, mb, mc)
         if self._theirs is not None:
             self._theirs.stop(*args, **kwargs)
 
@@ -165,7 +176,7 @@ def _requests(job: Job, original: Function) -> Function:
         tap = job.tap
         if not tap.on:
             return original(**kwargs)
-        start = tap.now()
+        start = tap.now() if tap.sink is not None else None
         requests = original(**kwargs)
         if isinstance(requests, dict):
             return {
@@ -193,12 +204,12 @@ def _start(op: str, handle: str, job: Job, original: Function) -> Function:
         tap = job.tap
         if not tap.on or getattr(buckets, handle) is not None:
             return original(buckets, *args, **kwargs)
-        start = tap.now()
+        start = tap.begins(op)
         answer = original(buckets, *args, **kwargs)
         work = getattr(buckets, handle)
         buckets.paceline_nested = tap.depth > 0
         if work is None:
-            tap.add(op, start, tap.now())
+            tap.ends(op, start)
         elif not buckets.paceline_nested:
             setattr(buckets, handle, tap.watch(op, work, start))
         return answer
@@ -240,10 +251,10 @@ def _finalized(job: Job, finalize: Function) -> Function:
         tap = job.tap
         if not tap.on:
             return finalize(*args, **kwargs)
-        before, start = job.one(_Reductions).seen, tap.now()
+        before, start = job.one(_Reductions).seen, tap.begins(GRADIENTS)
         answer = finalize(*args, **kwargs)
         if job.one(_Reductions).seen == before:
-            tap.add(GRADIENTS, start, tap.now())
+            tap.ends(GRADIENTS, start)
         return answer
 
     return finalize_model_grads

@@ -22,7 +22,11 @@ def _install(job: Job, _level: Level) -> Undo:
 
         def before(*_: Any) -> None:
             tap.flush()
-            starts.append(None if not tap.on else tap.now() if tap.ended is None else tap.ended)
+            if not tap.on:
+                starts.append(None)
+                return
+            start = tap.begins(OPTIMIZER)
+            starts.append(start if tap.ended is None else tap.ended)
 
         def after(*_: Any) -> None:
             start = starts.pop() if starts else None

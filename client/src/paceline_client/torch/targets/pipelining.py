@@ -82,7 +82,7 @@ def _batch(job: Job, original: Function) -> Function:
         if not labels or len(labels) < len(p2p_ops):
             # Off, or the exchange of shapes before the first step.
             return original(p2p_ops, *args, **kwargs)
-        start = tap.now()
+        start = tap.begins(labels[0][0]) if tap.sink is not None else None
         works = original(p2p_ops, *args, **kwargs)
         if len(works) == len(labels):
             return [

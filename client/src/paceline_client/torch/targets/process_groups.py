@@ -75,10 +75,10 @@ class _Awaited:
         tap = self._job.tap
         if not tap.on or tap.quiet:
             return self._work.wait(*timeout)
-        start = tap.now() if self._start is None else self._start
+        start = tap.begins(self._op) if self._start is None else self._start
         self._start = None
         result = self._work.wait(*timeout)
-        tap.add_waiting(self._op, start, tap.now())
+        tap.ends_waiting(self._op, start)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -97,13 +97,13 @@ def _method(job: Job, op: str, original: Function) -> Function:
         tap = job.tap
         if not tap.on or tap.quiet or torch.compiler.is_compiling() or not _is_recorded(job, group):
             return original(group, *args, **kwargs)
-        start = tap.now()
+        start = tap.begins(op)
         work = original(group, *args, **kwargs)
         options = kwargs.get("opts", args[-1] if args else None)
         waits = not getattr(options, "asyncOp", True)
         if work is None:
             if waits:
-                tap.add_waiting(op, start, tap.now())
+                tap.ends_waiting(op, start)
             return work
         return _Awaited(job, op, work, start if waits else None)
 
@@ -137,9 +137,9 @@ def _wait(job: Job, original: Function) -> Function:
         if op is None:
             return original(tensor)
         tap = job.tap
-        start = tap.now()
+        start = tap.begins(op)
         result = original(tensor)
-        tap.add_waiting(op, start, tap.now())
+        tap.ends_waiting(op, start)
         return result
 
     return wait_tensor

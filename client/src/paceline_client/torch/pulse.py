@@ -1,0 +1,124 @@
+"""The pulse of a rank: the tap's second sink, its beats, and sessions that the server asks for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Literal
+
+from paceline_client.pulse.budget import RecordBudget, Requests
+from paceline_client.pulse.rows import Beat
+from paceline_client.pulse.sending import Counts, Destination, Pulse
+from paceline_client.torch.layout import Layout
+from paceline_client.torch.steps import Steps
+from paceline_client.torch.tap import Tap
+
+_log = logging.getLogger("paceline_client")
+
+RecordWhen = Literal["auto", "ask"] | RecordBudget
+
+# Of a step on a GPU; each operation has two.
+_MOST_EVENTS: Final = 64
+# Clocks of device and host are compared anew.
+_STEPS_A_CLOCK: Final = 128
+_FINISHED: Final = "finished"
+
+
+class RankPulse:
+    """Sums each step of a rank to a row, and has a thread send these.
+
+    `record` says whether the server may ask for sessions: within a budget (``"auto"`` is the usual
+    one), or not at all (``"ask"``).
+    """
+
+    def __init__(self, tap: Tap, where: Destination, layout: Layout, record: RecordWhen) -> None:
+        self._tap = tap
+        self._place = where.rank, layout.dp_rank, layout.pp_rank
+        self._pulse = Pulse(where, self._beat, self._hear)
+        self._steps = Steps(where.rank, layout, self._pulse.add)
+        self._requests = None if record == "ask" else Requests(_budget(record))
+        self._ask: Callable[[int], bool] = lambda _: False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the server takes pulses, as far as it is known."""
+        return self._pulse.wanted
+
+    @property
+    def counts(self) -> Counts:
+        """The rows by their fate."""
+        return self._pulse.counts
+
+    def start(self, ask: Callable[[int], bool]) -> None:
+        """Start; `ask` is called on another thread with the steps of a session to record."""
+        self._ask = ask
+        self._tap.pulse = self._steps
+        self._pulse.start()
+
+    def end_step(self, tokens: int | None) -> None:
+        """End the current step."""
+        tap = self._tap
+        skipped, tap.skipped = tap.skipped, {}
+        ended = partial(self._steps.end, tap.step, int(tokens or 0), skipped)
+        operations = tap.end_step(ended)
+        if tap.sink is not None:
+            return
+        if operations:
+            self._sample(2 * operations)
+        if tap.step % _STEPS_A_CLOCK == 0:
+            tap.timeline.begin()
+
+    def _sample(self, events: int) -> None:
+        """Choose how many microbatches are measured, so that a step has few events."""
+        tap = self._tap
+        whole = events * tap.every
+        every = max(1, math.ceil(whole / _MOST_EVENTS))
+        # A little less than before is no reason to change.
+        if every > tap.every or 2 * every <= tap.every:
+            tap.every = every
+
+    def end(self, give_up_at_s: float, *, finished: bool) -> None:
+        """Begin to send the rest, and, if the job has `finished`, that it has."""
+        self._tap.pulse = None
+        self._pulse.end(give_up_at_s, finished=finished)
+
+    def wait(self, give_up_at_s: float) -> None:
+        """Wait until that is sent."""
+        self._pulse.wait(give_up_at_s)
+
+    def forked(self) -> None:
+        """Stop in a forked child."""
+        self._tap.pulse = None
+        self._pulse.forked()
+
+    def _beat(self, finished: bool) -> Beat | None:  # noqa: FBT001 - called by the thread
+        tap = self._tap
+        now_ns, phase = time.time_ns(), tap.phase
+        if finished:
+            phase = _FINISHED, time.monotonic_ns()
+        if phase is None:
+            return None
+        since_ns = now_ns - max(0, time.monotonic_ns() - phase[1])
+        return Beat(tap.step, *self._place, now_ns, phase[0], since_ns)
+
+    def _hear(self, steps: int, reason: str) -> None:
+        requests = self._requests
+        if requests is None:
+            _log.info("the server asks for a session (%s); this job does not record for it", reason)
+            return
+        if not requests.grant(steps, self._tap.step, time.monotonic()):
+            _log.info("the server asks for a session (%s) beyond the budget of this job", reason)
+        elif self._ask(steps):
+            _log.info("recording %d steps: %s", steps, reason)
+
+
+def _budget(record: RecordWhen) -> RecordBudget:
+    if isinstance(record, RecordBudget):
+        return record
+    if record != "auto":
+        message = f'record must be "auto", "ask" or a RecordBudget, not {record!r}'
+        raise ValueError(message)
+    return RecordBudget()

@@ -1,0 +1,146 @@
+"""The pulse of real jobs: what each rank did itself, whoever sends for the host, server or none."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from app.inputs.pulse.body import read_pulse
+from app.services.pulse.advance import advance_pulses
+from tests.integration.client.conftest import NOWHERE, Jobs, Train
+from tests.unit.client.conftest import Answer, Receiver, receiver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from app.analysis.pulse.columns import Pulses
+    from tests.integration.api.conftest import Installation
+
+__all__ = ["receiver"]
+
+# Without a session, and with a body each fifth of a second.
+ALONE = ("--no-session", "--pulse-s", "0.2")
+SLOW_S = 0.03
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def numbered(receiver: Receiver) -> None:
+    receiver.numbered = Answer(status=201, document={"attempt": 2})
+
+
+def sent(receiver: Receiver) -> list[Pulses]:
+    """Return the bodies that came."""
+    return [read_pulse(request.body, 2).rows for request in receiver.pulses]
+
+
+def by_rank(receiver: Receiver, name: str) -> dict[int, list[int]]:
+    """Return the values of a measure in the steps of each rank."""
+    values: dict[int, list[int]] = {}
+    for rows in sent(receiver):
+        for rank, value, phase in zip(rows.rank, getattr(rows, name), rows.phase, strict=True):
+            if phase < 0:
+                values.setdefault(int(rank), []).append(int(value))
+    return values
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "pipelining"])
+def test_only_the_rank_that_is_slow_computes_longer(
+    train: Train, receiver: Receiver, kind: str
+) -> None:
+    trained = train(
+        *("--kind", kind, "--ranks", "2", "--steps", str(STEPS), "--url", receiver.url),
+        *("--slow", "1", "--slow-s", str(SLOW_S), *ALONE),
+    )
+
+    assert trained.code == 0, trained.said
+    steps = by_rank(receiver, "step")
+    assert {rank: sorted(set(of)) for rank, of in steps.items()} == {
+        rank: list(range(STEPS)) for rank in range(2)
+    }
+    computing = {
+        rank: float(np.median(values)) for rank, values in by_rank(receiver, "compute_ns").items()
+    }
+    # Two forwards, or four, in which the rank slept; the other one waited that long.
+    assert computing[1] > 2 * SLOW_S * 1e9
+    assert computing[0] < computing[1] / 2
+    waiting = {
+        rank: float(np.median(values)) for rank, values in by_rank(receiver, "wait_ns").items()
+    }
+    assert waiting[0] > SLOW_S * 1e9
+    assert any("finished" in rows.phases for rows in sent(receiver))
+
+
+def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
+    jobs: Jobs, tmp_path: Path, receiver: Receiver
+) -> None:
+    """Rank 0 of two ranks without collectives is killed; rank 1 goes on, and sends for itself."""
+    jobs.start(
+        tmp_path / "job",
+        *("--kind", "plain", "--ranks", "2", "--steps", "60", "--url", receiver.url),
+        *(
+            "--pause-s",
+            "0.1",
+            "--fault",
+            "kill first",
+            "--fault-at",
+            "20",
+            "--no-session",
+            "--pulse-s",
+            "0.2",
+        ),
+    )
+    trained = jobs.wait(tmp_path / "job")
+
+    assert trained.code == 1, trained.said
+    steps = by_rank(receiver, "step")
+    assert max(steps[1]) == 59
+    # At most what it had not sent yet is lost of the one that was killed, nothing of the other.
+    assert sorted(steps[1]) == list(range(60))
+    assert max(steps[0]) <= 20
+    assert trained.told("rank-1")["pulse"]["sent"] > 0
+
+
+def test_a_server_that_is_away_costs_rows_and_nothing_else(train: Train) -> None:
+    trained = train(
+        *(
+            "--kind",
+            "ddp",
+            "--ranks",
+            "2",
+            "--steps",
+            "6",
+            "--url",
+            NOWHERE,
+            "--no-session",
+            "--pulse-s",
+            "0.2",
+        )
+    )
+
+    assert trained.code == 0, trained.said
+    for rank in range(2):
+        pulse = trained.told(f"rank-{rank}")["pulse"]
+        assert pulse["rows"] == 6
+        assert pulse["sent"] == 0
+    assert sum(trained.told(f"rank-{rank}")["pulse"]["dropped"] for rank in range(2)) > 0
+
+
+def test_a_server_takes_all_of_a_job(train: Train, installation: Installation) -> None:
+    trained = train(
+        *("--kind", "ddp", "--ranks", "2", "--steps", "9", "--url", installation.url),
+        *("--pause-s", "0.05", *ALONE),
+    )
+
+    assert trained.code == 0, trained.said
+    told = [trained.told(f"rank-{rank}")["pulse"] for rank in range(2)]
+    assert [pulse["rows"] for pulse in told] == [9, 9]
+    assert sum(pulse["sent"] for pulse in told) == 18
+    assert sum(pulse["dropped"] for pulse in told) == 0
+    while advance_pulses(installation.container, timedelta(0)):
+        pass
+    found = installation.client.get("/api/v1/jobs/job/pulse/notices").json()
+    assert found == {"notices": [], "counts": {}}

@@ -1,0 +1,141 @@
+"""A step's operations become one row, and a session may be asked for."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+from app.inputs.pulse.body import read_pulse
+from tests.support.extras import of_real_jobs
+from tests.unit.client.conftest import Answer, Receiver
+
+torch = of_real_jobs("torch")
+
+import paceline_client.torch as paceline  # noqa: E402
+from paceline_client.pulse.rows import Row  # noqa: E402
+from paceline_client.torch.layout import Layout  # noqa: E402
+from paceline_client.torch.steps import Steps  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
+
+PLACE = Layout(dp=4, pp=2, dp_rank=3, pp_rank=1)
+
+
+def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
+    rows: list[Row] = []
+    steps = Steps(7, PLACE, rows.append)
+    # From 1,000 to 2,000: loading and a checkpoint, then two microbatches and the optimizer.
+    steps.between("data-loading", 1_000, 60)
+    steps.between("checkpoint", 1_060, 40)
+    steps.outside("gc", 1_100, 10)
+    steps.inside("params-all-gather", 1_150, 30)
+    steps.outside("forward-compute", 1_140, 100)
+    steps.between("data-loading", 1_240, 20)
+    steps.inside("gc", 1_300, 5)
+    steps.inside("grads-reduce-scatter", 1_310, 50)
+    steps.outside("backward-compute", 1_260, 200)
+    steps.outside("grads-reduce-scatter", 1_460, 40)
+    steps.outside("optimizer", 1_500, 70)
+    steps.end(5, 4096, {}, 9_000, 1_000, 2_000)
+    steps.end(6, 0, {}, 9_100, 100, 2_100)
+
+    # What it waited, inside and outside; the collector counts as computing, and not as loading.
+    assert rows[0] == Row(5, 7, 3, 1, 9_000, 1_000, 70 + 150 + 10, 120, 110, 70, 15, 4096)
+    assert rows[1] == Row(6, 7, 3, 1, 9_100, 100, 0, 0, 0, 0, 0, 0)
+
+
+def test_evaluation_is_no_part_of_a_step_and_what_was_not_measured_is_as_what_was() -> None:
+    rows: list[Row] = []
+    steps = Steps(0, Layout(), rows.append)
+    steps.between("evaluation", 0, 500)
+    steps.inside("params-all-gather", 610, 10)
+    steps.outside("forward-compute", 600, 100)
+    steps.outside("forward-recv", 700, 20)
+    steps.end(0, 0, {"forward-compute": 3, "forward-recv": 1}, 1_000, 1_000, 1_000)
+
+    row = rows[0]
+    assert (row.step_ns, row.data_ns) == (500, 100)
+    assert (row.compute_ns, row.wait_ns) == (4 * 90, 4 * 10 + 2 * 20)
+
+
+def attach(receiver: Receiver, spool: Path, **how: Any) -> tuple[paceline.Monitor, Any]:  # noqa: ANN401
+    receiver.numbered = Answer(status=201, document={"attempt": 1})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    monitor = paceline.attach(
+        receiver.url, "llama", model=model, every=None, warmup=1, spool=spool, **how
+    )
+    return monitor, model
+
+
+def train(monitor: paceline.Monitor, model: Any, steps: int) -> None:  # noqa: ANN401
+    for step in range(steps):
+        model(torch.zeros(1, 4)).sum().backward()
+        monitor.step(tokens=100 + step)
+
+
+def test_a_loop_sends_its_rows_and_that_it_has_finished(receiver: Receiver, tmp_path: Path) -> None:
+    monitor, model = attach(receiver, tmp_path)
+    train(monitor, model, 3)
+    monitor.close(60)
+    train(monitor, model, 1)
+
+    rows = read_pulse(receiver.pulses[-1].body, 1).rows
+    assert rows.step.tolist() == [0, 1, 2, 3]
+    assert rows.tokens.tolist() == [100, 101, 102, 0]
+    assert (rows.compute_ns[:3] > 0).all()
+    assert rows.phases == ("finished",)
+
+
+def test_without_the_pulse_nothing_is_sent_and_the_hooks_are_off(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    monitor, model = attach(receiver, tmp_path, pulse=False)
+    train(monitor, model, 2)
+    monitor.close(60)
+    assert receiver.pulses == []
+    assert monitor.pulse_counts is None
+
+
+def test_a_model_is_copied_and_saved_whole_while_its_pulse_is_sent(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    monitor, model = attach(receiver, tmp_path)
+    copied = copy.deepcopy(model)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    assert b"paceline" not in saved.getvalue()
+    saved.seek(0)
+    for other in (copied, torch.load(saved, weights_only=False)):
+        assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    monitor.close(60)
+
+
+def test_a_session_that_the_server_asks_for_is_recorded_within_the_budget(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.pulse = Answer(document={"record": {"steps": 3, "reason": "slow"}, "pulse_s": 0.1})
+    budget = paceline.RecordBudget(share=1.0, every_s=3600.0)
+    monitor, model = attach(receiver, tmp_path, record=budget)
+
+    def recorded() -> bool:
+        train(monitor, model, 1)
+        return len(monitor.outcomes) == 1 and not monitor.recording
+
+    wait_for(recorded, "a session was recorded")
+    monitor.close(60)
+    assert len(monitor.outcomes) == 1
+
+
+def test_a_job_that_wants_to_be_asked_records_nothing(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.pulse = Answer(document={"record": {"steps": 3, "reason": "slow"}, "pulse_s": 0.1})
+    monitor, model = attach(receiver, tmp_path, record="ask")
+
+    def asked() -> bool:
+        train(monitor, model, 1)
+        return len(receiver.pulses) > 2
+
+    wait_for(asked, "some pulses")
+    train(monitor, model, 5)
+    monitor.close(60)
+    assert monitor.outcomes == []
