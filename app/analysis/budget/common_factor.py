@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import mean, median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
 
 _COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
@@ -177,7 +177,7 @@ def _spell(part: FloatArray, scatter: float) -> tuple[int, int] | None:
     count = len(part)
     if count <= THRESHOLDS.fewest:
         return None
-    sums = np.concatenate([[0.0], np.cumsum(part - part.mean())])
+    sums = np.concatenate([[0.0], np.cumsum(part - mean(part))])
     length = np.arange(count + 1)[None, :] - np.arange(count + 1)[:, None]
     # shape (begin, end); the mean of all is 0, so what is inside a run is missing outside
     inside = sums[None, :] - sums[:, None]
@@ -209,7 +209,7 @@ def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFact
     for numbers in (np.arange(count), steps):
         at = (numbers - numbers.mean()).astype(np.float64)
         line = float(at @ common / (at @ at)) * at
-        left = common - common.mean() - line
+        left = common - mean(common) - line
         if found is None or left @ left < found[0]:
             found = float(left @ left), at, line
     assert found is not None  # noqa: S101 - two were tried
@@ -237,7 +237,7 @@ def _growth(common: FloatArray, logs: FloatArray, steps: IntArray) -> CommonFact
 
 def _left_by_spell(common: FloatArray) -> float:
     """Return the sum of squares that the best single change of level leaves."""
-    away = common - common.mean()
+    away = common - mean(common)
     sums, count = np.cumsum(away)[:-1], np.arange(1, len(away))
     taken = sums**2 / count + sums**2 / (len(away) - count)
     return float(away @ away - taken.max())

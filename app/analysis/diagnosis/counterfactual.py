@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from app.analysis.diagnosis.finding import Change
 from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import mean
 from app.analysis.replay.session import ShapeGroup
 
 NS: Final = 1e-9
@@ -96,7 +97,7 @@ class Counterfactuals:
         """Return the time of a mean step without the causes, seconds."""
         known = self._mean_s.get(causes)
         if known is None:
-            known = self._mean_s[causes] = float(np.mean(self.without(causes)))
+            known = self._mean_s[causes] = float(mean(self.without(causes)))
         return known
 
     def ideal(self) -> FloatArray:

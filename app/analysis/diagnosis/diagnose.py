@@ -29,6 +29,7 @@ from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import mean
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.mismatch import recorded_otherwise
 from app.analysis.replay.session import (
@@ -110,7 +111,7 @@ def diagnose(
     earlier : sequence of EarlierSession
         What is known of the job's sessions before.
     """
-    step_ns = float(np.mean(metrics.recorded_s)) / NS
+    step_ns = metrics.recorded_step_s / NS
     passing = passing_of(replayed, metrics.recorded_s)
     signs = Signs(observation, step_ns, earlier, passing)
     diagnosis, between = _within_steps(signs, replayed, metrics), standing_still(signs)
@@ -133,7 +134,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     observation = signs.observation
     unjudged = _cannot_judge(signs)
     chance_s = by_chance_s(observation, metrics)
-    excess = float(np.mean(metrics.recorded_s)) / (metrics.ideal_step_s + chance_s)
+    excess = metrics.recorded_step_s / (metrics.ideal_step_s + chance_s)
     if loses_little(excess) and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
         return Diagnosis(
@@ -182,7 +183,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         now_s=None if late or regular or adapted else metrics.simulated_s[main],
         claims=[Claim(sign.kind.turn, sign.finding.launches.late_ns) for sign in found],
     )
-    recorded_s = float(np.mean(metrics.recorded_s[main]))
+    recorded_s = float(mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         # most likely all of them are asked for: one replay costs less than two
@@ -211,14 +212,14 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     delaying = {sign.kind.name for sign in found if sign.finding.launches.late_ns and explained}
     return replace(
         diagnosis,
-        late=with_late_s / float(np.mean(metrics.simulated_s[main])),
+        late=with_late_s / float(mean(metrics.simulated_s[main])),
         delaying=tuple(cause.cause for cause in diagnosis.causes if cause.cause in delaying),
     )
 
 
 def _only_seem_late(replayed: Replayed, metrics: Metrics) -> bool:
     """Return whether launches seem late that are not, the replay being far off."""
-    gap = float(np.mean(metrics.recorded_s)) / metrics.simulated_step_s - 1
+    gap = metrics.recorded_step_s / metrics.simulated_step_s - 1
     if metrics.discrepancy <= DISCREPANCY_LIMIT:
         return False
     return recorded_otherwise(replayed, gap) is not None
@@ -286,7 +287,7 @@ def _weigh(
 ) -> tuple[Diagnosis, frozenset[int]]:
     """Give each finding its share of the lost time, keep those that matter, and say which."""
     now_s = replays.without(frozenset())
-    mean_s = float(np.mean(now_s))
+    mean_s = float(mean(now_s))
     numbers, loss = named_loss(replays, len(found), ideal_s, measured.slowdown, measured.chance_s)
     causes = named_causes(replays, found, numbers, loss)
     chosen = {cause.cause for cause in causes}
@@ -296,7 +297,7 @@ def _weigh(
         ruled_out=tuple(c for c in KINDS if c not in chosen and c not in unjudged),
         unjudged=unjudged,
         lost_s=loss.lost_s,
-        slowdown=mean_s / float(np.mean(loss.reference_s)),
+        slowdown=mean_s / float(mean(loss.reference_s)),
         discrepancy=_off(replays, measured.recorded_s),
         judged=Judged(
             steps_s=now_s,
@@ -329,7 +330,7 @@ def _with_reducing(
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(
         diagnosis,
-        slowdown=float(np.mean(now_s)) / float(np.mean(reference_s)),
+        slowdown=float(mean(now_s)) / float(mean(reference_s)),
         judged=replace(diagnosis.judged, steps_s=now_s, reference_s=reference_s),
     )
 
@@ -342,7 +343,7 @@ def holding_anyway(
     What a worker computes by itself, without the waiting inside, does not depend on how well the
     steps are replayed. Its share of the loss does, and is not said.
     """
-    step_ns = float(np.mean(metrics.recorded_s)) / NS
+    step_ns = metrics.recorded_step_s / NS
     signs = Signs(observation, step_ns, earlier)
     among = [k for k in KINDS.values() if k.holds_anyway and k.cannot_judge(signs) is None]
     return tuple(
@@ -370,5 +371,5 @@ def _of_whole_steps(diagnosis: Diagnosis, between_s: float) -> Diagnosis:
         reference_s=judged.reference_s + between_s,
         recorded_s=judged.recorded_s + between_s,
     )
-    slowdown = float(np.mean(judged.steps_s)) / float(np.mean(judged.reference_s))
+    slowdown = float(mean(judged.steps_s)) / float(mean(judged.reference_s))
     return replace(diagnosis, slowdown=slowdown, judged=judged)

@@ -13,14 +13,13 @@ from enum import StrEnum
 from math import exp, hypot, log
 from typing import Final
 
-import numpy as np
-
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
 from app.analysis.diagnosis.named.loss import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_DRAWN, FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
+from app.analysis.replay.medians import mean
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 
 # S and the headline are both said in words where they differ by more.
@@ -122,7 +121,7 @@ def headline(
             HeadlineKind.PUBLISHED,
             ci95_reason=_too_few_to_draw(metrics) if published_ci95 is None else None,
         )
-    reference_s = float(np.mean(judged.reference_s))
+    reference_s = float(mean(judged.reference_s))
     ci95 = interval_of(judged)
     by_launches = (
         metrics.discrepancy > DISCREPANCY_LIMIT >= diagnosis.discrepancy and diagnosis.delaying
@@ -168,7 +167,7 @@ def interval_of(judged: Judged) -> Interval | None:
     drawn = spread_by_blocks(judged.steps_s, by_work_s, known.cycle)
     if drawn is None:
         return None
-    now, without = float(judged.steps_s.mean()), float(reference_s.mean())
+    now, without = float(mean(judged.steps_s)), float(mean(reference_s))
     below, above = (hypot(half, THRESHOLDS.model, known.reference) for half in drawn)
     below = hypot(below, known.longer)
     slowdown, late = now / without, judged.recorded_s - now

@@ -269,5 +269,5 @@ def _since_its_step(observation: Observation, gather: int) -> FloatArray:
     layout = observation.layout
     late = observation.delay_ns(gather)
     since = layout.start_ns[gather] - begins_of(observation.group, int(layout.nodes.pp[gather]))
-    late[1:] = np.clip(since[1:], 0.0, late[1:])
+    late[1:] = np.minimum(np.maximum(since[1:], 0.0), late[1:])
     return late

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import numpy as np
-
 from app.analysis.budget.document import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
@@ -200,7 +198,7 @@ def _withheld(job: JobFacts, metrics: Metrics, causes: Sequence[Cause], limit: f
     A cause that is known all the same comes with its share of the recorded step.
     """
     if causes and causes[0].cause != UNKNOWN:
-        step_s = float(np.mean(metrics.recorded_s))
+        step_s = metrics.recorded_step_s
         told = (
             KINDS[cause.cause].because(cause, job)
             + (f", {percent(cause.cost_s / step_s, 0)} of a step" if cause.cost_s else "")

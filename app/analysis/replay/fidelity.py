@@ -59,7 +59,7 @@ def _late_workers(
     """Replay the ranks with the longest delays as the only ones that are late."""
     delay = sum(_delays_by_worker(group, types) for group in replayed.groups)
     order = np.argsort(-np.ravel(delay), kind="stable")[:MOST_WORKERS]
-    recorded, simulated = float(np.mean(metrics.recorded_s)), metrics.simulated_step_s
+    recorded, simulated = metrics.recorded_step_s, metrics.simulated_step_s
     late = []
     for dp, stage in (divmod(int(i), replayed.layout.pp) for i in order):
         times = replayed.over_steps(
@@ -123,7 +123,7 @@ def distrust(
         replayed,
         [name for item in late for name in merged[item.op_type]],
         sum(item.share for item in late),
-        float(np.mean(metrics.recorded_s)) / metrics.simulated_step_s - 1,
+        metrics.recorded_step_s / metrics.simulated_step_s - 1,
         explained=None
         if delaying is None or delaying.discrepancy > limit
         else DELAYED.format(
@@ -140,7 +140,7 @@ def _difference(metrics: Metrics, late: Sequence[Late], limit: float) -> str:
         f"The replay differs from the recording by {percent(metrics.discrepancy)}, "
         f"the limit is {percent(limit, 0)}."
     )
-    if np.mean(metrics.recorded_s) < metrics.simulated_step_s:
+    if metrics.recorded_step_s < metrics.simulated_step_s:
         return (
             f"{opening} The recording is the shorter one: operations that the dependency model "
             "runs one after another overlap in it."

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.engine.variants import Keep
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.medians import mean
 from app.analysis.replay.session import Replayed, ShapeGroup, kept_delays, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
@@ -63,6 +64,7 @@ class Metrics:
     by_dp: FloatArray
     by_pp: FloatArray
     by_worker: FloatArray
+    ranked: tuple[tuple[int, int], ...]  # all workers, (DP rank, stage), the slowest first
     worst: tuple[tuple[int, int], ...]
     worst_workers: Contribution
     last_stage: Contribution
@@ -70,12 +72,17 @@ class Metrics:
     launch_by_optype: dict[str, float]
     clamped_delays: int
     # Of a mean step; kept because nearly every figure is counted against them.
+    recorded_step_s: float = field(init=False)
     simulated_step_s: float = field(init=False)
     ideal_step_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "simulated_step_s", float(np.mean(self.simulated_s)))
-        object.__setattr__(self, "ideal_step_s", float(np.mean(self.ideal_s)))
+        for name, times_s in (
+            ("recorded_step_s", self.recorded_s),
+            ("simulated_step_s", self.simulated_s),
+            ("ideal_step_s", self.ideal_s),
+        ):
+            object.__setattr__(self, name, float(mean(times_s)))
 
     @property
     def slowdown(self) -> float:
@@ -93,7 +100,7 @@ class Metrics:
     @property
     def discrepancy(self) -> float:
         """Return how far the replay is from the recording, relative to the replay (section 6)."""
-        return abs(float(np.mean(self.recorded_s)) / self.simulated_step_s - 1)
+        return abs(self.recorded_step_s / self.simulated_step_s - 1)
 
     @property
     def lost_s(self) -> float:
@@ -119,17 +126,17 @@ class Metrics:
         """Return the share of the lost time that idealizing the set recovers."""
         if not self.attributable:
             return None
-        return (self.simulated_step_s - float(np.mean(contribution.removed_s))) / self.lost_s
+        return (self.simulated_step_s - float(mean(contribution.removed_s))) / self.lost_s
 
     def addition(self, contribution: Contribution) -> float | None:
         """Return the share of the lost time that the set alone brings about."""
         if not self.attributable:
             return None
-        return (float(np.mean(contribution.kept_s)) - self.ideal_step_s) / self.lost_s
+        return (float(mean(contribution.kept_s)) - self.ideal_step_s) / self.lost_s
 
     def relative(self, simulated_s: FloatArray) -> FloatArray:
         """Return the slowdown of the mean step; steps are the first axis."""
-        return np.asarray(np.mean(simulated_s, axis=0) / self.ideal_step_s)
+        return np.asarray(mean(simulated_s) / self.ideal_step_s)
 
 
 def measure(replayed: Replayed) -> Metrics:
@@ -156,17 +163,18 @@ def measure(replayed: Replayed) -> Metrics:
     by_pp = times[:, 2 + len(merged) :]
     lanes = replayed.over_steps(_lone_lanes)
     by_worker, by_dp = lanes[:, :, :-1], lanes[:, :, -1]
-    order = rank_workers(np.mean(by_worker, axis=0))
+    of_mean_step = mean(by_worker)
+    order = rank_workers(of_mean_step)
     worst = order[: int(np.ceil(WORST_SHARE * dp * pp))]
     search = _Removals(replayed, order)
     # What the search for k50 begins with is replayed along with the worst workers.
-    apart = _standing_apart(np.mean(by_worker, axis=0) - float(np.mean(ideal)))
+    apart = _standing_apart(of_mean_step - float(mean(ideal)))
     search.replay([len(worst), 1, max(1, apart - 1), apart], keep=worst)
     recorded = replayed.over_steps(recorded_step_times) * NS
     _require_time(replayed, {"recorded": recorded, "replayed": simulated, "ideal": ideal})
-    launch_by_optype, clamped = _launch_shares(replayed, simulated, recorded)
-    lost_s = float(np.mean(simulated)) - float(np.mean(ideal))
-    attributable = lost_s >= ATTRIBUTABLE * float(np.mean(simulated))
+    launch_by_optype, clamped = _launch_shares(replayed, merged, simulated, recorded)
+    lost_s = float(mean(simulated)) - float(mean(ideal))
+    attributable = lost_s >= ATTRIBUTABLE * float(mean(simulated))
     return Metrics(
         recorded_s=recorded,
         simulated_s=simulated,
@@ -175,6 +183,7 @@ def measure(replayed: Replayed) -> Metrics:
         by_dp=by_dp,
         by_pp=by_pp,
         by_worker=by_worker,
+        ranked=order,
         worst=worst,
         worst_workers=Contribution(search.times_s[len(worst)], search.kept_s),
         last_stage=Contribution(without_last, by_pp[:, -1]),
@@ -238,10 +247,12 @@ def _lone_lanes(group: ShapeGroup) -> FloatArray:
 
 
 def _launch_shares(
-    replayed: Replayed, simulated_s: FloatArray, recorded_s: FloatArray
+    replayed: Replayed,
+    merged: Mapping[str, Sequence[str]],
+    simulated_s: FloatArray,
+    recorded_s: FloatArray,
 ) -> tuple[dict[str, float], int]:
     """Return what late launches of each op type add to a step, as a share of the recorded time."""
-    merged = merge_types(present_types(replayed))
     clamped = 0
 
     def delayed(group: ShapeGroup) -> FloatArray:
@@ -251,7 +262,7 @@ def _launch_shares(
         return group.simulator.delayed_step_times(list(merged.values()), delays).T * NS
 
     times = replayed.over_steps(delayed)
-    shares = (np.mean(times, axis=0) - float(np.mean(simulated_s))) / float(np.mean(recorded_s))
+    shares = (mean(times) - float(mean(simulated_s))) / float(mean(recorded_s))
     return dict(zip(merged, shares.tolist(), strict=True)), clamped
 
 
@@ -292,9 +303,7 @@ def _fewest_for_half(removals: _Removals, simulated_s: FloatArray, lost_s: float
     """
 
     def recovers_half(count: int) -> bool:
-        return (
-            float(np.mean(simulated_s)) - float(np.mean(removals.times_s[count])) >= HALF * lost_s
-        )
+        return float(mean(simulated_s)) - float(mean(removals.times_s[count])) >= HALF * lost_s
 
     low, high = 0, len(removals.order)
     while True:

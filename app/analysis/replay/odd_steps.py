@@ -149,7 +149,7 @@ def _begins(layout: Layout) -> FloatArray:
     """Return when each worker begins a step, shape (steps, workers), ns."""
     begins = np.zeros((layout.pp, len(layout.steps), layout.dp))
     for stage in range(layout.pp):
-        nodes = np.flatnonzero(layout.nodes.pp == stage)
+        nodes = layout.nodes.on(stage)
         if len(nodes):
             begins[stage] = layout.start_ns[nodes[layout.launch[nodes].argmin()]]
     return _by_worker(begins)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import mean
 
 # Slow steps are told from others when these two differ by that many standard deviations within.
 _APART: Final = 4.0
@@ -50,7 +51,7 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
     slow = taken > (taken.min() + taken.max()) / 2
     if not slow.any():
         return None
-    apart = taken[slow].mean() - taken[~slow].mean()
+    apart = mean(taken[slow]) - mean(taken[~slow])
     within = slow.mean() * taken[slow].var() + (~slow).mean() * taken[~slow].var()
     if apart**2 < _APART**2 * within:
         return None
@@ -61,12 +62,12 @@ def even_runs(taken: FloatArray) -> EvenRuns | None:
     inner = slice(1, -1)
     if len(lengths[inner]) < _FEWEST:
         return None
-    mean = {which: float(lengths[inner][kind[inner] == which].mean()) for which in (True, False)}
-    relative = lengths / np.where(kind, mean[True], mean[False])
+    usual = {which: float(lengths[inner][kind[inner] == which].mean()) for which in (True, False)}
+    relative = lengths / np.where(kind, usual[True], usual[False])
     ends = relative[[0, -1]]
     # What is cut off tells something where it is longer than others all the same.
     told = np.concatenate([relative[inner], ends[ends > 1]])
     if ((told - 1) ** 2).sum() > _EVEN * (len(told) - 2):
         return None
-    cycle = mean[True] + mean[False]
-    return EvenRuns(slow, cycle, mean[True] / cycle, bool((told == 1).all()))
+    cycle = usual[True] + usual[False]
+    return EvenRuns(slow, cycle, usual[True] / cycle, bool((told == 1).all()))

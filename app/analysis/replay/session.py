@@ -117,6 +117,8 @@ class Replayed:
     @property
     def steps(self) -> IntArray:
         """Return all analyzed steps, ascending."""
+        if len(self.groups) == 1:
+            return self.layout.steps
         return np.sort(np.concatenate([group.layout.steps for group in self.groups]))
 
     def over_steps(self, measure: Callable[[ShapeGroup], FloatArray]) -> FloatArray:
@@ -402,8 +404,15 @@ def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
 
 
 def begins_of(group: ShapeGroup, stage: int) -> FloatArray:
-    """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`."""
-    return stage_begins(group.layout, stage, ends_of(group), group.graph.turn_ns)
+    """Return when a stage could begin its steps, shape (steps, dp), ns; see `stage_begins`.
+
+    Computed once; not to be written to.
+    """
+    return np.asarray(group.once(_begins)[stage])
+
+
+def _begins(group: ShapeGroup) -> FloatArray:
+    return stage_begins(group.layout, ends_of(group), group.graph.turn_ns)
 
 
 def follows_of(group: ShapeGroup) -> dict[int, tuple[int, ...]]:

@@ -93,7 +93,7 @@ def _begins(group: ShapeGroup) -> FloatArray:
     # another order than the job.
     roots = np.array([node for node, after in group.once(follows_of).items() if not after])
     for stage, own in enumerate(begins):
-        mine = np.flatnonzero(layout.nodes.pp == stage)
+        mine = layout.nodes.on(stage)
         first = mine[layout.launch[mine].argmin()]
         nodes = np.append(roots[layout.nodes.pp[roots] == stage], first)
         own[:] = layout.start_ns[nodes].min(axis=0)

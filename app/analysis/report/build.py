@@ -30,11 +30,11 @@ from app.analysis.replay.adaptations.evidence import Name
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import mean
 from app.analysis.replay.metrics import (
     Contribution,
     Metrics,
     measure,
-    rank_workers,
 )
 from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
 from app.analysis.replay.session import Replayed
@@ -144,7 +144,7 @@ def _report(
     waste = 1 - 1 / slowdown
     by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     by_optype = {name: float(metrics.relative(s)) for name, s in metrics.by_optype.items()}
-    worst = rank_workers(np.mean(metrics.by_worker, axis=0))[:WORST_WORKERS]
+    worst = metrics.ranked[:WORST_WORKERS]
     intervals = bootstrap(metrics, worst)
     unreplayed = unseen is not None
     unseen = unseen or unseen_of(replayed)
@@ -166,7 +166,9 @@ def _report(
     simulated_s = metrics.simulated_step_s
     tensor = advise_session(trace, replayed, causes, simulated_s * diagnosis.late)
     ranks = by_cell(replayed.layout.ranks)
-    by_worker = _by_worker(replayed, metrics, worst, intervals)
+    by_worker = _by_worker(
+        replayed, metrics, np.minimum(by_dp[:, None], by_pp[None, :]), worst, intervals
+    )
     job = JobFacts(
         meta.hosts,
         ranks,
@@ -180,7 +182,7 @@ def _report(
     between = diagnosis.between if timed else ()
     budget = _budget(observation, replayed, metrics) if timed else None
     # Where steps cannot be replayed for it, that says it already.
-    step_s = float(np.mean(metrics.recorded_s))
+    step_s = metrics.recorded_step_s
     missing = None if unreplayed else missing_in_words(missing_of(replayed), step_s)
     said = verdict(
         job,
@@ -249,7 +251,7 @@ def _report(
         * float((metrics.simulated_s - metrics.ideal_s).sum())
         / SECONDS_AN_HOUR,
         gpu_hours_lost_per_hour=sizes.world * waste,
-        launch_slowdown=float(np.mean(metrics.recorded_s)) / simulated_s,
+        launch_slowdown=metrics.recorded_step_s / simulated_s,
         launch_by_optype=metrics.launch_by_optype,
         k50=metrics.k50,
         step_times=StepTimes(
@@ -327,14 +329,17 @@ def _per_step(metrics: Metrics) -> PerStep:
 
 
 def _by_worker(
-    replayed: Replayed, metrics: Metrics, worst: Sequence[Worker], intervals: Intervals
+    replayed: Replayed,
+    metrics: Metrics,
+    approximate: FloatArray,
+    worst: Sequence[Worker],
+    intervals: Intervals,
 ) -> ByWorker:
     exact = metrics.relative(metrics.by_worker)
-    by_dp, by_pp = metrics.relative(metrics.by_dp), metrics.relative(metrics.by_pp)
     forward_ratio, backward_ratio = compute_ratios(replayed)
     return ByWorker(
         exact=by_cell(exact),
-        approximate=by_cell(np.minimum(by_dp[:, None], by_pp[None, :])),
+        approximate=by_cell(approximate),
         forward_ratio=_finite(forward_ratio),
         backward_ratio=_finite(backward_ratio),
         worst=tuple(
@@ -380,7 +385,7 @@ def _recovery(
 ) -> tuple[float | None, float | None, Interval | None, float, float]:
     """Return both attributions; with one stage there is no last one to blame (section 5.2)."""
     addition = metrics.addition(contribution) if removal != 0.0 else 0.0
-    removed_s, kept_s = float(np.mean(contribution.removed_s)), float(np.mean(contribution.kept_s))
+    removed_s, kept_s = float(mean(contribution.removed_s)), float(mean(contribution.kept_s))
     return removal, addition, interval, removed_s, kept_s
 
 

@@ -97,7 +97,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
     Of recordings that are not of one session (`timed` is False) nothing is warned of.
     """
     clocks = replayed.clocks
-    step_s = float(np.mean(metrics.recorded_s))
+    step_s = metrics.recorded_step_s
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
     warnings = [_set_clock(trace, replayed, one) for one in clocks.settings]

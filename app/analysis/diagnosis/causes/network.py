@@ -34,7 +34,7 @@ from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import mean, median
 
 Link = tuple[int, int]
 
@@ -178,9 +178,10 @@ def _pipeline_links(observation: Observation) -> _Links:
     ends = sorted(by_link)
     ratio = np.empty((len(ends), layout.dp))
     for index, link in enumerate(ends):
-        typical = observation.group.durations.ideal_ns[by_link[link]]
-        taken = np.mean(observation.recorded_ns[by_link[link]], axis=1)
-        ratio[index] = np.mean(taken / np.maximum(typical, LEAST_NS)[:, None], axis=0)
+        transfers = np.array(by_link[link])
+        typical = observation.group.durations.ideal_ns[transfers]
+        taken = np.mean(observation.recorded_ns[transfers], axis=1)
+        ratio[index] = mean(taken / np.maximum(typical, LEAST_NS)[:, None])
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 

@@ -13,6 +13,7 @@ from app.analysis.diagnosis.causes.registry import ALTERNATIVES
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Evidence, Finding
 from app.analysis.diagnosis.named.loss import Loss, confidence
+from app.analysis.replay.medians import mean
 from app.analysis.wording import percent
 
 
@@ -49,18 +50,19 @@ def named_causes(
         Which of `found` are named.
     """
     now_s = replays.without(frozenset())
-    mean_s = float(np.mean(now_s))
+    mean_s = float(mean(now_s))
     shares_s = dict(zip(numbers, replays.shares(numbers), strict=True))
     causes = []
     for number in sorted(numbers, key=lambda number: -np.mean(shares_s[number])):
         cost, finding = shares_s[number], found[number].finding
+        cost_s = float(mean(cost))
         sure, doubt = confidence(cost, now_s, loss.lost_s), finding.doubt
         if len(now_s) == 1 and found[number].kind.recurs:
             sure = min(sure, THRESHOLDS.of_one_step)
         cause = Cause(
             cause=found[number].kind.name,
-            contribution=float(np.mean(cost)) / loss.lost_s,
-            cost_s=float(np.mean(cost)),
+            contribution=cost_s / loss.lost_s,
+            cost_s=cost_s,
             confidence=sure if doubt is None else min(sure, doubt.most),
             evidence=finding.evidence,
             where=finding.where,

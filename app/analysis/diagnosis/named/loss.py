@@ -10,6 +10,7 @@ import numpy as np
 
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import mean
 
 # More causes than this are not replayed in all their combinations.
 _MOST_CAUSES: Final = 4
@@ -71,18 +72,18 @@ def named_loss(
     numbers = _that_matter(replays, count)
     mean_s = replays.mean_s(frozenset())
     best_s = min(ideal_s, replays.without(frozenset(numbers)), key=np.mean)
-    lost_s = max(mean_s - float(np.mean(best_s)), 1e-12)
+    lost_s = max(mean_s - float(mean(best_s)), 1e-12)
     worth = max(THRESHOLDS.named_cost * mean_s, THRESHOLDS.named_share * lost_s)
     costs = zip(numbers, replays.shares(numbers).mean(axis=1).tolist(), strict=True)
     cost_s = {number: cost for number, cost in costs if cost >= worth}
     named = tuple(cost_s)
     residual_s = max(lost_s - sum(cost_s.values()), 0.0)
     without_s = replays.without(frozenset(named))
-    healthy = loses_little(float(np.mean(without_s)) / float(np.mean(ideal_s)))
-    beyond = mean_s >= published * float(np.mean(without_s))
+    healthy = loses_little(float(mean(without_s)) / float(mean(ideal_s)))
+    beyond = mean_s >= published * float(mean(without_s))
     by_chance = 0 < residual_s <= chance_s
     if named and (healthy or beyond or by_chance or is_explained(residual_s / lost_s)):
-        lost_s = max(mean_s - float(np.mean(without_s)), 1e-12)
+        lost_s = max(mean_s - float(mean(without_s)), 1e-12)
         return named, Loss(without_s, lost_s, 0.0)
     return named, Loss(best_s, lost_s, residual_s)
 
@@ -115,7 +116,7 @@ def confidence(cost_s: FloatArray, step_s: FloatArray, lost_s: float) -> float:
     draws = _draws(len(cost_s))
     drawn_s = np.mean(cost_s[draws], axis=1)
     stable = float(np.mean(drawn_s >= THRESHOLDS.worth * np.mean(step_s[draws], axis=1)))
-    share = min(max(float(np.mean(cost_s)) / lost_s, 0.0), 1.0)
+    share = min(max(float(mean(cost_s)) / lost_s, 0.0), 1.0)
     return stable * (THRESHOLDS.alone + (1 - THRESHOLDS.alone) * share)
 
 

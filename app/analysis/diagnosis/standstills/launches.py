@@ -29,7 +29,7 @@ ByNode = Mapping[int, FloatArray]
 
 def recorded_delays(signs: Signs, name: str) -> ByNode:
     """Return how late launches are while their rank is recorded to do something between steps."""
-    if signs.passing is None:
+    if signs.passing is None or not len(signs.passing.host_operations):
         return {}
     operations = signs.passing.host_operations.of(name)
     return _delays(signs.observation, operations) if len(operations) else {}
@@ -72,7 +72,9 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
 def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
     """Return how late first operations are launched but for what their ranks are recorded to do."""
     late = signs.observation.once(first_delays)
-    named = [recorded_delays(signs, name) for name in BETWEEN_STEPS]
+    named = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
+    if not named:
+        return late
     return {
         node: np.maximum(delay - sum((of.get(node, 0.0) for of in named), 0.0), 0.0)
         for node, delay in late.items()
@@ -85,7 +87,7 @@ def _delays(observation: Observation, operations: HostOperations) -> dict[int, F
     first = observation.once(first_delays)
     late: dict[int, FloatArray] = {}
     for stage in range(layout.pp):
-        nodes = np.flatnonzero(layout.nodes.pp == stage)
+        nodes = layout.nodes.on(stage)
         begins = [node for node in first if layout.nodes.pp[node] == stage]
         left = np.flatnonzero(operations.pp == stage)
         # What ends a step holds up the next one.

@@ -14,6 +14,7 @@ import numpy as np
 
 from app.analysis.mitigation.layers.costs import LayerCosts
 from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.medians import median_of_rows
 from app.analysis.replay.session import ShapeGroup, filled_ns
 from app.analysis.trace import model as ops
 
@@ -86,7 +87,7 @@ class Lane:
         self.costs = costs
         self._owners = find_owners(group, costs)
         lasting = filled_ns(group)
-        typical = np.median(lasting.reshape(len(lasting), -1), axis=1)
+        typical = median_of_rows(lasting.reshape(len(lasting), -1))
         padding = group.layout.padding
         if padding is not None:
             typical *= padding.weights(float(padding.counts.mean()))

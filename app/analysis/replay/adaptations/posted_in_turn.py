@@ -109,10 +109,13 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
     stage = layout.nodes.pp
     computing = np.flatnonzero(layout.of_types(*COMPUTE))
     in_order = computing[np.lexsort((layout.launch[computing], stage[computing]))]
+    # stages one after another
+    turn = stage * np.int64(len(stage))
+    turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     kinds = []
     for direction in DIRECTIONS:
         receives, others = _before(
-            layout, in_order, *layout.codes(direction.recv, direction.compute)
+            layout, in_order, turn, *layout.codes(direction.recv, direction.compute)
         )
         ends = layout.start_ns[others] + layout.duration_ns[others]
         begun = (layout.start_ns[receives] >= ends).mean(axis=(1, 2))
@@ -135,7 +138,7 @@ def find_posted_in_turn(layout: Layout) -> Posted | None:
 
 
 def _before(
-    layout: Layout, in_order: IntArray, receive: int, compute: int
+    layout: Layout, in_order: IntArray, turn: IntArray, receive: int, compute: int
 ) -> tuple[IntArray, IntArray]:
     """Return receives and the computation launched right before each, where it is another's.
 
@@ -143,14 +146,13 @@ def _before(
     ----------
     in_order : int64 array
         Computations stage by stage in the order of their launch.
+    turn : int64 array, shape (nodes,)
+        What sorts all nodes so.
     receive, compute : int
         Codes of the receives' type and of what computes with them.
     """
     nodes = layout.nodes
     receives = np.flatnonzero(nodes.op == receive)
-    # stages one after another
-    turn = nodes.pp * np.int64(len(nodes))
-    turn += np.searchsorted(np.sort(layout.launch), layout.launch)
     place = np.searchsorted(turn[in_order], turn[receives])
     others = in_order[np.maximum(place - 1, 0)]
     another = (place > 0) & (nodes.pp[others] == nodes.pp[receives])

@@ -66,19 +66,20 @@ def opens_window(layout: Layout) -> NDArray[np.bool_]:
     return np.asarray(np.diff(layout.steps, prepend=layout.steps[0]) != 1)
 
 
-def stage_begins(layout: Layout, stage: int, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
-    """Return when a stage could begin its steps where they are chained, shape (steps, dp), ns.
+def stage_begins(layout: Layout, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
+    """Return when stages could begin steps where these are chained, shape (pp, steps, dp), ns.
 
-    That is when it ended the step before, by the clock of the step's own begin, and `turn_ns` has
+    That is when one ended the step before, by the clock of the step's own begin, and `turn_ns` has
     passed; in a step that follows no recorded one its first start, or the start of what its rank
     does before. `ends` is what `stage_ends` returns.
     """
-    begins = np.empty(ends.shape[1:])
-    begins[1:] = ends[stage, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
+    begins = np.empty(ends.shape)
+    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
     opens = np.flatnonzero(opens_window(layout))
-    nodes = np.flatnonzero(layout.nodes.pp == stage)
-    own_ns = layout.start_ns[nodes[:, None], opens]
-    begins[opens] = own_ns.min(axis=0) - _opened(layout, turn_ns)[opens]
+    opened_ns = _opened(layout, turn_ns)[opens]
+    for stage, of_stage in enumerate(begins):
+        own_ns = layout.start_ns[layout.nodes.on(stage)[:, None], opens]
+        of_stage[opens] = own_ns.min(axis=0) - opened_ns
     return begins
 
 
@@ -99,7 +100,7 @@ def stage_ends(layout: Layout) -> FloatArray:
     latest = np.full((layout.pp, steps, dp), -np.inf)
     block = max(_AT_A_TIME // (steps * dp), 1)
     for stage, ends in enumerate(latest):
-        nodes = np.flatnonzero(layout.nodes.pp == stage)
+        nodes = layout.nodes.on(stage)
         for first in range(0, len(nodes), block):
             some = nodes[first : first + block]
             of_block = layout.start_ns[some] + layout.duration_ns[some]

@@ -212,7 +212,7 @@ def _boundary(layout: Layout, first: NDArray[np.int64], rank: int) -> FloatArray
     ranks begin their steps together, and stages, which begin one after another, end them together.
     """
     dp, stage = divmod(rank, layout.pp)
-    nodes = np.flatnonzero(layout.nodes.pp == stage)
+    nodes = layout.nodes.on(stage)
     clips = nodes[layout.nodes.op[nodes] == layout.codes(OPTIMIZER_CLIP)[0]]
     by_begin = len(clips) == 0 and len(np.unique(first % layout.pp)) == 1
     nodes = clips if len(clips) else nodes

@@ -164,7 +164,7 @@ def _lengths(layout: Layout) -> FloatArray:
     starts = layout.start_ns
     if layout.missing is not None:
         starts = np.where(layout.missing, np.nan, starts)
-    stages = [starts[layout.nodes.pp == stage] for stage in range(layout.pp)]
+    stages = [starts[layout.nodes.on(stage)] for stage in range(layout.pp)]
     lengths = [np.nanmax(mine, axis=0) - np.nanmin(mine, axis=0) for mine in stages]
     return np.stack(lengths, axis=-1).reshape(len(layout.steps), -1)
 
@@ -268,7 +268,7 @@ def _begins(layout: Layout, *, absolute: bool) -> FloatArray:
     if layout.missing is not None:
         start = np.where(layout.missing, np.inf, start)
     begins = np.stack(
-        [start[layout.nodes.pp == stage].min(axis=0) for stage in range(layout.pp)], axis=-1
+        [start[layout.nodes.on(stage)].min(axis=0) for stage in range(layout.pp)], axis=-1
     )
     if absolute:
         begins = begins + layout.begin_ns[:, None, None]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import Graph
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import mean, median
 from app.analysis.threads import in_threads, threads_for
 from app.analysis.trace import model as ops
 
@@ -138,15 +138,15 @@ def ideal_durations(layouts: Sequence[Layout], recorded: Sequence[FloatArray]) -
     def typical(code: int) -> float:
         parts = by_type[code]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return float(np.mean(values) if names[code] in IDEAL_IS_MEAN else median(values))
+        return float((mean if names[code] in IDEAL_IS_MEAN else median)(values))
 
     threads = threads_for(sum(values.size for values in recorded))
     ideal = dict(zip(by_type, in_threads(threads, typical, list(by_type)), strict=True))
     of_nodes = [np.array([ideal[code] for code in layout.nodes.op.tolist()]) for layout in layouts]
     counts = [layout.padding.counts.ravel() for layout in layouts if layout.padding is not None]
-    mean = float(np.mean(np.concatenate(counts))) if counts else 0.0
+    microbatches = float(np.mean(np.concatenate(counts))) if counts else 0.0
     return [
-        durations if layout.padding is None else durations * layout.padding.weights(mean)
+        durations if layout.padding is None else durations * layout.padding.weights(microbatches)
         for layout, durations in zip(layouts, of_nodes, strict=True)
     ]
 

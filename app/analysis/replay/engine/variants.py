@@ -63,10 +63,15 @@ class Simulator:
         layout = self.layout
         if cells is None:
             cells = np.ones((layout.dp, layout.pp), dtype=bool)
-        kept = np.full(len(layout.op_names), types is None)
-        if types is not None:
-            kept[layout.codes(*types)] = True
-        return Keep(cells, kept)
+        if types is None:
+            return Keep(cells, np.ones(len(layout.op_names), dtype=bool))
+        return Keep(cells, self._types(types))
+
+    def _types(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Return which op types these are, shape (op types,)."""
+        chosen = np.zeros(len(self.layout.op_names), dtype=bool)
+        chosen[self.layout.codes(*names)] = True
+        return chosen
 
     def step_times(self, keeps: Sequence[Keep]) -> FloatArray:
         """Replay variants on all DP ranks.
@@ -129,7 +134,7 @@ class Simulator:
         nodes = self.layout.nodes
         takes = np.full((len(types), len(nodes)), RECORDED, dtype=np.int32)
         every = np.arange(len(nodes), dtype=np.int32)
-        kept = np.array([self.keep(types=names).types for names in types])
+        kept = np.array([self._types(names) for names in types])
         late = np.where(kept[:, nodes.op], every, np.int32(ON_TIME))
         batch = Batch(takes, _no_masks(self.layout), late)
         return self._step_times(batch, delays_ns=delays_ns)

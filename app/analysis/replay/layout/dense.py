@@ -57,10 +57,19 @@ class Nodes:
     order: NDArray[np.int32]
     mb: NDArray[np.int32]
     mc: NDArray[np.int32]
-    # (op, pp) → its nodes, which are neighbors; filled when first asked
+    # (op, pp) → its nodes, which are neighbors; pp → its nodes: filled when first asked
     _places: dict[tuple[int, int], NDArray[np.intp]] = field(
         init=False, repr=False, default_factory=dict
     )
+    _stages: dict[int, NDArray[np.intp]] = field(init=False, repr=False, default_factory=dict)
+
+    def on(self, pp: int) -> NDArray[np.intp]:
+        """Return the nodes of a stage, ascending; not to be written to."""
+        if pp not in self._stages:
+            mine = np.flatnonzero(self.pp == pp)
+            mine.flags.writeable = False
+            self._stages[pp] = mine
+        return self._stages[pp]
 
     def of(self, op: int, pp: int) -> NDArray[np.intp]:
         """Return the nodes of an op type on a stage, by its code; not to be written to."""

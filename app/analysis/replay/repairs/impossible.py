@@ -140,10 +140,10 @@ def _step_ns(layout: Layout) -> float:
     """Return about how long a step is: from the first start on a stage to the last one."""
     ends = []
     for stage in range(layout.pp):
-        mine = np.flatnonzero(layout.nodes.pp == stage)
+        mine = layout.nodes.on(stage)
         if len(mine):
             launch = layout.launch[mine]
-            ends += [mine[np.nanargmin(launch)], mine[np.nanargmax(launch)]]
+            ends += [mine[launch.argmin()], mine[launch.argmax()]]
     if not ends:
         return 0.0
     typical = median_of_rows(layout.start_ns[ends].reshape(len(ends), -1))
@@ -231,7 +231,7 @@ def _ends_alone(layout: Layout, graph: Graph, long: _Operations) -> NDArray[np.b
     ends = layout.start_ns + layout.duration_ns
     own_stage = layout.nodes.pp[long.node]
     for stage in np.unique(own_stage).tolist():
-        mine = np.flatnonzero(layout.nodes.pp == stage)
+        mine = layout.nodes.on(stage)
         here = np.flatnonzero(own_stage == stage)
         # few end last of their rank
         last = ends[mine].max(axis=0)

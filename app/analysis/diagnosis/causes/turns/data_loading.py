@@ -25,6 +25,7 @@ from app.analysis.diagnosis.standstills.intervals import may_stand_still
 from app.analysis.diagnosis.standstills.launches import unnamed_first_delays, with_recorded
 from app.analysis.diagnosis.standstills.words import recorded_standstill
 from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.medians import mean, median
 from app.analysis.trace.model import DATA_LOADING as RECORDED
 from app.analysis.wording import named
 
@@ -65,19 +66,20 @@ def _by_sign(signs: Signs) -> Finding | None:
         # Of no stage is it known when a step begins.
         return None
     latest = np.max(list(by_stage.values()), axis=0)
-    if np.mean(latest) < THRESHOLDS.least_share * signs.step_ns:
+    late_ns = float(np.mean(latest))
+    if late_ns < THRESHOLDS.least_share * signs.step_ns:
         return None
     waiting = tuple(
         stage
         for stage, delay in sorted(by_stage.items())
-        if float(np.mean(delay)) >= THRESHOLDS.waiting * float(np.mean(latest))
+        if float(np.mean(delay)) >= THRESHOLDS.waiting * late_ns
     )
     somewhere = Where(stages=waiting if len(waiting) < observation.layout.pp else ())
     by_step = latest.max(axis=1)
     worst = int(np.argmax(by_step))
     evidence = [
         Evidence(
-            f"The first operations of a step are launched {np.mean(latest) / 1e6:.0f} ms late on "
+            f"The first operations of a step are launched {late_ns / 1e6:.0f} ms late on "
             f"average, {by_step[worst] / 1e6:.0f} ms in the worst step",
             StepView(step=int(observation.layout.steps[worst])),
         )
@@ -87,12 +89,12 @@ def _by_sign(signs: Signs) -> Finding | None:
     if apart and struck.sum() >= FEWEST:
         steps = listed(observation.layout.steps[struck].tolist())
         evidence.append(Evidence(f"Most of it every {apart} steps, in {steps}"))
-    by_rank = np.mean(latest, axis=0)
+    by_rank = mean(latest)
     slowest = int(np.argmax(by_rank))
     where = somewhere
     figure = LateLaunches(by_step_s=tuple((by_step / 1e9).tolist()))
     late = np.flatnonzero(by_rank >= THRESHOLDS.waiting * by_rank[slowest]).tolist()
-    others_ns = float(np.median(np.delete(by_rank, late))) if len(late) < len(by_rank) else np.inf
+    others_ns = float(median(np.delete(by_rank, late))) if len(late) < len(by_rank) else np.inf
     if 2 * len(late) <= len(by_rank) and by_rank[slowest] > 2 * others_ns:
         where = replace(somewhere, dp=slowest) if len(late) == 1 else somewhere
         figure = replace(figure, by_dp_s=tuple((by_rank / 1e9).tolist()))

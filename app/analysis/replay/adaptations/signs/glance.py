@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.replay.layout.graph import COMPUTE, DP_COLLECTIVES, P2P
 from app.analysis.replay.layout.pipeline import DIRECTIONS
-from app.analysis.replay.medians import median
+from app.analysis.replay.medians import mean, median
 from app.analysis.trace.model import FORWARD_COMPUTE, GC, PARAMS_ALL_GATHER
 
 _STEPS: Final = 4
@@ -87,7 +87,7 @@ class Glance:
             if len(sends) != len(receives) or not len(sends):
                 return bool(len(sends) and len(receives))
             # receives are a stage further on that axis, one way and the other
-            late += np.mean(sends) - np.mean(receives)
+            late += float(mean(sends.ravel()) - mean(receives.ravel()))
         typical = float(median((self._end - self._start)[self._computes].ravel()))
         return late > typical / (2 * int(self._stage[-1] + 1))
 
