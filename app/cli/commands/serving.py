@@ -73,7 +73,7 @@ def worker(
 ) -> None:
     """Run the workers of a production installation."""
     with loading():
-        from app.run.supervisor import run_workers
+        from app.run.workers import run_workers
         from app.settings import Settings
 
     run_workers(Settings(), processes)

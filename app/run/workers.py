@@ -1,0 +1,221 @@
+"""The workers of an installation, and what goes on next to them: `run_workers` runs them alone.
+
+The main thread starts and watches child processes and handles signals; the sweeper has a thread.
+Nothing here serves requests, so that workers start without what only a server needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from app.bootstrap import build
+from app.broker.celery import ANALYSIS_QUEUE, QUEUES
+from app.db import migrate
+from app.db.faults import said
+from app.errors import PacelineError, StartupError
+from app.run.standby import Standby
+from app.services.installation.sweep import sweep
+from app.system import scratch
+from app.system.logs import configure_logging
+from app.system.processes import SupervisedChild
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    from app.bootstrap import Container
+    from app.settings import Settings
+
+# A worker gives back its leases in this time; what it forked is killed with it afterwards.
+WORKER_STOP_LIMIT_S: Final = 5.0
+_SWEEPER_STOP_LIMIT_S: Final = 5.0
+TEND_INTERVAL_S: Final = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+def run_workers(settings: Settings, processes: int = 1) -> None:
+    """Run the workers and the sweeper until SIGINT or SIGTERM; serves no requests.
+
+    Parameters
+    ----------
+    settings : Settings
+        `database_url` must be set.
+    processes : int
+        Analyses at once, each in a process; as many decode what the inbox holds.
+
+    Raises
+    ------
+    StartupError
+        There is no database URL, or the database lacks the schema of this version.
+    """
+    if settings.database_url is None:
+        raise StartupError(
+            "Workers of the embedded database run within `paceline serve`. "
+            "Set PACELINE_DATABASE_URL for workers of their own."
+        )
+    configure_logging(json=settings.log_json, level=settings.log_level)
+    with refusals_in_the_log(settings), stop_signals() as stop, contextlib.ExitStack() as running:
+        require_schema(settings)
+        workers = workers_of(settings, running, processes)
+        container = build(settings, application_name="paceline sweeper")
+        running.callback(container.close)
+        start_sweeper(container, running)
+        standby = _standby(container, running)
+        while not stop.wait(TEND_INTERVAL_S):
+            for worker in workers:
+                worker.tend()
+            standby.tend()
+
+
+@contextlib.contextmanager
+def refusals_in_the_log(settings: Settings) -> Iterator[None]:
+    """With JSON logs, make what ends the command a line of them, and not one for a person."""
+    try:
+        yield
+    except PacelineError as error:
+        if not settings.log_json:
+            raise
+        _log.critical(error.message, code=error.stable_code)
+        raise SystemExit(1) from error
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Turn the signals that ask a program to end into an event, also while it is stopping."""
+    stop = threading.Event()
+
+    def request(_signum: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps it ignored
+        wanted.append(signal.SIGHUP)
+    before = {signum: signal.signal(signum, request) for signum in wanted}
+    try:
+        yield stop
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def require_schema(settings: Settings) -> None:
+    """Refuse a database without the schema of this version; one that is away may come back.
+
+    Raises
+    ------
+    NotMigratedError
+    """
+    container = build(settings, application_name="paceline start")
+    try:
+        migrate.require_schema(container.engine)
+    except OperationalError as error:
+        _log.warning("schema not known, the database is away", error=said(error))
+    finally:
+        container.close()
+
+
+def workers_of(
+    settings: Settings, running: contextlib.ExitStack, processes: int = 1
+) -> list[SupervisedChild]:
+    """Return the workers, not yet started: one a queue, and those that decode the inbox.
+
+    They are stopped together.
+    """
+    scratch.sweep()
+    workers = []
+    for queue in QUEUES:
+        options = ["--queue", queue]
+        if queue == ANALYSIS_QUEUE:
+            options += ["--concurrency", str(processes)]
+        workers.append(_worker(settings, f"worker {queue}", "workers.child", *options))
+    workers += [
+        _worker(settings, f"worker inbox {number}", "workers.inbox") for number in range(processes)
+    ]
+    # One takes the pulses of a thousand hosts; more of them run where more of these workers do.
+    workers.append(_worker(settings, "worker pulse", "workers.inbox", "--queue", "pulse"))
+    running.callback(stop_workers, workers)
+    return workers
+
+
+def _worker(settings: Settings, name: str, module: str, *options: str) -> SupervisedChild:
+    return SupervisedChild(
+        name,
+        [sys.executable, "-m", module, *options, "--lifeline"],
+        settings.environment_of_child(os.environ),
+    )
+
+
+def stop_workers(workers: Sequence[SupervisedChild]) -> None:
+    """Ask processes to stop, and kill what has not after some seconds."""
+    for worker in workers:
+        worker.ask_to_stop()
+    deadline_s = time.monotonic() + WORKER_STOP_LIMIT_S
+    for worker in workers:
+        worker.wait_or_kill(deadline_s)
+
+
+def _standby(container: Container, running: contextlib.ExitStack) -> Standby:
+    """Return what looks after the broker, started."""
+    settings = container.settings
+    standby = Standby(
+        container,
+        [
+            _worker(settings, f"worker {queue} without broker", "workers.pull", "--queue", queue)
+            for queue in QUEUES
+        ],
+    )
+    running.callback(standby.stop)
+    standby.start()
+    return standby
+
+
+def start_sweeper(
+    container: Container, running: contextlib.ExitStack, after: threading.Event | None = None
+) -> None:
+    """Start the thread that finds the work that was lost or left.
+
+    Parameters
+    ----------
+    after : Event, optional
+        What the first pass waits for; without it the pass is at once.
+    """
+    done = threading.Event()
+
+    def sweep_until_done() -> None:
+        failing = False
+        while after is not None and not after.wait(TEND_INTERVAL_S):
+            if done.is_set():
+                return
+        while True:
+            try:
+                sweep(container)
+                if failing:
+                    _log.info("the sweeper's passes go on")
+                failing = False
+            except SQLAlchemyError as error:
+                # Once: the log of a night without a database is a line then.
+                if not failing:
+                    _log.warning("the sweeper's pass failed, trying on", error=said(error))
+                failing = True
+            # Not even a bug of ours may end this thread: no one would notice, and nothing else
+            # finds lost messages. No class names unforeseen errors; the log has its trace, and
+            # the next pass tries again.
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("the sweeper's pass failed")
+            if done.wait(container.settings.sweep_interval_s):
+                return
+
+    thread = threading.Thread(target=sweep_until_done, name="sweeper", daemon=True)
+    thread.start()
+    running.callback(thread.join, _SWEEPER_STOP_LIMIT_S)
+    running.callback(done.set)
