@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, Fate, RetryPolicy, job_url, send_pulse
 from paceline_client.pulse.rows import Beat, Row, body_of
-from paceline_client.pulse.seat import Seat, read_all
+from paceline_client.pulse.seat import Seat, is_ours, read_all
 from paceline_client.runs import Run
 from paceline_client.sending import ATTEMPTS
 
@@ -254,10 +254,7 @@ class Pulse:
         return True
 
     def _take_seat(self) -> None:
-        try:
-            self._listener = self._seat.take()
-        except OSError as error:
-            _log.debug("the pulse of this host has no place: %s", error)
+        self._listener = self._seat.take()
         if self._listener is not None:
             self._listening = threading.Thread(
                 target=self._listen, args=(self._listener,), name="paceline-pulses", daemon=True
@@ -277,7 +274,8 @@ class Pulse:
             with one:
                 try:
                     one.settimeout(_HAND_IN_WITHIN_S / 2)
-                    one.sendall(self._take_message(read_all(one)))
+                    if is_ours(one):
+                        one.sendall(self._take_message(read_all(one)))
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     _log.debug("a rank did not hand its pulse in: %s", error)
 

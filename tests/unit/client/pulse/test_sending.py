@@ -6,9 +6,8 @@ import gzip
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,14 +23,10 @@ ROW = Row(7, 0, 0, 0, 10**18, 900, 500, 100, 20, 30, 0, 4096)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(EVERY, SOON_S)
     # Also where the machine is busy.
     monkeypatch.setattr("paceline_client.pulse.sending._HAND_IN_WITHIN_S", 60.0)
-    # Addresses of sockets are short.
-    with TemporaryDirectory(prefix="pulse-", dir="/tmp") as folder:
-        monkeypatch.setattr("tempfile.tempdir", folder)
-        yield
 
 
 Make = Callable[..., Pulse]
