@@ -24,9 +24,11 @@ from app.dashboard.documentation.client import add_client
 from app.dashboard.documentation.pages import add_documentation
 from app.dashboard.documentation.site import Site
 from app.dashboard.fixes.applied import applied_csv, applied_fixes, fleet_fixes
+from app.dashboard.fixes.whole_job import lacking_text, whole_job_line
 from app.dashboard.fleet.connect import arriving, launcher_tabs, way_tabs
 from app.dashboard.fleet.exports import FLEET, fleet_csv, marks_csv, moment_of, sessions_csv
 from app.dashboard.fleet.job import job_page
+from app.dashboard.fleet.lines import shown_session
 from app.dashboard.fleet.query import FleetQueryParam, view_bar
 from app.dashboard.fleet.view import fleet_page
 from app.dashboard.hangs.exports import hangs_csv
@@ -39,6 +41,7 @@ from app.dashboard.plans.pages import add_plan_pages
 from app.dashboard.report.figures import figures_page
 from app.dashboard.report.pages import add_report_pages
 from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
+from app.dashboard.session.kept import kept
 from app.dashboard.session.query import SessionQueryParam
 from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
@@ -66,6 +69,7 @@ from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
+from app.services.plans.of_job import read_whole_job, whole_job_of
 from app.services.pulse.recordings import asked_of
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
@@ -205,6 +209,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
                 incidents = open_by_job(tx, job).get(job, [])
+                whole_job = whole_job_line(whole_job_of(tx, shown_session(found.jobs[0]).id))
                 fixes = applied_fixes(
                     *fixes_and_calibrations(tx, job=job), f"{job_url(job)}/fixes.csv", tx.now
                 )
@@ -235,6 +240,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             applied=fixes,
             hangs=[hang_line(row) for row in hangs],
             recording=recording,
+            whole_job=whole_job,
         )
 
     @routes.get("/sessions/{session}")
@@ -261,6 +267,11 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 f"/sessions/{view.row.id}/applied.csv",
                 view.now,
                 unapply=True,
+            )
+            whole_job = (
+                read_whole_job(tx, view.row.id, view.row.number, view.meta)
+                if document is not None and view.row.headline is not None and kept(view).trace
+                else None
             )
         report = (
             None
@@ -289,6 +300,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             now=page.now,
             applied=fixes,
             exact=query.exact,
+            whole_job=whole_job_line(whole_job),
+            whole_job_lacking=lacking_text(whole_job),
         )
 
 

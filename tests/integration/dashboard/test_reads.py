@@ -49,7 +49,7 @@ PING: Final = ";"
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
     "/": 6,
-    "/jobs/llm": 10,
+    "/jobs/llm": 12,
     "/jobs/llm/tensor": 3,
     "/jobs/llm/tensor/0-0": 8,
     "/sessions/{analyzed}": 10,
@@ -62,7 +62,7 @@ STATEMENTS: Final = {
     "/hosts": 8,
     "/hosts/{host}": 8,
     "/incidents": 10,
-    "/incidents/{incident}": 10,
+    "/incidents/{incident}": 9,
     "/incidents/{incident}/evidence": 5,
     "/channels": 3,
     "/channels/{channel}": 3,

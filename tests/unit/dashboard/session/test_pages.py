@@ -155,6 +155,8 @@ def page_text(report: Report) -> str:
         now=page.now,
         applied=applied_fixes((), {}, "", page.now),
         exact=False,
+        whole_job=None,
+        whole_job_lacking="",
     )
     reader = Reader()
     reader.feed(bytes(response.body).decode())

@@ -4,15 +4,15 @@ import { ask } from '../ask.js';
 import { here } from '../here.js';
 
 function mount({ main, stop }) {
-  const button = /** @type {HTMLButtonElement | null} */ (main.querySelector('#plan-job'));
+  const button = /** @type {HTMLButtonElement | null} */ (main.querySelector('[data-plan-job]'));
   if (!button) return;
-  const said = main.querySelector('#plan-job-said');
+  const said = button.parentElement.querySelector('.said');
   button.disabled = false;
   button.addEventListener('click', async () => {
     button.disabled = true;
     said.textContent = '';
     try {
-      const { plan } = await ask('POST', `/api/v1/plans/of-session/${main.dataset.session}`);
+      const { plan } = await ask('POST', `/api/v1/plans/of-session/${button.dataset.planJob}`);
       location.assign(here(`/plans/${plan}`));
     } catch (error) {
       said.textContent = error.message;
