@@ -55,11 +55,11 @@ def running(environment: dict[str, str], *words: str) -> Iterator[None]:
 
 
 @pytest.fixture(params=["postgresql and redis", "embedded"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
     """Yield the address of an installation."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {"PACELINE_DATA_DIR": str(tmp_path / "data"), "PACELINE_PORT": str(port)}
+    environment = {"PACELINE_DATA_DIR": str(open_dir / "data"), "PACELINE_PORT": str(port)}
     with contextlib.ExitStack() as stack:
         if request.param == "embedded":
             stack.enter_context(running(environment, "serve"))

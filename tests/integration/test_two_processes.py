@@ -139,7 +139,7 @@ def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
     ]
     # Two take chunks, one takes pulses.
     assert sum("workers.inbox" in words for words in programs) == 3
-    assert sum("--queue pulse" in words for words in programs) == 1
+    assert sum("pulse" in words for words in programs) == 1
 
 
 def analyzing(container: Container) -> int:

@@ -93,6 +93,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "hang.invalid_pickle": (422, "A pickle holds something else than plain values"),
     "hang.invalid_stack": (422, "A dump of py-spy cannot be read"),
     "hang.invalid_ras": (422, "What ncclras printed cannot be read"),
+    "hang.invalid_process": (422, "What is said of a process cannot be read"),
     "hang.no_rank": (422, "Nothing says of which rank a file is"),
     "hang.rank_twice": (422, "Two files are of one rank"),
     "hang.no_dumps": (422, "There is no dump"),
