@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from app.analysis.hangs.verdict import Culprit, judge_hang
+from app.inputs.hangs.files import job_of
 from app.inputs.pulse.body import read_pulse
 from app.services.pulse.advance import advance_pulses
 from tests.integration.client.conftest import NOWHERE, Jobs, Train
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.analysis.pulse.columns import Pulses
+    from app.inputs.hangs.files import HangFile
     from tests.integration.api.conftest import Installation
 
 __all__ = ["receiver"]
@@ -72,6 +75,29 @@ def test_only_the_rank_that_is_slow_computes_longer(
     }
     assert waiting[0] > SLOW_S * 1e9
     assert any("finished" in rows.phases for rows in sent(receiver))
+
+
+def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver: Receiver) -> None:
+    """Of two ranks one sleeps in its forwards, so long that the job seems to stand still."""
+    receiver.pulse = Answer(document={"record": None, "pulse_s": 5, "files": True})
+    trained = train(
+        *("--kind", "ddp", "--ranks", "2", "--steps", "2", "--url", receiver.url),
+        *("--slow", "1", "--slow-s", "4", *ALONE),
+    )
+
+    assert trained.code == 0, trained.said
+    kept: dict[str, HangFile] = {}
+    named: list[Culprit] = []
+    for request in receiver.pulses:
+        body = read_pulse(request.body, 2)
+        assert not body.counts
+        kept |= {one.name: one for one in body.files}
+        if body.files:
+            named += judge_hang(job_of(kept.values())).culprits
+    assert kept.keys() == {f"{kind}_{rank}.json" for kind in ("stack", "_dump") for rank in (0, 1)}
+    (line,) = {one.stack[0].file for one in named if one.rank == 1}
+    assert line.endswith("training.py")
+    assert {one.rank for one in named} == {1}
 
 
 def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
@@ -143,4 +169,4 @@ def test_a_server_takes_all_of_a_job(train: Train, installation: Installation) -
     while advance_pulses(installation.container, timedelta(0)):
         pass
     found = installation.client.get("/api/v1/jobs/job/pulse/notices").json()
-    assert found == {"notices": [], "counts": {}}
+    assert found == {"notices": [], "counts": {}, "clocks": {}}

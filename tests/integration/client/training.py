@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import json
 import multiprocessing
 import os
@@ -308,6 +309,8 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         losses.append(job.step(number))
         time.sleep(given.pause_s)
         _fault(given, rank, number, monitor)
+        if rank == given.ranks - 1 and number == given.fault_at:
+            _stand(given.fault)
         if monitor is not None:
             monitor.step()
         (given.directory / f"at-{rank}").write_text(str(number))
@@ -372,6 +375,26 @@ def _fault(
     if given.fault == "clock":
         real = time.time_ns
         time.time_ns = lambda: real() + 3600 * 10**9
+
+
+# Longer than a server waits until it calls it a hang, and asks what ranks are in.
+STANDS_S = 75
+
+
+def _stand(fault: str) -> None:
+    """Stand still for a while, as asked for."""
+    if fault == "sleep":
+        time.sleep(STANDS_S)
+    if fault == "hold the lock":
+        # Unlike others of the kind it keeps the interpreter's lock.
+        ctypes.PyDLL(None).sleep(STANDS_S)
+    if fault == "stop":
+        process = os.getpid()
+        if not os.fork():
+            time.sleep(STANDS_S)
+            os.kill(process, signal.SIGCONT)
+            os._exit(0)
+        os.kill(process, signal.SIGSTOP)
 
 
 # What transfers and collectives of gloo write to.

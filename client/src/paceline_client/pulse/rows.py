@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 # Of a phase's name; the server cuts longer ones.
@@ -48,8 +48,13 @@ _KEYS: Final = Beat._fields[:5]
 _MEASURES: Final = Row._fields[5:]
 
 
-def body_of(host: str, rows: Iterable[Row], beats: Iterable[Beat]) -> bytes:
-    """Return the compressed body of a host's rows and beats.
+def body_of(
+    host: str,
+    rows: Iterable[Row],
+    beats: Iterable[Beat],
+    files: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the compressed body of a host's rows and beats, and of what its ranks say.
 
     Rows of one rank follow one another, so that differences from one to the next are small.
     """
@@ -69,7 +74,10 @@ def body_of(host: str, rows: Iterable[Row], beats: Iterable[Beat]) -> bytes:
         *_differences([numbers[beat.phase[:_LONGEST_PHASE]] for beat in last]),
     ]
     columns["since_ns"] = [*none_of_steps, *_differences([beat.since_ns for beat in last])]
-    return _packed({"pulse": 1, "host": host, "phases": phases}, columns)
+    head: dict[str, object] = {"pulse": 1, "host": host, "phases": phases}
+    if files:
+        head["files"] = dict(files)
+    return _packed(head, columns)
 
 
 def _packed(head: dict[str, object], columns: dict[str, list[int | None]]) -> bytes:

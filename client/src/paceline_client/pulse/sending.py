@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, Fate, RetryPolicy, job_url, send_pulse
+from paceline_client.pulse.holding import Counts, Held, Told, files_of, without
 from paceline_client.pulse.rows import Beat, Row, body_of
 from paceline_client.pulse.seat import Seat, is_ours, read_all
+from paceline_client.pulse.standing import Say, Standing
 from paceline_client.runs import Run
 from paceline_client.sending import ATTEMPTS
 
@@ -39,7 +41,8 @@ _LISTEN_S: Final = 0.2
 _TIMEOUT_S: Final = 10.0
 _LEAST_TIMEOUT_S: Final = 0.5
 _PHASES: Final = 1 << 16
-_NO_SUCH_ROUTE: Final = frozenset({404, 405})
+# An older server has no such route; a project may be off.
+_NO_PULSE: Final = frozenset({404, 405, 409})
 
 # Called with the steps that a session is to have, and why.
 Hear = Callable[[int, str], None]
@@ -58,45 +61,9 @@ class Destination:
 
 
 @dataclass
-class _Held:
-    """What was measured, and when it came, by the monotonic clock."""
-
-    at_s: float
-    rows: list[Row]
-    beats: list[Beat]
-
-
-@dataclass
-class _Told:
-    """What the server answered last, for the host's ranks."""
-
-    stop: bool = False
-    pulse_s: float | None = None
-    record: tuple[int, str] | None = None  # for global rank 0
-
-    def document(self, rank: int) -> dict[str, Any]:
-        """Return the answer to a rank that handed its pulse in; a request is told once."""
-        record = None
-        if rank == 0:
-            record, self.record = self.record, None
-        return {"stop": self.stop, "pulse_s": self.pulse_s, "record": record}
-
-
-@dataclass
-class Counts:
-    """Rows of a rank, and of those that others handed to it, by their fate."""
-
-    rows: int = 0  # measured by this rank
-    sent: int = 0
-    handed_in: int = 0
-    dropped: int = 0
-    bytes: int = 0  # of the bodies sent
-
-
-@dataclass
 class _State:
-    held: list[_Held] = field(default_factory=list)
-    told: _Told = field(default_factory=_Told)
+    held: list[Held] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
 
 
 class Pulse:
@@ -108,12 +75,23 @@ class Pulse:
         Returns what the rank is in now; None if that is not known. With True, that it has finished.
     hear : callable
         Called on the thread, on global rank 0 only, when the server asks for a session.
+    say : callable, optional
+        Called on the thread while no step of the job ends: returns what this rank is in, as texts
+        by the names of their files. Without it neither that nor the state of others is told.
     """
 
-    def __init__(self, where: Destination, beat: Callable[[bool], Beat | None], hear: Hear) -> None:
+    def __init__(
+        self,
+        where: Destination,
+        beat: Callable[[bool], Beat | None],
+        hear: Hear,
+        say: Say | None = None,
+    ) -> None:
         self._where = where
         self._beat = beat
         self._hear = hear
+        self._standing = Standing(say)
+        self._files_asked = False
         self.counts = Counts()
         # Whether the server takes pulses, as far as it is known.
         self.wanted = True
@@ -205,8 +183,9 @@ class Pulse:
             rows.append(self._rows.popleft())
         beat = self._beat(self._closing.is_set() and self._finished)
         now_s = time.monotonic()
+        files = self._standing.own(now_s, self._every_s) if self._files_asked else {}
         with self._lock:
-            self._state.held.append(_Held(now_s, rows, [] if beat is None else [beat]))
+            self._state.held.append(Held(now_s, rows, [] if beat is None else [beat], files))
             self._forget(now_s)
         if not self.sends:
             if self._hands_in():
@@ -224,7 +203,7 @@ class Pulse:
             self.counts.dropped += len(held[0].rows)
             del held[0]
 
-    def _taken(self) -> list[_Held]:
+    def _taken(self) -> list[Held]:
         with self._lock:
             held, self._state.held = self._state.held, []
         return held
@@ -239,6 +218,8 @@ class Pulse:
             "rank": self._where.rank,
             "rows": rows,
             "beats": [beat for one in held for beat in one.beats][-1:],
+            "files": files_of(held),
+            "pid": os.getpid(),
         }
         within_s = min(_HAND_IN_WITHIN_S, max(0.1, self._give_up_at_s - time.monotonic()))
         text = self._seat.hand_in(json.dumps(message).encode(), within_s)
@@ -248,6 +229,7 @@ class Pulse:
             return False
         self.counts.handed_in += len(rows)
         answer = json.loads(text)
+        self._files_asked = bool(answer["files"])
         self._take_answer(answer["stop"], answer["pulse_s"])
         if answer["record"]:
             self._hear(*answer["record"])
@@ -285,8 +267,9 @@ class Pulse:
         rows = [Row(*row) for row in message["rows"]]
         beats = [Beat(*beat) for beat in message["beats"]]
         with self._lock:
-            self._state.held.append(_Held(now_s, rows, beats))
+            self._state.held.append(Held(now_s, rows, beats, dict(message["files"])))
             self._forget(now_s)
+            self._standing.heard(int(message["rank"]), int(message["pid"]), now_s)
             return json.dumps(self._state.told.document(int(message["rank"]))).encode()
 
     def _send(self) -> None:
@@ -295,6 +278,10 @@ class Pulse:
         rows = [row for one in held for row in one.rows]
         # Of each rank the last beat says all that those before it did.
         beats = list({beat.rank: beat for one in held for beat in one.beats}.values())
+        files = files_of(held)
+        if self._files_asked:
+            with self._lock:
+                files |= self._standing.silent(time.monotonic(), self._every_s)
         left = self._give_up_at_s - time.monotonic()
         policy = RetryPolicy(
             give_up_after_s=0.0, timeout_s=min(_TIMEOUT_S, max(_LEAST_TIMEOUT_S, left))
@@ -306,7 +293,8 @@ class Pulse:
             url = f"{job_url(where.server, where.job)}/attempts/{attempt}/pulse"
             while sent < max(1, len(rows)):
                 part = rows[sent : sent + _ROWS_OF_BODY]
-                body = body_of(where.host, part, beats if not sent else [])
+                first = not sent
+                body = body_of(where.host, part, beats if first else [], files if first else {})
                 answer = send_pulse(url, body, policy.timeout_s)
                 self.counts.sent += len(part)
                 self.counts.bytes += len(body)
@@ -316,9 +304,9 @@ class Pulse:
             self._not_sent(error, held, sent, beats)
 
     def _not_sent(
-        self, error: DeliveryError, held: list[_Held], sent: int, beats: list[Beat]
+        self, error: DeliveryError, held: list[Held], sent: int, beats: list[Beat]
     ) -> None:
-        if error.status in _NO_SUCH_ROUTE:
+        if error.status in _NO_PULSE:
             self._warn("the server takes no pulse, so that none is sent: %s", error)
             with self._lock:
                 self._state.told.stop = True
@@ -327,7 +315,7 @@ class Pulse:
             _log.info("a pulse was not sent: %s", error)
             if not self._closing.is_set():
                 with self._lock:
-                    self._state.held = _without(held, sent, beats) + self._state.held
+                    self._state.held = without(held, sent, beats) + self._state.held
                     self._forget(time.monotonic())
                 return
         else:
@@ -347,8 +335,10 @@ class Pulse:
         record = None
         if isinstance(asked, dict) and isinstance(asked.get("steps"), int):
             record = asked["steps"], str(asked.get("reason", ""))
+        self._files_asked = bool(answer.get("files"))
         with self._lock:
             self._state.told.pulse_s = pulse_s
+            self._state.told.files = self._files_asked
             if record is not None and self._where.rank != 0:
                 self._state.told.record = record
         self._take_answer(stop=False, pulse_s=pulse_s)
@@ -360,18 +350,6 @@ class Pulse:
             self.wanted = False
         elif pulse_s is not None and not self._told_by_environment:
             self._every_s = _bounded(pulse_s, _EVERY_S)
-
-
-def _without(held: list[_Held], sent: int, beats: list[Beat]) -> list[_Held]:
-    """Return what is held without the first rows, and with the last beats only."""
-    kept = []
-    for one in held:
-        left = one.rows[sent:]
-        sent = max(0, sent - len(one.rows))
-        mine = [beat for beat in one.beats if beat in beats]
-        if left or mine:
-            kept.append(_Held(one.at_s, left, mine))
-    return kept
 
 
 def _bounded(given: str | float | None, otherwise: float) -> float:

@@ -66,6 +66,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     level: LevelName = "p2p",
     pulse: bool = True,
     record: RecordWhen = "auto",
+    stacks: bool = True,
     tensor_ranks: Literal["first", "all"] = "first",
     relay: Literal["rank", "node"] | None = None,
     layers: Sequence[int] | None = None,
@@ -116,6 +117,9 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     record : {"auto", "ask"} or RecordBudget
         Whether a server that notices something may have a session recorded: within the usual
         budget (2 % of the steps, one an hour), not at all, or within another budget.
+    stacks : bool
+        Whether ranks say what they are in while no step ends: functions, files and lines of the
+        training thread, never values, and the collectives that PyTorch's recorder holds as pending.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}, optional
@@ -160,7 +164,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         beating = None
         if pulse:
             where = Destination(url, job, run, rank, _local_rank(), machine_of().node)
-            beating = RankPulse(tap, where, place, record)
+            beating = RankPulse(tap, where, place, record, stacks=stacks)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted, pulse=pulse)
         meta = _metadata(

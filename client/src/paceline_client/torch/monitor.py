@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, finish_job
-from paceline_client.pulse.sending import Counts
+from paceline_client.pulse.holding import Counts
 from paceline_client.recorder import Outcome
 from paceline_client.torch.agreement import Agreement
 from paceline_client.torch.greeting import greet

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
 
 from paceline_client.pulse.budget import RecordBudget, Requests
+from paceline_client.pulse.holding import Counts
 from paceline_client.pulse.rows import Beat
-from paceline_client.pulse.sending import Counts, Destination, Pulse
+from paceline_client.pulse.sending import Destination, Pulse
 from paceline_client.torch.layout import Layout
+from paceline_client.torch.standstill import pending_collectives, training_stack
 from paceline_client.torch.steps import Steps
 from paceline_client.torch.tap import Tap
 
@@ -31,13 +34,23 @@ class RankPulse:
     """Sums each step of a rank to a row, and has a thread send these.
 
     `record` says whether the server may ask for sessions: within a budget (``"auto"`` is the usual
-    one), or not at all (``"ask"``).
+    one), or not at all (``"ask"``). With `stacks` it says, while no step ends and the server asks,
+    which lines the thread that trains is in, and what PyTorch's recorder holds as pending.
     """
 
-    def __init__(self, tap: Tap, where: Destination, layout: Layout, record: RecordWhen) -> None:
+    def __init__(
+        self,
+        tap: Tap,
+        where: Destination,
+        layout: Layout,
+        record: RecordWhen,
+        *,
+        stacks: bool = True,
+    ) -> None:
         self._tap = tap
         self._place = where.rank, layout.dp_rank, layout.pp_rank
-        self._pulse = Pulse(where, self._beat, self._hear)
+        self._thread = threading.get_ident()
+        self._pulse = Pulse(where, self._beat, self._hear, self._say if stacks else None)
         self._steps = Steps(where.rank, layout, self._pulse.add)
         self._requests = None if record == "ask" else Requests(_budget(record))
         self._ask: Callable[[int], bool] = lambda _: False
@@ -61,6 +74,7 @@ class RankPulse:
     def end_step(self, tokens: int | None) -> None:
         """End the current step."""
         tap = self._tap
+        self._thread = threading.get_ident()
         skipped, tap.skipped = tap.skipped, {}
         ended = partial(self._steps.end, tap.step, int(tokens or 0), skipped)
         operations = tap.end_step(ended)
@@ -103,6 +117,14 @@ class RankPulse:
             return None
         since_ns = now_ns - max(0, time.monotonic_ns() - phase[1])
         return Beat(tap.step, *self._place, now_ns, phase[0], since_ns)
+
+    def _say(self) -> dict[str, str]:
+        rank = self._place[0]
+        said = {f"stack_{rank}.json": training_stack(self._thread).decode()}
+        pending = pending_collectives()
+        if pending is not None:
+            said[f"_dump_{rank}.json"] = pending.decode()
+        return said
 
     def _hear(self, steps: int, reason: str) -> None:
         requests = self._requests

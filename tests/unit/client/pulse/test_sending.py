@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -37,14 +38,16 @@ def make(receiver: Receiver, request: pytest.FixtureRequest) -> Make:
     receiver.answers = [Answer(status=201, document={"attempt": 3})]
     asked: list[tuple[int, str]] = []
 
-    def make(rank: int, heard: list[tuple[int, str]] | None = None) -> Pulse:
+    def make(rank: int, heard: list[tuple[int, str]] | None = None, *, says: bool = False) -> Pulse:
         def beat(finished: bool) -> Beat:  # noqa: FBT001 - as the thread calls it
             name = "finished" if finished else PHASE[0]
             return Beat(8, rank, rank, 0, 10**18, name, 10**18)
 
         where = Destination(receiver.url, "job", Run("run"), rank, rank, "node")
         told = asked if heard is None else heard
-        pulse = Pulse(where, beat, lambda steps, reason: told.append((steps, reason)))
+        said = {f"stack_{rank}.json": "[]"}
+        say = (lambda: said) if says else None
+        pulse = Pulse(where, beat, lambda steps, reason: told.append((steps, reason)), say)
         request.addfinalizer(lambda: pulse.close(0.0, finished=False))
         return pulse
 
@@ -55,6 +58,14 @@ def phases_of(receiver: Receiver) -> set[str]:
     """Return the phases of all beats that came."""
     documents = [json.loads(gzip.decompress(request.body)) for request in receiver.pulses]
     return {phase for document in documents for phase in document["phases"]}
+
+
+def files_of(receiver: Receiver) -> dict[str, str]:
+    """Return the files of all bodies that came, the latest of each name."""
+    found: dict[str, str] = {}
+    for request in receiver.pulses:
+        found |= json.loads(gzip.decompress(request.body)).get("files", {})
+    return found
 
 
 def ranks_of(receiver: Receiver) -> list[tuple[int, int]]:
@@ -108,10 +119,39 @@ def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make
     assert heard[0] == (9, "slow")
 
 
-def test_an_older_server_is_asked_once(
-    receiver: Receiver, make: Make, caplog: pytest.LogCaptureFixture
+def test_ranks_say_what_they_are_in_while_the_server_asks_and_one_that_is_silent_is_looked_at(
+    receiver: Receiver, make: Make
 ) -> None:
-    receiver.pulse = Answer(status=404, document={"detail": "Not found"})
+    first, second = make(0, says=True), make(1, says=True)
+    first.start()
+    wait_for(lambda: first.sends, "the first rank sends")
+    second.start()
+    second.add(ROW._replace(rank=1))
+    wait_for(lambda: second.counts.handed_in == 1, "the second rank hands in")
+    assert files_of(receiver) == {}
+
+    receiver.pulse = Answer(document={"record": None, "pulse_s": 5, "files": True})
+    wait_for(lambda: len(files_of(receiver)) == 2, "both said it")
+    assert files_of(receiver).keys() == {"stack_0.json", "stack_1.json"}
+    second.close(0.0, finished=False)
+    wait_for(lambda: "process_1.json" in files_of(receiver), "its process was looked at")
+    told = json.loads(files_of(receiver)["process_1.json"])["process"]
+    assert (told["pid"], told["state"] in "RSD") == (os.getpid(), True)
+
+
+def test_ranks_whose_job_keeps_it_to_itself_say_nothing(receiver: Receiver, make: Make) -> None:
+    receiver.pulse = Answer(document={"record": None, "pulse_s": 5, "files": True})
+    pulse = make(0)
+    pulse.start()
+    wait_for(lambda: len(receiver.pulses) > 5, "some bodies came")
+    assert files_of(receiver) == {}
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_a_server_that_takes_none_is_asked_once(
+    receiver: Receiver, make: Make, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    receiver.pulse = Answer(status=status, document={"detail": "None is taken"})
     pulse = make(0)
     pulse.add(ROW)
     with caplog.at_level(logging.WARNING, "paceline_client"):

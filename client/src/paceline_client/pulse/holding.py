@@ -1,0 +1,71 @@
+"""What a rank holds of its host's pulse until it is sent, and what the server told last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_client.pulse.rows import Beat, Row
+
+
+@dataclass
+class Held:
+    """What was measured, and when it came, by the monotonic clock."""
+
+    at_s: float
+    rows: list[Row]
+    beats: list[Beat]
+    files: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Told:
+    """What the server answered last, for the host's ranks."""
+
+    stop: bool = False
+    pulse_s: float | None = None
+    record: tuple[int, str] | None = None  # for global rank 0
+    files: bool = False
+
+    def document(self, rank: int) -> dict[str, Any]:
+        """Return the answer to a rank that handed its pulse in; a request is told once."""
+        record = None
+        if rank == 0:
+            record, self.record = self.record, None
+        return {
+            "stop": self.stop,
+            "pulse_s": self.pulse_s,
+            "record": record,
+            "files": self.files,
+        }
+
+
+@dataclass
+class Counts:
+    """Rows of a rank, and of those that others handed to it, by their fate."""
+
+    rows: int = 0  # measured by this rank
+    sent: int = 0
+    handed_in: int = 0
+    dropped: int = 0
+    bytes: int = 0  # of the bodies sent
+
+
+def files_of(held: list[Held]) -> dict[str, str]:
+    """Return the texts that are held, by the names of their files."""
+    return {name: text for one in held for name, text in one.files.items()}
+
+
+def without(held: list[Held], sent: int, beats: list[Beat]) -> list[Held]:
+    """Return what is held without the first rows that were sent, and with the last beats only."""
+    kept = []
+    # They went with the first body.
+    has_files = not sent
+    for one in held:
+        files = one.files if has_files else {}
+        left = one.rows[sent:]
+        sent = max(0, sent - len(one.rows))
+        mine = [beat for beat in one.beats if beat in beats]
+        if left or mine or files:
+            kept.append(Held(one.at_s, left, mine, files))
+    return kept

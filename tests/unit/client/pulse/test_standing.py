@@ -1,0 +1,67 @@
+"""What ranks of a host say while no step ends, and how silent ones are looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from app.inputs.hangs.process import read_process
+from paceline_client.pulse.standing import Standing
+from tests.support.waiting import wait_for
+
+BEAT_S = 5.0
+
+
+def silent(standing: Standing) -> dict[int, str]:
+    """Return the state of each process by its rank, long after they were heard."""
+    told = standing.silent(1000.0, BEAT_S)
+    states = {}
+    for name, text in told.items():
+        rank = int(name.removeprefix("process_").removesuffix(".json"))
+        states[rank] = read_process(text.encode()).state
+    return states
+
+
+def test_it_is_said_once_a_minute() -> None:
+    standing = Standing(lambda: {"stack_0.json": "[]"})
+    assert [bool(standing.own(at_s, BEAT_S)) for at_s in (0.0, 5.0, 59.0, 60.0)] == [
+        *(True, False, False, True)
+    ]
+
+
+def test_a_process_that_is_stopped_killed_or_another_one_is_told_apart() -> None:
+    standing = Standing(dict)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        standing.heard(3, process.pid, 0.0)
+        assert silent(standing)[3] in {"D", "R", "S"}
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: silent(standing)[3] == "T", "it is stopped")
+        process.kill()
+        wait_for(lambda: silent(standing)[3] == "Z", "it has ended")
+    assert silent(standing) == {3: ""}
+
+
+def test_ranks_that_were_heard_lately_or_are_not_to_be_seen_are_left_alone() -> None:
+    standing = Standing(dict)
+    standing.heard(1, os.getpid(), 999.0)
+    standing.heard(2, 1 << 30, 0.0)
+    assert silent(standing) == {}
+
+
+def test_a_job_that_keeps_it_to_itself_says_nothing_of_others() -> None:
+    standing = Standing(None)
+    standing.heard(1, os.getpid(), 0.0)
+    assert (silent(standing), standing.own(0.0, BEAT_S)) == ({}, {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is /proc on Linux only")
+def test_where_a_process_waits_is_told_where_the_kernel_says_it() -> None:
+    standing = Standing(dict)
+    standing.heard(1, os.getpid(), 0.0)
+    (text,) = standing.silent(1000.0, BEAT_S).values()
+    assert json.loads(text)["process"].keys() == {"pid", "state", "wait_channel"}
