@@ -93,7 +93,10 @@ def swatch(color: str) -> Markup:
     """Return a square of a color; a hatched one where there is none."""
     if not color:
         return _HATCHED
-    return Markup(f'<i class="swatch" style="background:{escape(color)}"></i>')  # noqa: S704 - escaped here
+    return Markup(  # noqa: S704 - escaped here
+        '<svg class="swatch" width="10" height="10" aria-hidden="true">'
+        f'<rect width="10" height="10" rx="1" fill="{escape(color)}"/></svg>'
+    )
 
 
 def slowdown(value: float | None) -> Markup:

@@ -12,7 +12,7 @@ from app.analysis.trace.metadata import parse_metadata
 from app.db.models.plans import Plan
 from app.db.models.sessions import Session
 from app.db.states import PlanState, SessionState
-from app.errors import InvalidSpecError
+from app.errors import InvalidMetadataError, InvalidSpecError
 from app.inputs.plans.session import session_job
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def read_whole_job(
         missing = [fault.column for fault in error.faults if fault.code == "missing"]
         lacking = tuple(column for column in missing if column)
         return WholeJob(session_id, number, lacking, "" if lacking else error.message)
+    except InvalidMetadataError as error:
+        return WholeJob(session_id, number, unfit=error.message)
     found = tx.session.execute(
         select(
             Plan.id,
