@@ -161,6 +161,11 @@ def powers_of_two(limit: int) -> list[int]:
     return [1 << k for k in range(limit.bit_length())]
 
 
+def divisors(number: int) -> list[int]:
+    """Return 1 to the number, what divides it."""
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
 def _is_whole_node(devices: tuple[DeviceType, ...], option: Option) -> bool:
     return option.gpus == devices[option.device].gpus_per_node
 

@@ -25,8 +25,7 @@ from app.analysis.planning.job.model import (
     JobSpec,
     Recompute,
 )
-from app.analysis.planning.job.space import divisors
-from app.analysis.planning.problem import powers_of_two
+from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.spec.catalogue import find_device
 from app.analysis.planning.spec.transformer import Accelerator, Transformer
 from app.inputs.plans.cluster import WrittenDevice

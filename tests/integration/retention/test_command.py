@@ -73,7 +73,7 @@ def test_what_is_kept_is_shown_and_changed(company: Company) -> None:
     [
         (("traces",), 2, "--days, --bytes or both"),
         (("pulses", "--days", "9"), 2, "the kinds are traces, heatmaps, reports"),
-        (("traces", "--days", "soon"), 2, "a whole number, or all"),
+        (("traces", "--days", "soon"), 2, "a number, or all"),
         (("audit", "--days", "30"), 1, "audit.days"),
     ],
 )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from app.analysis.planning.job.costs import OPTIMIZER_BYTES
 from app.analysis.planning.job.mixed import MixedSearch
 from app.analysis.planning.job.result import JobPlan
-from app.analysis.planning.job.space import Unit, divisors, space_of
+from app.analysis.planning.job.space import Unit, space_of
+from app.analysis.planning.problem import divisors
 
 if TYPE_CHECKING:
     from app.analysis.planning.job.space import Space

@@ -32,12 +32,11 @@ from app.analysis.planning.job.space import (
     Sizes,
     Space,
     Unit,
-    divisors,
     space_of,
     template_of,
     units_of,
 )
-from app.analysis.planning.problem import powers_of_two
+from app.analysis.planning.problem import divisors, powers_of_two
 from app.analysis.planning.search.budget import SearchBudget
 
 if TYPE_CHECKING:

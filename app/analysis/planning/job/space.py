@@ -23,6 +23,7 @@ from app.analysis.planning.job.costs import (
 )
 from app.analysis.planning.job.cuts import best_cut, front_of
 from app.analysis.planning.job.model import Recompute
+from app.analysis.planning.problem import divisors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -335,8 +336,3 @@ def units_of(space: Space) -> tuple[Unit, ...]:
                 continue
             found += [Unit(nodes, order, replicas) for order in itertools.permutations(used)]
     return tuple(found)
-
-
-def divisors(number: int) -> list[int]:
-    """Return 1 to the number, what divides it."""
-    return [one for one in range(1, number + 1) if number % one == 0]

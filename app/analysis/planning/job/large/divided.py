@@ -13,7 +13,8 @@ import numpy as np
 from app.analysis.planning.job.cuts import most_microbatches
 from app.analysis.planning.job.mixed import MixedSearch
 from app.analysis.planning.job.result import JobPlan
-from app.analysis.planning.job.space import Space, Unit, divisors
+from app.analysis.planning.job.space import Space, Unit
+from app.analysis.planning.problem import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,7 +26,8 @@ import numpy as np
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import synchronization_ps
-from app.analysis.planning.job.space import KernelCosts, divisors
+from app.analysis.planning.job.space import KernelCosts
+from app.analysis.planning.problem import divisors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

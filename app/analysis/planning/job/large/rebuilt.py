@@ -16,7 +16,8 @@ import numpy as np
 from app.analysis.planning.job.cuts import cover, most_microbatches
 from app.analysis.planning.job.large.divided import is_possible, unit_of
 from app.analysis.planning.job.mixed import MixedSearch, walk
-from app.analysis.planning.job.space import Space, Unit, divisors
+from app.analysis.planning.job.space import Space, Unit
+from app.analysis.planning.problem import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
