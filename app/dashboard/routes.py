@@ -69,7 +69,7 @@ from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
-from app.services.plans.of_job import read_whole_job, whole_job_of
+from app.services.plans.of_job import whole_job_of
 from app.services.pulse.recordings import asked_of
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
@@ -269,7 +269,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 unapply=True,
             )
             whole_job = (
-                read_whole_job(tx, view.row.id, view.row.number, view.meta)
+                whole_job_of(tx, view.row.id)
                 if document is not None and view.row.headline is not None and kept(view).trace
                 else None
             )

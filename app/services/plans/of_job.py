@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Double, select
+from sqlalchemy import Double, Text, cast, select, true
 
 from app.analysis.trace.metadata import parse_metadata
 from app.db.models.plans import Plan
@@ -16,8 +16,6 @@ from app.errors import InvalidMetadataError, InvalidSpecError
 from app.inputs.plans.session import session_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from app.db.unit_of_work import Reads
 
 
@@ -45,46 +43,49 @@ class WholeJob:
 
 def whole_job_of(tx: Reads, session_id: uuid.UUID) -> WholeJob | None:
     """Return the plan of a session's whole job; None without a verdict, or without operations."""
-    row = tx.session.execute(
-        select(Session.number, Session.meta, Session.state, Session.trace_removed_at).where(
-            Session.id == session_id
-        )
-    ).one_or_none()
-    if row is None or row.state != SessionState.ANALYZED or row.trace_removed_at is not None:
-        return None
-    return read_whole_job(tx, session_id, row.number, row.meta)
-
-
-def read_whole_job(
-    tx: Reads, session_id: uuid.UUID, number: int, meta: Mapping[str, Any]
-) -> WholeJob:
-    """Return the plan of the whole job of an analyzed session."""
-    try:
-        session_job(parse_metadata(meta))
-    except InvalidSpecError as error:
-        missing = [fault.column for fault in error.faults if fault.code == "missing"]
-        lacking = tuple(column for column in missing if column)
-        return WholeJob(session_id, number, lacking, "" if lacking else error.message)
-    except InvalidMetadataError as error:
-        return WholeJob(session_id, number, unfit=error.message)
-    found = tx.session.execute(
+    newest = (
         select(
             Plan.id,
             Plan.state,
             Plan.outline["iteration_time_ms"]["simulated"].astext.cast(Double).label("planned"),
             Plan.spec["as_it_runs"]["iteration_ms"].astext.cast(Double).label("running"),
         )
-        .where(Plan.spec["as_it_runs"]["session"].astext == str(session_id))
+        .where(Plan.spec["as_it_runs"]["session"].astext == cast(Session.id, Text))
         .order_by(Plan.created_at.desc(), Plan.id)
         .limit(1)
+        .lateral()
+    )
+    row = tx.session.execute(
+        select(
+            Session.number,
+            Session.meta,
+            newest.c.id,
+            newest.c.state,
+            newest.c.planned,
+            newest.c.running,
+        )
+        .outerjoin(newest, true())
+        .where(
+            Session.id == session_id,
+            Session.state == SessionState.ANALYZED,
+            Session.trace_removed_at.is_(None),
+        )
     ).one_or_none()
-    if found is None:
-        return WholeJob(session_id, number)
+    if row is None:
+        return None
+    try:
+        session_job(parse_metadata(row.meta))
+    except InvalidSpecError as error:
+        missing = [fault.column for fault in error.faults if fault.code == "missing"]
+        lacking = tuple(column for column in missing if column)
+        return WholeJob(session_id, row.number, lacking, "" if lacking else error.message)
+    except InvalidMetadataError as error:
+        return WholeJob(session_id, row.number, unfit=error.message)
     return WholeJob(
         session_id,
-        number,
-        plan=found.id,
-        state=found.state,
-        iteration_ms=found.planned,
-        running_ms=found.running,
+        row.number,
+        plan=row.id,
+        state=row.state,
+        iteration_ms=row.planned,
+        running_ms=row.running,
     )
