@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +41,22 @@ def run_ranks(
             for other in left:
                 os.kill(other, signal.SIGTERM)
     return int(failed)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Let what this thread does here wait for whichever rank wakes, as a profiler's files may.
+
+    Who runs as soon as it wakes holds a processor until it sleeps: a rank that writes its recording
+    would keep others from the end of the step that they record.
+    """
+    if sys.platform != "linux" or (policy := os.sched_getscheduler(0)) == os.SCHED_OTHER:
+        yield
+        return
+    priority = os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    yield
+    os.sched_setscheduler(0, policy, priority)
 
 
 def _go_first(*, at_once: bool) -> None:

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, Dataset
 
-from tests.real_jobs.ranks import run_ranks
+from tests.real_jobs.ranks import aside, run_ranks
 from tests.real_jobs.unlabelled.jobs import (
     ACTIVE_STEPS,
     BATCH_SIZE,
@@ -259,7 +259,8 @@ def run(kind: Kind, directory: Path, rank: int) -> None:
             now.step_ends_ns.append(time.time_ns())
             now.step += 1
             limit_link(now)
-            prof.step()
+            with aside():
+                prof.step()
             if now.step == steps:
                 break
     (directory / f"ends-{rank}.json").write_text(json.dumps(now.step_ends_ns))
