@@ -121,11 +121,15 @@ function mount({ main, stop }) {
     if (button.dataset.do in act) button.addEventListener('click', () => act[button.dataset.do](), { signal });
   }
   for (const field of panel.querySelectorAll('input[type=file]')) {
-    field.addEventListener('change', () => {
+    const choose = () => {
+      if (!field.files.length) return;
       const files = chosen(field.files);
       take(async () => files);
       field.value = '';
-    }, { signal });
+    };
+    field.addEventListener('change', choose, { signal });
+    // Who was quicker than the scripts of the page has chosen already.
+    choose();
   }
   panel.querySelector('form').addEventListener('submit', (event) => {
     event.preventDefault();
