@@ -179,6 +179,8 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /jobs/{job}/marks.csv": _READ,
     "GET /jobs/{job}/fixes.csv": _READ,
     "GET /jobs/{job}/hangs.csv": _READ,
+    "GET /jobs/{job}/live": _READ,
+    "GET /jobs/{job}/pulse/{name}.csv": _READ,
     "GET /fleet/{name}.csv": _READ,
     "GET /sessions/{session}": _READ,
     "GET /sessions/{session}/{name}.csv": _READ,

@@ -38,6 +38,8 @@ from app.dashboard.hosts.pages import add_host_pages
 from app.dashboard.operation.pages import add_operation_pages
 from app.dashboard.pages import Pages
 from app.dashboard.plans.pages import add_plan_pages
+from app.dashboard.pulse.pages import add_pulse_pages
+from app.dashboard.pulse.view import live_view, unrecorded_job
 from app.dashboard.report.figures import figures_page
 from app.dashboard.report.pages import add_report_pages
 from app.dashboard.session.exports import EXPORTS, WITHOUT_REPORT, workers_csv
@@ -70,7 +72,7 @@ from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
 from app.services.plans.of_job import whole_job_of
-from app.services.pulse.recordings import asked_of
+from app.services.pulse.live import live_job
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
 from app.services.sessions.read import get_session
@@ -91,6 +93,7 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     _add_fleet(routes, pages)
     _add_pages(routes, pages)
     _add_exports(routes)
+    add_pulse_pages(routes, pages)
     add_plan_pages(routes, pages)
     add_access_pages(routes, pages)
     add_alert_pages(routes, pages)
@@ -197,7 +200,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
             found, groups = fleet(tx, job=job), count_groups(tx, job)
-            hangs, recording = hangs_of_job(tx, job, HANGS), asked_of(tx, job)
+            hangs, pulse = hangs_of_job(tx, job, HANGS), live_job(tx, job)
+            incidents = open_by_job(tx, job).get(job, []) if found.jobs or pulse else []
             if found.jobs:
                 history = job_history(
                     tx,
@@ -208,12 +212,22 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
-                incidents = open_by_job(tx, job).get(job, [])
                 whole_job = whole_job_line(whole_job_of(tx, shown_session(found.jobs[0]).id))
                 fixes = applied_fixes(
                     *fixes_and_calibrations(tx, job=job), f"{job_url(job)}/fixes.csv", tx.now
                 )
+        live = None if pulse is None else live_view(pulse)
         if not found.jobs:
+            if live is not None:
+                return pages.render(
+                    "pulse/job.html",
+                    nav,
+                    page=unrecorded_job(live, [actions(row, found.now) for row in incidents]),
+                    live=live,
+                    now=found.now,
+                    groups=groups,
+                    hangs=[hang_line(row) for row in hangs],
+                )
             if hangs:
                 return RedirectResponse(
                     f"{container.pages_at}/hangs/{hangs[0].id}", HTTPStatus.SEE_OTHER
@@ -239,7 +253,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             groups=groups,
             applied=fixes,
             hangs=[hang_line(row) for row in hangs],
-            recording=recording,
+            live=live,
             whole_job=whole_job,
         )
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Visitor
     from tests.support.receiver import Receiver
 
-# Files, links of saved views, the index of the client's wheel, and the documentation, which
-# `test_documentation.py` walks over.
+# Files, links of saved views, the index of the client's wheel, parts of a live page, and the
+# documentation, which `test_documentation.py` walks over.
 NO_PAGES = (
-    *(".csv", ".zip", "/{name}", "/{address:path}"),
+    *("/live", ".csv", ".zip", "/{name}", "/{address:path}"),
     *("/docs", "/views/{view}", "/client", "/client/"),
 )
 

@@ -234,31 +234,6 @@ def ask_now(
         return _row(request), before is None
 
 
-def asked_of(tx: Reads, job: str) -> str | None:
-    """Return what a job is asked for at this moment, in words.
-
-    Returns
-    -------
-    str or None
-        Empty where that is nothing; None of a job that sends no pulse.
-    """
-    attempt = tx.session.execute(
-        select(PulseState.job_id, PulseState.attempt)
-        .join(Job, Job.id == PulseState.job_id)
-        .where(Job.name == job, PulseState.advanced_at > tx.now - PATIENCE)
-        .order_by(PulseState.attempt.desc())
-        .limit(1)
-    ).one_or_none()
-    if attempt is None:
-        return None
-    found = open_request(tx, attempt.job_id, attempt.attempt)
-    if found is None:
-        return ""
-    if found.handed_at is None:
-        return f"{found.steps} steps are asked for: {found.reason}"
-    return f"Recording {found.steps} steps…: {found.reason}"
-
-
 def window_s(pace: Pace, steps: int) -> float:
     """Return how long some steps take, seconds."""
     mean_ns = pace.mean_ns()

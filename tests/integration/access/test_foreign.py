@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import uuid
+from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,11 +24,14 @@ from app.services.alerts.store import load_rules
 from app.services.fixes.apply import apply_fix
 from app.services.fleet.views import save_view
 from app.services.history.notes import write_note
+from app.services.pulse.advance import advance_pulses
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.web import create_app
 from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body
+from tests.integration.api.pulse.sending import bodies as bodies_of_pulse
+from tests.integration.api.pulse.sending import slow_job
 from tests.support import plans
 from tests.support.alerting import Alerting
 from tests.support.hanging import Hanging, as_json, ras
@@ -107,6 +112,7 @@ FILES: dict[str, str] = {
     "incidents/": "deliveries",
     "hosts/": "sessions",
     "hangs/": "ranks",
+    "jobs/{job}/pulse/": "minutes",
     "compare/times/": "causes",
     "compare/": "steps",
     "jobs/{job}/tensor/": "times.csv",
@@ -228,6 +234,10 @@ def test_the_same_routes_answer_a_token_of_the_project(
     """Without this, a walk along addresses that are wrong would find everything hidden."""
     missing = {}
     with company.client(company.token(Right.OPERATE, Right.INGEST, project="other")) as client:
+        for body in islice(bodies_of_pulse(slow_job()[0]), 4):
+            sent = client.post(f"/api/v1/jobs/{SECRET}/attempts/1/pulse", content=body)
+            assert sent.status_code == 202
+        assert advance_pulses(company.container, timedelta(0))
         for key in _routes(company):
             if "{" not in key + QUERIES.get(key, "") or key in MAKING:
                 continue

@@ -6,6 +6,7 @@ import csv
 import io
 import uuid
 from dataclasses import dataclass, field
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,15 +20,18 @@ from app.run.http import HttpServer, address_of, listen
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.navigation import navigation
 from app.services.alerts.store import load_rules
+from app.services.pulse.advance import advance_pulses
 from app.services.sessions.analyze import analyze_session
 from app.services.sessions.chunks.absorb import absorb
 from app.services.tasks.task_runs import claim
 from app.web import create_app
 from benchmarks.support.receiver import Reply
 from tests import factories
+from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.plans import ask, do, small_spec
 from tests.support.project import build
+from tests.support.pulses.minutes import Minutes
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 from tests.support.reports import unexplained
@@ -50,6 +54,8 @@ PING: Final = ";"
 STATEMENTS: Final = {
     "/": 6,
     "/jobs/llm": 12,
+    "/jobs/pulsing": 9,
+    "/jobs/pulsing/live": 5,
     "/jobs/llm/tensor": 3,
     "/jobs/llm/tensor/0-0": 8,
     "/sessions/{analyzed}": 11,
@@ -165,6 +171,17 @@ def send_chunks(client: httpx.Client, first: int, end: int) -> str:
     return found
 
 
+def send_pulse(site: Site, first: int, end: int) -> None:
+    """Let a job without a session have more ranks, and more minutes of a pulse."""
+    job = "/api/v1/jobs/pulsing/attempts/1/pulse"
+    if not first:
+        for body in bodies(slow_job()[0]):
+            assert site.client.post(job, content=body).status_code == 202
+        while advance_pulses(site.container, timedelta(0)):
+            pass
+    Minutes(ranks=8 * end, minutes=10 * end).keep(site.container, "pulsing")
+
+
 def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, object]:
     """Make a row of everything for each number; return what the pages' addresses name."""
     container, alerting = site.container, Alerting(site.container)
@@ -183,6 +200,7 @@ def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, obje
         straggling = TrainingJob(site.client, group=f"0-{number}")
         straggling.report(*SLOW, steps=3)
     site.client.put("/api/v1/jobs/llm/tp/mode", json={"mode": "apply", "by": f"ann {end}"})
+    send_pulse(site, first, end)
     skewed = analyzed(container, unexplained())
     arriving = send_chunks(site.client, first, end)
     while absorb(container):

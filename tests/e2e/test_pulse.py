@@ -1,0 +1,113 @@
+"""A job, live, in a browser: who is slow, since when, on a map that grows; recorded on demand."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import httpx
+from playwright.sync_api import expect
+
+from app.services.pulse.advance import advance_pulses
+from tests.e2e.expecting import expect_well_made, in_every_look
+from tests.e2e.looking import keep
+from tests.integration.api.pulse.sending import bodies, slow_job
+from tests.support.pulses.minutes import Minutes
+from tests.support.sessions import small_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+    from tests.e2e.visiting import Look, Visitor
+
+SLOW = 517
+LARGE = Minutes(ranks=1024, minutes=720, slow=SLOW, slow_minutes=25)
+
+
+def send(site: str, container: Container, job: str = "llm") -> str:
+    """Send the pulse of a job of which a rank gets slow; return what was asked of it."""
+    made, _ = slow_job()
+    asked = ""
+    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+        for number, body in enumerate(bodies(made)):
+            answer = client.post(f"/api/v1/jobs/{job}/attempts/1/pulse", content=body)
+            record = answer.raise_for_status().json()["record"]
+            asked = record["reason"] if record else asked
+            # Both hosts have said what they did.
+            while number % 2 and advance_pulses(container, timedelta(0)):
+                pass
+    return asked
+
+
+@in_every_look
+def test_a_job_with_a_pulse_has_a_page_before_its_first_session(
+    site: str, container: Container, visitor: Visitor, look: Look
+) -> None:
+    send(site, container)
+    LARGE.keep(container, "llm")
+    page = visitor.open(f"{site}/jobs/llm", look)
+    expect(page.locator("h1")).to_contain_text("Rank 13 (node-001)")
+    expect(page.locator(".parts-line")).to_contain_text("Suspected")
+    expect(page.locator(".live .facts")).to_contain_text("Rank 517, 1.40×")
+    expect(page.locator("[data-part=steps]")).to_contain_text("longer than 2.00\u00a0s")
+    expect(page.locator("#pulse-map")).to_have_attribute("data-drawn", "720")
+    assert float(page.locator("#pulse-map").get_attribute("data-drawn-ms") or "inf") < 500
+    expect(page.locator(".slowest")).to_contain_text("node-064")
+    expect(page.locator(".notices tbody tr")).to_have_count(1)
+    expect(page.locator("#record")).to_contain_text("Recording 50 steps")
+    keep(page, f"job-live-{look.name}")
+    expect_well_made(page, site, look)
+
+
+def test_the_map_is_read_with_the_keyboard(
+    site: str, container: Container, visitor: Visitor
+) -> None:
+    send(site, container)
+    LARGE.keep(container, "llm")
+    page = visitor.open(f"{site}/jobs/llm")
+    chart, cell = page.locator("#pulse-map"), page.locator("#pulse-cell")
+    expect(chart).to_have_attribute("data-drawn", "720")
+    chart.focus()
+    expect(cell).to_contain_text("Rank 517 · node-064, GPU\u00a05")
+    expect(cell).to_contain_text("computes 1.40× as long as its peers")
+    page.keyboard.press("ArrowDown")
+    expect(cell).to_contain_text("Rank 518")
+    expect(cell).to_contain_text("computes 1.00×")
+    page.keyboard.press("ArrowUp")
+    for _ in range(3):
+        page.keyboard.press("Shift+ArrowLeft")
+    expect(cell).to_contain_text("Rank 517")
+    expect(cell).to_contain_text("computes 1.00×")
+    page.keyboard.press("End")
+    expect(cell).to_contain_text("computes 1.40×")
+
+
+def test_new_minutes_appear_without_a_reload(
+    site: str, container: Container, visitor: Visitor
+) -> None:
+    send(site, container)
+    Minutes(ranks=16, minutes=60, until_ago=1).keep(container, "llm")
+    page = visitor.open(f"{site}/jobs/llm")
+    chart = page.locator("#pulse-map")
+    expect(chart).to_have_attribute("data-drawn", "59")
+    page.evaluate("window.same = true")
+    Minutes(ranks=16, minutes=60, slow=3, slow_minutes=1, factor=1.6).keep(container, "llm")
+    # Or one more, where a minute has begun meanwhile.
+    expect(chart).to_have_attribute("data-drawn", re.compile("^6[01]$"))
+    chart.focus()
+    expect(page.locator("#pulse-cell")).to_contain_text("Rank 3")
+    assert page.evaluate("window.same")
+
+
+def test_a_session_is_asked_for_on_the_page_of_the_job(
+    site: str, container: Container, visitor: Visitor
+) -> None:
+    store(container, small_trace(), job="llm")
+    send(site, container)
+    with container.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM recording_request")
+    page = visitor.open(f"{site}/jobs/llm")
+    expect(page.locator("#pulse .notices")).to_contain_text("none yet")
+    page.get_by_role("button", name="Record 50 steps now").click()
+    expect(page.locator("#record")).to_contain_text("50 steps are asked for: ")
+    keep(page, "job-live-with-session")
