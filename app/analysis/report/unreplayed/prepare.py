@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from app.analysis.arrivals.build import Met, arrivals_of
@@ -33,6 +34,7 @@ from app.analysis.replay.unseen import Unseen
 from app.analysis.report.document import Report
 from app.analysis.report.findings import DiagnosisSummary
 from app.analysis.report.measures import Correlation, CorrelationSample
+from app.analysis.report.unreplayed.durations import with_believed_durations
 from app.analysis.report.unreplayed.whole_steps import whole_steps
 from app.analysis.trace.model import Trace
 from app.analysis.trace.recordings.unreplayable import reason_of
@@ -65,23 +67,22 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
     UnanalyzableError
         Where not even that can be; see `prepare_replay`.
     """
-    reason = reason_of(trace.meta)
+    reason, refusal = reason_of(trace.meta), None
     if reason is None:
         try:
             return Prepared(trace, prepare_replay(trace, without), None, None)
         except UnanalyzableError as refused:
             if refused.stable_code not in FALLS_BACK:
                 raise
-            met = arrivals_of(without_unusable(trace)[0])
-            if met.arrivals is None and refused.stable_code != RANK_MISSING:
-                raise
+            refusal = refused
             reason = refused.message[:1].lower() + refused.message[1:]
-    else:
-        met = arrivals_of(without_unusable(trace)[0])
-    steps, last = (
-        whole_steps(trace),
-        "" if met.arrivals is None else "who comes last at collectives, and ",
-    )
+    usable, unusable = without_unusable(trace)
+    usable, impossible = with_believed_durations(usable)
+    met = arrivals_of(usable)
+    if met.arrivals is None and refusal is not None and refusal.stable_code != RANK_MISSING:
+        raise refusal
+    steps = whole_steps(usable)
+    last = "" if met.arrivals is None else "who comes last at collectives, and "
     # Its times are those of one clock.
     alike = replace(trace.meta, hosts=dict.fromkeys(range(trace.meta.sizes.world), "one"))
     unseen = Unseen(
@@ -90,6 +91,8 @@ def replay_or_steps(trace: Trace, without: Collection[Name] = ()) -> Prepared:
         timed=False,
     )
     replayed = prepare_replay(replace(steps, meta=alike), whole_steps=True)
+    dropped = tuple(sorted((*replayed.dropped, *unusable), key=attrgetter("step")))
+    replayed = replace(replayed, dropped=dropped, impossible=impossible)
     return Prepared(steps, replayed, unseen, met)
 
 

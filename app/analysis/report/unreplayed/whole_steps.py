@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from app.analysis.arrivals.lanes import lanes_of
-from app.analysis.replay.repairs.unusable import without_unusable
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
 
 _TYPES: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
@@ -20,8 +19,7 @@ def whole_steps(trace: Trace) -> Trace:
     That is an optimizer's, for which no other stage waits, after a nanosecond each of forward and
     backward; on one clock, as far as collectives tell.
     """
-    usable, _ = without_unusable(trace)
-    lanes = lanes_of(usable, most=len(usable))
+    lanes = lanes_of(trace, most=len(trace))
     lane = np.unique(lanes.lane)
     start_ns = lanes.start[np.searchsorted(lanes.lane, lane)] - lane * lanes.span_ns
     end_ns = lanes.ends_ns().ravel()[lane]
@@ -29,14 +27,14 @@ def whole_steps(trace: Trace) -> Trace:
     rest_ns = np.maximum(end_ns - start_ns - 2, 1)
     start_ns += lanes.begin_ns[lane // len(lanes.ranks)]
     head = np.zeros(len(lane), dtype=np.int64)
-    stretch = usable.stretches().first
-    step = np.searchsorted(lanes.steps, usable.step[stretch])
-    own = step * len(lanes.ranks) + np.searchsorted(lanes.ranks, usable.rank[stretch])
+    stretch = trace.stretches().first
+    step = np.searchsorted(lanes.steps, trace.step[stretch])
+    own = step * len(lanes.ranks) + np.searchsorted(lanes.ranks, trace.rank[stretch])
     head[np.searchsorted(lane, own)] = stretch
-    types = [usable.op_names.index(name) for name in _TYPES]
+    types = [trace.op_names.index(name) for name in _TYPES]
     thrice = np.tile(head, len(types))
     return replace(
-        usable.of_rows(thrice),
+        trace.of_rows(thrice),
         op=np.repeat(np.array(types, dtype=np.int16), len(head)),
         mb=np.zeros(len(thrice), dtype=np.int32),
         mc=np.zeros(len(thrice), dtype=np.int32),
