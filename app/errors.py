@@ -26,6 +26,8 @@ class Fault:
     """0-based row of a columnar body, or event of a recording; 1-based line of a text body."""
     column: str | None = None
     """Name of the column or key."""
+    file: str | None = None
+    """Path within the folder or archive that was sent."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fault without the positions that it does not have."""
@@ -78,7 +80,8 @@ def lines_of(error: PacelineError) -> Iterator[str]:
 def _where(fault: Fault) -> str:
     place = [
         f"{name} {value}"
-        for name, value in (("line", fault.line), ("row", fault.row), ("column", fault.column))
+        for name in ("file", "line", "row", "column")
+        for value in [getattr(fault, name)]
         if value is not None
     ]
     return f" ({', '.join(place)})" if place else ""

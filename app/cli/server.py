@@ -277,6 +277,7 @@ def _faults(faults: list[dict[str, Any]]) -> tuple[Fault, ...]:
             row=fault.get("row"),
             line=fault.get("line"),
             column=fault.get("column"),
+            file=fault.get("file"),
         )
         for fault in faults
     )

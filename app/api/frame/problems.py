@@ -152,13 +152,14 @@ _CODE_OF_STATUS: Final[Mapping[int, str]] = {
 
 
 class FaultBody(BaseModel):
-    """One fault and where it is: a row of a columnar body, a line of a text, a column or key."""
+    """One fault and where it is: a row or line, a column or key, a file of a folder."""
 
     code: str
     message: str
     row: int | None = None
     line: int | None = None
     column: str | None = None
+    file: str | None = None
 
 
 class ProblemBody(BaseModel):

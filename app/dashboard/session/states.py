@@ -168,4 +168,6 @@ def fault_rows(view: SessionView) -> tuple[Row, ...]:
 
 
 def _position(fault: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {fault[name]}" for name in ("row", "line", "column") if name in fault)
+    return ", ".join(
+        f"{name} {fault[name]}" for name in ("file", "row", "line", "column") if name in fault
+    )

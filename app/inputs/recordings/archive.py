@@ -221,7 +221,7 @@ class _Entry:
         raise InvalidArchiveError(
             f"{shown}: {message} (entry {self.number})",
             code=f"archive.{code}",
-            faults=(Fault(code, message, row=self.number, column=shown),),
+            faults=(Fault(code, message, row=self.number, file=shown),),
         ) from cause
 
 

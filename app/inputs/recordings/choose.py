@@ -136,7 +136,7 @@ def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = No
         )
         message = f"{where} holds files of {found}: move one kind to a folder of its own"
         faults = tuple(
-            Fault("mixed_formats", f"It is {one.known.title}.", column=_shown(one.name))
+            Fault("mixed_formats", f"It is {one.known.title}.", file=_shown(one.name))
             for one in examples.values()
             if one.known is not None
         )
@@ -202,7 +202,7 @@ def _no_trace(
 ) -> InvalidFolderError:
     title = "trace" if wanted is None else f"{wanted.title} file"
     faults = tuple(
-        Fault("not_read", f"Not read: {one.why}.", column=_shown(one.name)) for one in not_read[:10]
+        Fault("not_read", f"Not read: {one.why}.", file=_shown(one.name)) for one in not_read[:10]
     )
     return InvalidFolderError(
         f"there is no {title} in {where}", code="file.no_trace", faults=faults

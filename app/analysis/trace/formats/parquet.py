@@ -46,7 +46,7 @@ PARQUET: Final = TraceFormat(
 
 PUBLISHED_PARQUET: Final = TraceFormat(
     name=PUBLISHED.trace_format,
-    title="Parquet, published columns",
+    title="Parquet with the published columns",
     media_types=_MEDIA_TYPES,
     suffixes=(".parquet",),
     sniff=_sniff,

@@ -51,7 +51,7 @@ export async function send(method, path, body, type, { signal, progress = () => 
     if (!busy || attempt === TRIES) {
       const words = response?.detail ?? 'The server cannot be reached at the moment; try again.';
       // A refusal is of this file for good; the rest is of the moment.
-      const files = (response?.faults ?? []).filter(({ column }) => column).map(({ column, message }) => ({ name: column, why: message.replace(/^Not read: /, '') }));
+      const files = (response?.faults ?? []).filter(({ file }) => file).map(({ file, message }) => ({ name: file, why: message.replace(/^Not read: /, '') }));
       throw Object.assign(new Error(words), { files, refused: status >= 400 && status < 500 && !busy && !!response });
     }
     const after = Number(request.getResponseHeader('Retry-After'));

@@ -158,7 +158,7 @@ def test_what_is_no_session_is_refused_and_leaves_nothing(
     if name in {"unsafe", "link"}:
         [fault] = problem["faults"]
         assert fault["row"] == 0
-        assert fault["column"].endswith("rank0.json")
+        assert fault["file"].endswith("rank0.json")
     if name == "nested":
         assert problem["faults"][0]["message"].startswith("Not read: it is an archive")
 

@@ -84,7 +84,7 @@ def test_a_name_that_leads_out_is_refused_with_its_entry(
     error = refusal(written(tmp_path, "a", tar(files) if kind == "tar" else zipped(files)))
     assert error.stable_code == "archive.unsafe_name"
     [fault] = error.faults
-    assert (fault.row, fault.column) == (1, name)
+    assert (fault.row, fault.file) == (1, name)
     assert "(entry 1)" in error.message
 
 
@@ -168,7 +168,7 @@ def test_damaged_bytes_are_refused(tmp_path: Path) -> None:
     body = bytearray(zipped([("rank0.json", os.urandom(500))]))
     body[100] ^= 0xFF
     error = refusal(written(tmp_path, "a.zip", bytes(body)))
-    assert (error.stable_code, error.faults[0].column) == ("archive.corrupt", "rank0.json")
+    assert (error.stable_code, error.faults[0].file) == ("archive.corrupt", "rank0.json")
 
 
 def gigabyte(compress: Callable[[bytes], bytes]) -> bytes:
