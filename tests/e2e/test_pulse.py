@@ -97,6 +97,13 @@ def test_new_minutes_appear_without_a_reload(
     chart.focus()
     expect(page.locator("#pulse-cell")).to_contain_text("Rank 3")
     assert page.evaluate("window.same")
+    # An hour is all there is; another choice stands in the address.
+    expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    page.get_by_role("button", name="12 h", exact=True).click()
+    assert page.url.endswith("?minutes=720")
+    expect(page.locator(".step-lines svg")).to_have_attribute("viewBox", "0 0 720 100")
 
 
 def test_a_session_is_asked_for_on_the_page_of_the_job(
@@ -111,3 +118,13 @@ def test_a_session_is_asked_for_on_the_page_of_the_job(
     page.get_by_role("button", name="Record 50 steps now").click()
     expect(page.locator("#record")).to_contain_text("50 steps are asked for: ")
     keep(page, "job-live-with-session")
+
+
+def test_a_project_refuses_pulses_from_a_button_on(site: str, visitor: Visitor) -> None:
+    page = visitor.open(f"{site}/retention")
+    page.get_by_role("button", name="Refuse pulses").click()
+    expect(page.locator("#pulses")).to_contain_text("Pulses are refused")
+    assert httpx.get(f"{site}/api/v1/pulse", trust_env=False).json() == {"on": False}
+    page.get_by_role("button", name="Take pulses").click()
+    expect(page.locator("#pulses")).to_contain_text("Pulses are taken")
+    assert httpx.get(f"{site}/api/v1/pulse", trust_env=False).json() == {"on": True}

@@ -12,6 +12,7 @@ from app.dashboard.ui.csv_text import Table, csv_file
 from app.dashboard.ui.format import byte_size, listing
 from app.inputs.retention import AUDIT_DAYS, Keep, KeepAudit, KeepRows
 from app.services.access.projects import project_name
+from app.services.pulse.switch import pulse_is_off
 from app.services.retention.kinds import KINDS
 from app.services.retention.rules import rules_of, uses_of
 
@@ -95,7 +96,7 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
     def retention_route(container: Here) -> Response:
         with pages.reading(container) as (tx, nav):
             rules, uses = rules_of(tx), uses_of(tx)
-            project = project_name(tx)
+            project, pulse_off = project_name(tx), pulse_is_off(tx)
             now = tx.now
         return pages.render(
             "usage/retention.html",
@@ -104,6 +105,7 @@ def add_retention_page(routes: APIRouter, pages: Pages) -> None:
             project=project,
             heading=retention_heading(rules),
             lines=kind_lines(rules, uses),
+            pulse_off=pulse_off,
         )
 
     @routes.get("/retention.csv")

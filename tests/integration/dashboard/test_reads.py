@@ -77,7 +77,7 @@ STATEMENTS: Final = {
     "/plans": 2,
     "/plans/{plan}": 4,
     "/quotas": 3,
-    "/retention": 4,
+    "/retention": 5,
 }
 
 
