@@ -1,6 +1,6 @@
 // The cells of a map of ranks over time, minute by minute: what the server sends, and what a pixel of it shows.
 const MINUTE_MS = 60_000;
-/** Minutes that are shown. */
+/** Minutes that are kept. */
 export const COLUMNS = 720;
 
 /**
@@ -54,17 +54,18 @@ export const lastMinute = (cells) => (cells.minutes.size ? Math.max(...cells.min
  * Thousandths of a picture of that size in pixels, line by line; of cells that share a pixel the slowest, 0 without any.
  * @param {Cells} cells
  * @param {number} last the minute at the right
+ * @param {number} columns minutes across
  * @param {number} wide
  * @param {number} high
  */
-export function picture(cells, last, wide, high) {
+export function picture(cells, last, columns, wide, high) {
   const pixels = new Uint16Array(wide * high);
   const ranks = cells.ranks.length;
   const rows = Int32Array.from({ length: ranks }, (_, rank) => Math.floor((rank * high) / ranks) * wide);
-  for (let column = 0; column < COLUMNS; column++) {
-    const row = cells.minutes.get(last - COLUMNS + 1 + column);
+  for (let column = 0; column < columns; column++) {
+    const row = cells.minutes.get(last - columns + 1 + column);
     if (!row) continue;
-    const left = Math.floor((column * wide) / COLUMNS);
+    const left = Math.floor((column * wide) / columns);
     for (let rank = 0; rank < ranks; rank++) {
       const at = rows[rank] + left;
       if (row[rank] > pixels[at]) pixels[at] = row[rank];

@@ -1,6 +1,6 @@
 // Computing of ranks against their peers over time, on a canvas; a cell is chosen by the mouse or with the keyboard.
 import { heat, token } from '../colors.js';
-import { times } from '../format.js';
+import { age, times } from '../format.js';
 import { here } from '../here.js';
 import { every, line, overlay, rect, text } from '../svg.js';
 import { COLUMNS, decoded, joined, lastMinute, none, picture } from './cells.js';
@@ -11,7 +11,8 @@ const LEFT = 40;
 const BOTTOM = 20;
 const LEVELS = 500;
 const FAR = 10;
-const HOURS = [12, 9, 6, 3];
+const TICKS = 4;
+const SHORT = 60;
 
 /** Colors of thousandths above 1.0 in the current theme, as pixels of a picture. */
 function palette() {
@@ -30,6 +31,8 @@ export class PulseMap {
     this.cells = same ? before.cells : none();
     /** @type {{ rank: number, minute: number } | null} place of a rank, and a minute */
     this.cell = same ? before.cell : null;
+    /** @type {number | null} minutes across, where someone chose them */
+    this.chosen = same ? before.chosen : null;
     this.began = { at: performance.now(), now: Date.parse(document.body.dataset.now) || Date.now() };
     this.canvas = document.createElement('canvas');
     element.replaceChildren(this.canvas);
@@ -68,6 +71,13 @@ export class PulseMap {
     return Number.isNaN(last) ? now : Math.max(now, last);
   }
 
+  /** Minutes across: those that were chosen, else an hour where that is all there is. */
+  get columns() {
+    if (this.chosen) return this.chosen;
+    const first = Math.min(...this.cells.minutes.keys());
+    return this.last() - first < SHORT ? SHORT : COLUMNS;
+  }
+
   draw() {
     const began = performance.now();
     const { element, canvas, cells } = this;
@@ -82,11 +92,11 @@ export class PulseMap {
     const [x, wide, high] = [Math.round(left * ratio), Math.round(plotWidth * ratio), Math.round(plotHeight * ratio)];
     this.hatch(context, x, wide, high, ratio);
     if (cells.ranks.length && wide > 0) {
-      const [across, down] = [Math.min(COLUMNS, wide), Math.min(cells.ranks.length, high)];
+      const [across, down] = [Math.min(this.columns, wide), Math.min(cells.ranks.length, high)];
       const colors = palette();
       const shown = new ImageData(across, down);
       const pixels = new Uint32Array(shown.data.buffer);
-      const values = picture(cells, this.last(), across, down);
+      const values = picture(cells, this.last(), this.columns, across, down);
       for (let at = 0; at < values.length; at++) if (values[at]) pixels[at] = colors[Math.min(LEVELS, Math.max(0, values[at] - 1000))];
       const small = new OffscreenCanvas(across, down);
       small.getContext('2d').putImageData(shown, 0, 0);
@@ -119,7 +129,7 @@ export class PulseMap {
 
   across(minute) {
     const { left, plotWidth } = this.geometry;
-    return left + ((minute - this.last() + COLUMNS - 1) * plotWidth) / COLUMNS;
+    return left + ((minute - this.last() + this.columns - 1) * plotWidth) / this.columns;
   }
 
   write() {
@@ -128,17 +138,18 @@ export class PulseMap {
     const layer = overlay(this.element, width, height);
     const tall = plotHeight / Math.max(1, ranks.length);
     for (let at = 0; at < ranks.length; at += every(tall, 24)) layer.append(text(left - 6, Math.min(plotHeight, Math.max(9, at * tall + Math.min(tall, 16) / 2 + 4)), ranks[at], { 'text-anchor': 'end' }));
-    for (const hours of HOURS) layer.append(text(left + plotWidth * (1 - hours / 12), height - 5, `${hours} h ago`, { 'text-anchor': hours === 12 ? 'start' : 'middle' }));
+    for (let tick = 0; tick < TICKS; tick++) layer.append(text(left + (plotWidth * tick) / TICKS, height - 5, `${age((this.columns * 60 * (TICKS - tick)) / TICKS)} ago`, { 'text-anchor': tick ? 'middle' : 'start' }));
     layer.append(text(width, height - 5, 'now', { 'text-anchor': 'end' }));
     let before = null;
     for (const minute of [...attempts.keys()].sort((a, b) => a - b)) {
       const attempt = attempts.get(minute);
-      if (before !== null && attempt !== before) layer.append(line(this.across(minute), 0, this.across(minute), plotHeight, 'attempt'));
+      if (before !== null && attempt !== before && minute > this.last() - this.columns) layer.append(line(this.across(minute), 0, this.across(minute), plotHeight, 'attempt'));
       before = attempt;
     }
     if (!this.cell) return;
-    const wide = Math.max(plotWidth / COLUMNS, 4);
-    layer.append(rect(this.across(this.cell.minute) + plotWidth / COLUMNS / 2 - wide / 2 - 1, this.cell.rank * tall - 1, wide + 2, Math.max(tall, 4) + 2, 'at'));
+    const column = plotWidth / this.columns;
+    const wide = Math.max(column, 4);
+    layer.append(rect(this.across(this.cell.minute) + column / 2 - wide / 2 - 1, this.cell.rank * tall - 1, wide + 2, Math.max(tall, 4) + 2, 'at'));
     this.reading.textContent = this.words(this.cell);
   }
 
@@ -163,7 +174,7 @@ export class PulseMap {
     const last = this.last();
     this.cell = {
       rank: Math.min(this.cells.ranks.length - 1, Math.max(0, cell.rank)),
-      minute: Math.min(last, Math.max(last - COLUMNS + 1, cell.minute)),
+      minute: Math.min(last, Math.max(last - this.columns + 1, cell.minute)),
     };
     this.write();
   }
@@ -176,8 +187,15 @@ export class PulseMap {
     if (x < 0 || y >= plotHeight) return;
     this.choose({
       rank: Math.floor((y * this.cells.ranks.length) / plotHeight),
-      minute: this.last() - COLUMNS + 1 + Math.floor((x * COLUMNS) / plotWidth),
+      minute: this.last() - this.columns + 1 + Math.floor((x * this.columns) / plotWidth),
     });
+  }
+
+  /** Choose how many minutes are across. */
+  show(columns) {
+    this.chosen = columns;
+    if (this.cell) this.cell.minute = Math.max(this.cell.minute, this.last() - columns + 1);
+    this.draw();
   }
 
   key(event) {
