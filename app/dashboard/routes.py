@@ -72,6 +72,7 @@ from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
 from app.services.plans.of_job import whole_job_of
+from app.services.pulse.fleet import live_steps
 from app.services.pulse.live import live_job
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
@@ -153,13 +154,13 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
                 page=PageRequest(query.sort, query.number, FLEET_PAGE),
                 silent_page=query.silent_number,
             )
-            views = list_views(tx, container.principal)
+            views, running = list_views(tx, container.principal), live_steps(tx)
             brought = fixes_and_calibrations(tx, most=NEWEST_FIXES)
             fixes = fleet_fixes(*brought, "/fleet/fixes.csv", tx.now)
             unheard = not found.groups and about.end is None and not query.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
-        page = fleet_page(found, query, about)
+        page = fleet_page(found, query, about, running)
         if status is None or arrived is None:
             bar = view_bar(views, query, about)
             return pages.render(

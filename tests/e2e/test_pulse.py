@@ -106,14 +106,20 @@ def test_new_minutes_appear_without_a_reload(
     expect(page.locator(".step-lines svg")).to_have_attribute("viewBox", "0 0 720 100")
 
 
-def test_a_session_is_asked_for_on_the_page_of_the_job(
+def test_the_fleet_names_live_jobs_and_a_session_is_asked_for_on_a_job_s_page(
     site: str, container: Container, visitor: Visitor
 ) -> None:
     store(container, small_trace(), job="llm")
     send(site, container)
     with container.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM recording_request")
-    page = visitor.open(f"{site}/jobs/llm")
+    send(site, container, "fresh")
+    page = visitor.open(f"{site}/")
+    expect(page.locator("#jobs tbody tr")).to_contain_text("suspected 1.")
+    expect(page.locator(".verdict")).to_contain_text("2 live, 2 suspected")
+    expect(page.locator(".unrecorded")).to_contain_text("fresh A step takes 1.")
+    keep(page, "fleet-live")
+    page.goto(f"{site}/jobs/llm")
     expect(page.locator("#pulse .notices")).to_contain_text("none yet")
     page.get_by_role("button", name="Record 50 steps now").click()
     expect(page.locator("#record")).to_contain_text("50 steps are asked for: ")

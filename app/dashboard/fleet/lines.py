@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from app.analysis.budget.document import Losses
     from app.analysis.report.verdict import Slowdown, VerdictCause
     from app.services.fleet.rows import Standing
+    from app.services.pulse.fleet import LiveStep
     from app.services.sessions.fleet import JobSummary
     from app.services.sessions.read import SessionRow
 
@@ -88,6 +89,8 @@ class SessionLine:
     stragglers: str = ""
     between: str = ""
     together: str = ""
+    # its last minute, where its pulse comes now
+    live: LiveStep | None = None
 
     @property
     def standing(self) -> StateLabel:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from app.analysis.wording import hours
 from app.dashboard.alerts.parts import STATES
 from app.dashboard.fleet.lines import job_line
+from app.dashboard.fleet.live import LIVE, LiveJobs, live_jobs, unrecorded_title
 from app.dashboard.fleet.query import FilterBar, FleetQuery, filter_bar
 from app.dashboard.fleet.tables import job_attributes, job_columns, silent_columns
 from app.dashboard.ui.address import Address
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from app.dashboard.ui.choosing import Choice
     from app.services.fleet.listing import FleetView, Group
     from app.services.fleet.rows import Standing
+    from app.services.pulse.fleet import LiveStep
 
 # A job is worth naming in the heading when it loses this share of all that is lost.
 NAMED_SHARE: Final = 0.3
@@ -68,10 +70,20 @@ class FleetPage:
     silent_open: bool
     range: RangeChoices
     archived: bool
+    live: LiveJobs
+    live_title: str
 
 
-def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
-    """Return the fleet page."""
+def fleet_page(
+    found: FleetView, query: FleetQuery, about: Range, running: Sequence[LiveStep] = ()
+) -> FleetPage:
+    """Return the fleet page.
+
+    Parameters
+    ----------
+    running : sequence of LiveStep
+        Jobs whose pulse comes now.
+    """
     groups = found.groups
     heard = [group for group in groups if group.heard]
     silent = found.silent.total
@@ -88,7 +100,10 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
     if silent > finished:
         states.append((SILENT_STATE, f"{count(silent - finished)} silent"))
     address, page, quiet = query.address(about), found.page, found.silent
+    live = live_jobs(running)
     shown, jobs = job_columns(found.now, query, address), sum(group.jobs for group in heard)
+    if any(job.name in live.by_name for job in page.rows):
+        shown = (*shown[:-1], LIVE, shown[-1])
     return FleetPage(
         now=found.now,
         title=f"Fleet: {_short(heard, silent)}",
@@ -99,7 +114,7 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
         bar=filter_bar(query, about, found),
         jobs=drawn(
             shown,
-            map(job_line, page.rows),
+            [replace(job_line(job), live=live.by_name.get(job.name)) for job in page.rows],
             csv=Address("/fleet/jobs.csv", address.parameters).but(),
             classes="fleet jobs",
             headings=sorted_by(FLEET, shown, address),
@@ -125,6 +140,8 @@ def fleet_page(found: FleetView, query: FleetQuery, about: Range) -> FleetPage:
         silent_open=silent <= SILENT_OPEN or query.filtered.narrowed or quiet.number > 1,
         range=range_choices(about),
         archived=query.archived,
+        live=live,
+        live_title=unrecorded_title(live) if live.unrecorded else "",
     )
 
 

@@ -52,7 +52,7 @@ PING: Final = ";"
 
 # Statements of each page, in its one transaction. What every page shows is one of them.
 STATEMENTS: Final = {
-    "/": 6,
+    "/": 7,
     "/jobs/llm": 12,
     "/jobs/pulsing": 9,
     "/jobs/pulsing/live": 5,
