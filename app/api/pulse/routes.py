@@ -16,13 +16,11 @@ from app.api.frame.routers import api_router
 from app.api.sessions.chunks import Attempt, Job
 from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
 from app.auth.here import Here
-from app.db.states import InboxKind
 from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
 from app.services.pulse.read import NoticeRow, left_out, notices_of_job, wrong_clocks
-from app.services.pulse.receive import Wanted, receive_pulse
+from app.services.pulse.receive import ArrivedPulse, Wanted, receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
-from app.services.sessions.chunks.inbox import Pressure
 from app.services.sessions.receive import Body, check_job_name
 
 # Seconds from one body of a host to the next.
@@ -76,7 +74,6 @@ class RequestsBody(BaseModel):
 def router(ingest: Ingest) -> APIRouter:
     """Return the routes."""
     routes = api_router("pulse")
-    pressure = Pressure(ingest.container.settings, InboxKind.PULSE)
 
     @routes.post(
         "/api/v1/jobs/{job}/attempts/{attempt}/pulse",
@@ -95,7 +92,12 @@ def router(ingest: Ingest) -> APIRouter:
         """
 
         def store(body: Body) -> Wanted:
-            return receive_pulse(container, job, attempt, body, pressure)
+            arrived = ArrivedPulse(job, attempt, body)
+            return receive_pulse(container, arrived, ingest.pulse_pressure)
+
+        async def soon(body: Body) -> Wanted | None:
+            arrived = ArrivedPulse(job, attempt, body)
+            return await ingest.pulses.receive(container, arrived, size=body.size)
 
         try:
             wanted = await ingest.receive(
@@ -103,6 +105,7 @@ def router(ingest: Ingest) -> APIRouter:
                 QueryMetadata.model_validate({}),
                 check=partial(check_job_name, job),
                 store=store,
+                soon=soon,
                 most_bytes=MOST_BYTES,
             )
         except ClientDisconnect:

@@ -165,7 +165,8 @@ def router(ingest: Ingest) -> APIRouter:
             return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)
 
         async def soon(body: Body) -> ChunkReceipt | None:
-            return await ingest.together.receive(container, Arrived(path, body, query.final))
+            arrived = Arrived(path, body, query.final)
+            return await ingest.chunks.receive(container, arrived, size=body.size, group=path.of)
 
         return await take_chunk(
             ingest,

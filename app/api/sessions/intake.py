@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,6 +31,7 @@ from app.api.frame.problems import RETRY_AFTER_S
 from app.api.sessions.multipart import MultipartParts, MultipartReader
 from app.api.sessions.spool import ByteBudget, Spool, SpooledBody
 from app.api.sessions.together import Together
+from app.db.states import InboxKind
 from app.errors import (
     BusyError,
     InvalidLabelsError,
@@ -42,7 +43,9 @@ from app.errors import (
 from app.inputs.labels import read_labels
 from app.inputs.recordings.archive_kinds import MEDIA_TYPES as ARCHIVES
 from app.services.ingest.place import spool_directory
+from app.services.pulse.receive import receive_pulses
 from app.services.sessions.chunks.inbox import Pressure
+from app.services.sessions.chunks.together import receive_together
 from app.services.sessions.receive import Body
 from app.settings import MIB
 from app.system.shared import Sum
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from app.analysis.trace.model import SessionMeta
     from app.api.frame.metrics import Exposition
     from app.services.container import Container
+    from app.services.pulse.receive import ArrivedPulse, Wanted
+    from app.services.sessions.chunks.inbox import Arrived
+    from app.services.sessions.chunks.path import ChunkReceipt
     from app.system.shared import Place
 
 log = structlog.get_logger(__name__)
@@ -220,7 +226,9 @@ class Ingest:
         self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
         self._max_meta_bytes = Limits().max_header_bytes
         self.pressure = Pressure(settings)
-        self.together = Together(self.pressure)
+        self.chunks: Together[Arrived, ChunkReceipt] = Together(self._store_chunks)
+        self.pulse_pressure = Pressure(settings, InboxKind.PULSE)
+        self.pulses: Together[ArrivedPulse, Wanted] = Together(self._store_pulses)
         self._storing_s = STORING_S
         metrics.ingest_spooled.set_function(lambda: self._budget.used)
         metrics.ingest_waiting.set_function(self._waiting)
@@ -346,7 +354,20 @@ class Ingest:
             self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
 
     def _waiting(self) -> int:
-        return self._store_limiter.statistics().tasks_waiting + self.together.waiting
+        gathering = self.chunks.waiting + self.pulses.waiting
+        return self._store_limiter.statistics().tasks_waiting + gathering
+
+    def _store_chunks(
+        self, container: Container, chunks: Sequence[Arrived]
+    ) -> Sequence[ChunkReceipt | None]:
+        self.pressure.check(container.everywhere())
+        return receive_together(container, chunks[0].path.of, chunks)
+
+    def _store_pulses(
+        self, container: Container, pulses: Sequence[ArrivedPulse]
+    ) -> Sequence[Wanted | None]:
+        self.pulse_pressure.check(container.everywhere())
+        return receive_pulses(container, pulses)
 
 
 async def _drain(request: Request) -> None:

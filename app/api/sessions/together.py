@@ -1,4 +1,4 @@
-"""Chunks that wait to be stored, stored together: a transaction is under way, or the next gathers.
+"""Small bodies that wait to be stored, stored together: a transaction is under way, or one gathers.
 
 A thousand senders cost a thousand times the reading of a request so, and not a thousand commits
 that compete with pages for the interpreter.
@@ -8,62 +8,70 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import anyio
 from anyio import CapacityLimiter
 
-from app.services.sessions.chunks.together import receive_together
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from app.services.container import Container
-    from app.services.sessions.chunks.inbox import Arrived, Pressure
-    from app.services.sessions.chunks.path import ChunkReceipt
 
 MOST: Final = 64
 MOST_BYTES: Final = 4 * 1024 * 1024
 
+One = TypeVar("One")
+Outcome = TypeVar("Outcome")
+
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(Generic[One, Outcome]):
     container: Container
-    chunk: Arrived
-    outcome: asyncio.Future[ChunkReceipt | None]
+    one: One
+    group: Hashable
+    size: int
+    outcome: asyncio.Future[Outcome | None]
 
 
-class Together:
-    """The small chunks of one process's requests; used on its event loop only.
+class Together(Generic[One, Outcome]):
+    """The small bodies of one kind of one process's requests; used on its event loop only.
 
     Parameters
     ----------
-    pressure : Pressure
-        Puts senders off while workers are behind.
+    store : callable
+        Takes bodies of one scope and group in a thread, and returns the outcome of each: None where
+        there is more to say of it than of what is usual.
     """
 
-    def __init__(self, pressure: Pressure) -> None:
-        self._pressure = pressure
-        self._queue: deque[_Waiting] = deque()
+    def __init__(
+        self, store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]]
+    ) -> None:
+        self._store = store
+        self._queue: deque[_Waiting[One, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
         # One at a time: what comes meanwhile makes the next one larger.
         self._limiter = CapacityLimiter(1)
 
     @property
     def waiting(self) -> int:
-        """Return how many chunks wait for a transaction."""
+        """Return how many bodies wait for a transaction."""
         return len(self._queue)
 
-    async def receive(self, container: Container, chunk: Arrived) -> ChunkReceipt | None:
-        """Store a chunk; None where there is more to say of it (see `receive_together`).
+    async def receive(
+        self, container: Container, one: One, *, size: int, group: Hashable = None
+    ) -> Outcome | None:
+        """Store a body; return its outcome, or None as `store` does.
 
-        Raises
-        ------
-        InboxFullError
+        Parameters
+        ----------
+        size : int
+            Its bytes.
+        group : hashable, optional
+            What it is stored with; without it, with all of its project.
         """
-        outcome: asyncio.Future[ChunkReceipt | None] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(container, chunk, outcome))
+        outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(container, one, (container.scope, group), size, outcome))
         if self._storing is None:
             self._storing = asyncio.create_task(self._store_all())
         return await outcome
@@ -73,39 +81,36 @@ class Together:
             while self._queue:
                 batch = self._take()
                 try:
-                    receipts = await anyio.to_thread.run_sync(
-                        self._store, batch, limiter=self._limiter
+                    outcomes = await anyio.to_thread.run_sync(
+                        self._store,
+                        batch[0].container,
+                        [waiting.one for waiting in batch],
+                        limiter=self._limiter,
                     )
                 # Every sender is told, whatever it was.
                 except Exception as error:  # noqa: BLE001 - each request raises it
-                    for one in batch:
-                        if not one.outcome.done():
-                            one.outcome.set_exception(error)
+                    for waiting in batch:
+                        if not waiting.outcome.done():
+                            waiting.outcome.set_exception(error)
                 else:
-                    for one, receipt in zip(batch, receipts, strict=True):
-                        if not one.outcome.done():
-                            one.outcome.set_result(receipt)
+                    for waiting, outcome in zip(batch, outcomes, strict=True):
+                        if not waiting.outcome.done():
+                            waiting.outcome.set_result(outcome)
         finally:
             self._storing = None
 
-    def _take(self) -> list[_Waiting]:
-        """Take the oldest of the queue and what of its session fits into one transaction."""
-        first = self._queue[0]
-        key = first.container.scope, first.chunk.path.of
-        batch: list[_Waiting] = []
-        others: list[_Waiting] = []
+    def _take(self) -> list[_Waiting[One, Outcome]]:
+        """Take the oldest of the queue and what of its group fits into one transaction."""
+        group = self._queue[0].group
+        batch: list[_Waiting[One, Outcome]] = []
+        others: list[_Waiting[One, Outcome]] = []
         size = 0
         while self._queue and len(batch) < MOST and size < MOST_BYTES:
-            one = self._queue.popleft()
-            if (one.container.scope, one.chunk.path.of) == key:
-                batch.append(one)
-                size += one.chunk.body.size
+            waiting = self._queue.popleft()
+            if waiting.group == group:
+                batch.append(waiting)
+                size += waiting.size
             else:
-                others.append(one)
+                others.append(waiting)
         self._queue.extendleft(reversed(others))
         return batch
-
-    def _store(self, batch: Sequence[_Waiting]) -> list[ChunkReceipt | None]:
-        container = batch[0].container
-        self._pressure.check(container.everywhere())
-        return receive_together(container, batch[0].chunk.path.of, [one.chunk for one in batch])

@@ -1,28 +1,49 @@
-"""Use case: append a body of a pulse to the inbox, as it came."""
+"""Use case: append bodies of pulses to the inbox, as they came."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
+from app.db.blobs import connection_of
 from app.db.models.access import Project
-from app.db.models.chunks import InboxItem
 from app.db.models.sessions import Job
 from app.db.states import InboxKind
 from app.errors import BodyTooLargeError, InvalidPulseError
 from app.inputs.pulse.body import MOST_BYTES
 from app.services.hangs.live import stands_still
-from app.services.pulse.recordings import hand_out
+from app.services.pulse.recordings import due_request, hand_out
 from app.services.pulse.switch import PulseOffError
 from app.services.sessions.receive import make_job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
     from app.services.pulse.recordings import Recording
     from app.services.sessions.chunks.inbox import Pressure
     from app.services.sessions.receive import Body
+
+# One statement for all that came together. Bytes go as they are (%b): text is twice as long.
+_APPEND: Final = """
+INSERT INTO inbox (project_id, kind, producer, number, final, job_id, attempt, sha256, body_bytes,
+                   body)
+SELECT %(project)s, %(kind)s, '', 0, false, given.*
+FROM unnest(%(job)s::bigint[], %(attempt)s::int[], %(sha256)b::bytea[], %(body_bytes)s::bigint[],
+            %(body)b::bytea[]) AS given
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedPulse:
+    """A body as it came; `job` is the name of its job."""
+
+    job: str
+    attempt: int
+    body: Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +62,13 @@ class Wanted:
     files: bool
 
 
-def receive_pulse(
-    container: Container, job: str, attempt: int, body: Body, pressure: Pressure
-) -> Wanted:
+def receive_pulse(container: Container, pulse: ArrivedPulse, pressure: Pressure) -> Wanted:
     """Store a body durably, which a worker reads; return what the answer asks for.
+
+    Its job is made if it is new.
 
     Parameters
     ----------
-    job : str
-        Name of the job; made if it is new.
     pressure : Pressure
         Of the pulses: puts senders off while workers are behind.
 
@@ -62,38 +81,82 @@ def receive_pulse(
     PulseOffError
         The project takes none.
     """
-    if body.size == 0:
+    if pulse.body.size == 0:
         raise InvalidPulseError("The body is empty.")
-    if body.size > MOST_BYTES:
+    if pulse.body.size > MOST_BYTES:
         raise BodyTooLargeError(f"A body of a pulse has at most {MOST_BYTES} bytes.")
     pressure.check(container.everywhere())
-    content = body.content()
     with container.uow() as tx:
-        # Not locked: hundreds of hosts send at once.
-        job_id, is_off = tx.session.execute(
-            select(
-                select(Job.id).where(Job.name == job).scalar_subquery(),
-                select(Project.pulse_off)
-                .where(Project.id == container.project_id)
-                .scalar_subquery(),
-            )
-        ).one()
-        if is_off:
-            raise PulseOffError("This project takes no pulses.")
-        if job_id is None:
-            job_id = make_job(container, tx, job)
-        tx.session.execute(
-            insert(InboxItem).values(
-                kind=InboxKind.PULSE,
-                job_id=job_id,
-                attempt=attempt,
-                producer="",
-                number=0,
-                sha256=body.sha256,
-                final=False,
-                body_bytes=body.size,
-                body=content,
-            )
-        )
-        record = hand_out(tx, container.settings, job_id, attempt, content)
-        return Wanted(record, files=stands_still(tx, job_id, attempt))
+        jobs = _jobs(container, tx, [pulse])
+        if pulse.job not in jobs:
+            jobs = {pulse.job: make_job(container, tx, pulse.job)}
+        (wanted,) = _append(container, tx, [pulse], jobs)
+        return wanted
+
+
+def receive_pulses(container: Container, pulses: Sequence[ArrivedPulse]) -> list[Wanted | None]:
+    """Store bodies of one project durably, in one transaction; return what each answer asks for.
+
+    Returns
+    -------
+    list
+        None for those that are not stored, whose job is new or whose body is empty: give these to
+        `receive_pulse`, one by one.
+
+    Raises
+    ------
+    PulseOffError
+        The project takes none.
+    """
+    with container.uow() as tx:
+        jobs = _jobs(container, tx, pulses)
+        usual = [one for one in pulses if one.job in jobs and 0 < one.body.size <= MOST_BYTES]
+        stored = iter(_append(container, tx, usual, jobs))
+        kept = {id(one) for one in usual}
+        return [next(stored) if id(one) in kept else None for one in pulses]
+
+
+def _jobs(container: Container, tx: UnitOfWork, pulses: Sequence[ArrivedPulse]) -> dict[str, int]:
+    """Return the jobs of some bodies that are there, by name."""
+    # Not locked: hundreds of hosts send at once.
+    found = tx.session.execute(
+        select(Project.pulse_off, Job.name, Job.id)
+        .outerjoin(Job, Job.name.in_({one.job for one in pulses}))
+        .where(Project.id == container.project_id)
+    ).all()
+    if any(row.pulse_off for row in found):
+        raise PulseOffError("This project takes no pulses.")
+    return {row.name: row.id for row in found if row.id is not None}
+
+
+def _append(
+    container: Container,
+    tx: UnitOfWork,
+    pulses: Sequence[ArrivedPulse],
+    jobs: Mapping[str, int],
+) -> list[Wanted]:
+    if not pulses:
+        return []
+    bodies = [one.body.content() for one in pulses]
+    connection_of(tx).execute(
+        _APPEND,
+        {
+            "project": cast("int", tx.scope.project_id),
+            "kind": InboxKind.PULSE.value,
+            "job": [jobs[one.job] for one in pulses],
+            "attempt": [one.attempt for one in pulses],
+            "sha256": [one.body.sha256 for one in pulses],
+            "body_bytes": [one.body.size for one in pulses],
+            "body": bodies,
+        },
+        prepare=True,
+    )
+    attempts = {(jobs[one.job], one.attempt) for one in pulses}
+    due = {key for key in attempts if due_request(tx, container.settings, *key) is not None}
+    still = {key: stands_still(tx, *key) for key in attempts}
+    wanted = []
+    for one, content in zip(pulses, bodies, strict=True):
+        key = jobs[one.job], one.attempt
+        record = hand_out(tx, container.settings, *key, content) if key in due else None
+        wanted.append(Wanted(record, still[key]))
+    return wanted

@@ -22,6 +22,8 @@ from app.services.alerts.store import group_of_job
 from app.services.sessions.receive import no_job
 
 if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement
+
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
     from app.settings import Settings
@@ -139,13 +141,37 @@ def is_within_budget(
     return bool(asked <= settings.pulse_record_share * steps_sent)
 
 
+def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int | None:
+    """Return the request that the next answer to rank 0's host is to carry; None: there is none."""
+    due = _due(tx, settings, job_id, attempt)
+    return tx.session.execute(
+        select(RecordingRequest.id).where(*due).order_by(RecordingRequest.id).limit(1)
+    ).scalar()
+
+
 def hand_out(
     tx: UnitOfWork, settings: Settings, job_id: int, attempt: int, body: bytes
 ) -> Recording | None:
     """Return what the answer to a body is to ask for, and note that it does.
 
-    Bodies are read only while a request is open: who has rank 0 is not known otherwise.
+    Call it only while a request is due: who has rank 0 is not known without reading the body.
     """
+    if not _has_first_rank(body, attempt):
+        return None
+    found = due_request(tx, settings, job_id, attempt)
+    handed = tx.session.execute(
+        update(RecordingRequest)
+        .where(RecordingRequest.id == found, *_due(tx, settings, job_id, attempt))
+        .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
+        .returning(RecordingRequest.steps, RecordingRequest.reason)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    return None if handed is None else Recording(handed.steps, handed.reason)
+
+
+def _due(
+    tx: Reads, settings: Settings, job_id: int, attempt: int
+) -> tuple[ColumnElement[bool], ...]:
     again = timedelta(seconds=settings.pulse_record_again_s)
     not_yet = or_(
         RecordingRequest.handed_at.is_(None),
@@ -162,26 +188,13 @@ def hand_out(
             Session.received_at > RecordingRequest.handed_at,
         ),
     )
-    due = (
+    return (
         RecordingRequest.job_id == job_id,
         RecordingRequest.attempt == attempt,
         RecordingRequest.session_id.is_(None),
         RecordingRequest.until > tx.now,
         not_yet,
     )
-    found = tx.session.execute(
-        select(RecordingRequest.id).where(*due).order_by(RecordingRequest.id).limit(1)
-    ).scalar()
-    if found is None or not _has_first_rank(body, attempt):
-        return None
-    handed = tx.session.execute(
-        update(RecordingRequest)
-        .where(RecordingRequest.id == found, *due)
-        .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
-        .returning(RecordingRequest.steps, RecordingRequest.reason)
-        .execution_options(synchronize_session=False)
-    ).one_or_none()
-    return None if handed is None else Recording(handed.steps, handed.reason)
 
 
 def ask_now(

@@ -1,0 +1,83 @@
+"""Bodies of pulses that come at the same time are stored with one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import event, text
+
+from app.services.pulse.receive import ArrivedPulse, receive_pulses
+from app.services.pulse.switch import PulseOffError, switch_pulse
+from app.services.sessions.receive import Body
+from tests.integration.api.pulse.sending import bodies, slow_job
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Installation
+
+
+def arrived(content: bytes, job: str = "llm", attempt: int = 1) -> ArrivedPulse:
+    digest = hashlib.sha256(content).digest()
+    return ArrivedPulse(job, attempt, Body(content, len(content), digest, None, None))
+
+
+def send(installation: Installation, content: bytes, job: str = "llm") -> int:
+    path = f"/api/v1/jobs/{job}/attempts/1/pulse"
+    return int(installation.client.post(path, content=content).status_code)
+
+
+def test_fifty_take_as_many_statements_as_two(installation: Installation) -> None:
+    (first, *_) = bodies(slow_job()[0])
+    assert send(installation, first) == 202
+    counts = []
+    for number in (2, 50):
+        seen: list[str] = []
+
+        def see(*executed: object, seen: list[str] = seen) -> None:
+            seen.append(str(executed[2]))
+
+        engine = installation.container.engine
+        event.listen(engine, "before_cursor_execute", see)
+        wanted = receive_pulses(installation.container, [arrived(first)] * number)
+        event.remove(engine, "before_cursor_execute", see)
+        assert [one is not None and one.record is None for one in wanted] == [True] * number
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+    assert installation.rows()["inbox"] == 1 + 2 + 50
+
+
+def test_those_that_need_more_than_a_row_are_left_to_their_own_transaction(
+    installation: Installation,
+) -> None:
+    (first, *_) = bodies(slow_job()[0])
+    assert send(installation, first) == 202
+    sent = [arrived(first), arrived(first, "new"), arrived(b""), arrived(first, attempt=2)]
+    wanted = receive_pulses(installation.container, sent)
+    assert [one is None for one in wanted] == [False, True, True, False]
+    with installation.container.engine.connect() as connection:
+        found = connection.execute(text("SELECT attempt, body FROM inbox ORDER BY id")).all()
+    assert [(row.attempt, bytes(row.body)) for row in found] == [(1, first), (1, first), (2, first)]
+
+
+def test_a_project_that_takes_none_refuses_all(installation: Installation) -> None:
+    (first, *_) = bodies(slow_job()[0])
+    assert send(installation, first) == 202
+    switch_pulse(installation.container, on=False)
+    with pytest.raises(PulseOffError):
+        receive_pulses(installation.container, [arrived(first)] * 2)
+    assert installation.rows()["inbox"] == 1
+
+
+def test_each_of_many_senders_is_answered_for_itself(installation: Installation) -> None:
+    (first, *_) = bodies(slow_job()[0])
+
+    def one(number: int) -> int:
+        # Every fifth sends nothing, and every job is new to someone.
+        return send(installation, b"" if number % 5 == 0 else first, f"job-{number % 3}")
+
+    with ThreadPoolExecutor(16) as senders:
+        found = list(senders.map(one, range(60)))
+    assert found == [422 if number % 5 == 0 else 202 for number in range(60)]
+    assert installation.rows()["inbox"] == 48
