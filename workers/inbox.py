@@ -27,8 +27,9 @@ QUEUES: Final = (CHUNKS, PULSES)
 
 # How long a body waits at most where nothing else does.
 POLL_S: Final = 0.5
-# Pages and what takes bodies go first: what is decoded was acknowledged already.
-NICENESS: Final = 5
+# Pages and what takes bodies go before chunks, which were acknowledged already; of a pulse it is
+# little, and of no use later.
+NICENESS: Final = {CHUNKS: 5, PULSES: 0}
 # Before the database or the object store is tried again.
 PAUSE_S: Final = 2.0
 
@@ -81,7 +82,10 @@ class _Taker:
 def main() -> int:
     """Take bodies until SIGTERM; the configuration comes from the environment."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
-    os.nice(NICENESS)
+    options = child.options("workers.inbox", __doc__)
+    options.add_argument("--queue", choices=QUEUES, default=CHUNKS, help="what is taken")
+    arguments = child.asked(options)
+    os.nice(NICENESS[arguments.queue])
     from app.system.collector import loading  # noqa: PLC0415 - importing numpy starts its threads
 
     with loading():
@@ -90,9 +94,6 @@ def main() -> int:
         from app.system.logs import configure_logging  # noqa: PLC0415
         from workers.heartbeat import Heartbeat  # noqa: PLC0415
 
-    options = child.options("workers.inbox", __doc__)
-    options.add_argument("--queue", choices=QUEUES, default=CHUNKS, help="what is taken")
-    arguments = child.asked(options)
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
     stop = child.stop_on_signals()

@@ -5,9 +5,11 @@ Blocks that the server keeps are written the same way.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -22,6 +24,7 @@ from app.analysis.pulse.columns import (
     NO_BEAT,
     UNKNOWN_COLUMN,
     Bool,
+    Float64,
     Int64,
     Pulses,
     usable,
@@ -132,9 +135,8 @@ def read_pulse(body: bytes, attempt: int) -> SentPulse:
             message = f"{name} has {len(values)} values, step has {rows}"
             raise InvalidPulseError(message, code="pulse.uneven")
     none = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
-    columns = {
-        name: none if values is None else _summed(name, values) for name, values in lists.items()
-    }
+    columns = dict.fromkeys(lists, none)
+    columns |= _summed({name: values for name, values in lists.items() if values is not None})
     columns["attempt"] = np.full(rows, attempt), np.ones(rows, np.bool_)
     phase, is_there = columns.pop("phase")
     named = is_there & (phase >= 0) & (phase < len(sent.phases))
@@ -174,16 +176,37 @@ def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
             yield file
 
 
-def _summed(name: str, differences: Sequence[int | None]) -> tuple[Int64, Bool]:
-    """Return the values of a column, and which of them are there."""
-    known = np.array([one is not None for one in differences], np.bool_)
+def _summed(
+    differences: Mapping[str, Sequence[int | None]],
+) -> Mapping[str, tuple[Int64, Bool]]:
+    """Return the values of columns of one length, and which of them are there."""
+    shape = len(differences), -1
+    flat = list(chain.from_iterable(differences.values()))
+    # Null becomes NaN; as whole numbers they are exact.
+    known = ~np.isnan(_rounded(differences, flat)).reshape(shape)
+    plain = np.array([one or 0 for one in flat], np.int64).reshape(shape)
+    # One call for all columns: bodies are many and small.
+    largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
+    for name, most in zip(differences, largest.tolist(), strict=True):
+        if most > _LARGEST:
+            raise _too_large(name)
+    values = np.where(known, np.cumsum(plain, axis=1), 0)
+    return dict(zip(differences, zip(values, known, strict=True), strict=True))
+
+
+def _rounded(
+    differences: Mapping[str, Sequence[int | None]], flat: Sequence[int | None]
+) -> Float64:
+    """Return all as floating-point numbers, after none of them is over 62 bits."""
     try:
-        plain = np.array([one or 0 for one in differences], np.int64)
-    except OverflowError as error:
-        raise _too_large(name) from error
-    if len(plain) and np.abs(np.cumsum(plain.astype(np.float64))).max() > _LARGEST:
-        raise _too_large(name)
-    return np.where(known, np.cumsum(plain), 0), known
+        rounded = np.array(flat, np.float64)
+    except OverflowError:
+        rounded = np.array([math.inf])
+    if np.nanmax(np.abs(rounded), initial=0.0) > _LARGEST:
+        for name, values in differences.items():
+            if any(one is not None and abs(one) > _LARGEST for one in values):
+                raise _too_large(name)
+    return rounded
 
 
 def _too_large(name: str) -> InvalidPulseError:

@@ -39,6 +39,7 @@ from app.settings import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
     from datetime import datetime
 
     from sqlalchemy import ColumnElement, Row
@@ -191,6 +192,9 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     detector, counts = _kept(stored, last)
     parts: list[Pulses] = []
     files: list[HangFile] = []
+    watched = (
+        frozenset[int]() if detector.watch is None else frozenset(detector.watch.ranks.tolist())
+    )
     taken, size = 0, 0
     if claim.tries > MAX_TRIES:
         counts[WORKER_KILLED] += len(waiting)
@@ -206,7 +210,7 @@ def look(container: Container, claim: PulseClaim) -> Advance:
             continue
         counts.update(sent.counts)
         rows = _of_these_days(sent.rows, row.received_at, counts)
-        _place(detector, rows, sent.host)
+        _place(detector, watched, rows, sent.host)
         parts.append(rows)
         files += sent.files
         size += len(rows)
@@ -373,16 +377,14 @@ def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) ->
     return rows.take(~wrong)
 
 
-def _place(detector: Detector, rows: Pulses, host: str) -> None:
+def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
     """Remember on which host ranks are.
 
     Of those that are watched it stays as it is: who their peers are follows from it.
     """
     if not host:
         return
-    watched = () if detector.watch is None else detector.watch.ranks
-    new = np.unique(rows.rank)
-    for rank in new[~np.isin(new, watched)].tolist():
+    for rank in set(rows.rank.tolist()) - watched:
         if rank in detector.hosts or len(detector.hosts) < MOST_RANKS:
             detector.hosts[rank] = host
 
