@@ -15,19 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -35,6 +28,8 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_ndjson_gz
 from app.analysis.trace.model import Sizes, Trace
+from benchmarks.load_pulse import Load, measure_pulse
+from benchmarks.support.installation import Line, processor_s, serving, settled
 
 _HERE: Final = Path(__file__).resolve().parent.parent
 _STAGES: Final = 16
@@ -43,16 +38,9 @@ _RANKS_A_HOST: Final = 8
 _JOB: Final = "load"
 _PAGES: Final = ("/", f"/jobs/{_JOB}", "/hosts")
 _PAGE_EVERY_S: Final = 0.25
-_START_S: Final = 300.0
 _REPORT_S: Final = 900.0
-_READY: Final = "Paceline is ready: "
-# What the whole installation uses of a processor while nothing is sent.
-_IDLE: Final = 0.15
-_SETTLING_S: Final = 2.0
-_READY_STATUS: Final = 200
 _BUSY: Final = 429
 _STORED: Final = (200, 202)
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +122,15 @@ def _chunk(trace: Trace, steps: np.ndarray) -> bytes:
 
 def measure(version: str, tree: Path, shares: Shares, extra: tuple[str, ...] = ()) -> Flush:
     """Run one version and send it the shares."""
-    with _serving(tree, extra) as (address, pid):
-        asyncio.run(_settled(address, pid))
-        return asyncio.run(_flush(version, address, pid, shares))
-
-
-async def _settled(address: str, pid: int) -> None:
-    """Wait until the workers have started, whose processor time is none of the flush's."""
-    line = _Line(address)
-    until_s = time.monotonic() + _START_S
-    idle = False
-    while not idle and time.monotonic() < until_s:
-        before_s, began_s = _processor_s(pid), time.monotonic()
-        await asyncio.sleep(_SETTLING_S)
-        status, _, _ = await line.ask("GET", "/readyz")
-        used_s = _processor_s(pid) - before_s
-        idle = status == _READY_STATUS and used_s < _IDLE * (time.monotonic() - began_s)
-    line.close()
+    with serving(tree, extra) as there:
+        asyncio.run(settled(there.address, there.pid))
+        return asyncio.run(_flush(version, there.address, there.pid, shares))
 
 
 async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
     heard = Heard()
     over = asyncio.Event()
-    before_s = _processor_s(pid)
+    before_s = processor_s(pid)
     began_s = time.monotonic()
     looking = asyncio.create_task(_look(address, heard, over))
     await asyncio.gather(
@@ -165,7 +139,7 @@ async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
     acknowledged_s = time.monotonic() - began_s
     over.set()
     await looking
-    processor_s = _processor_s(pid) - before_s
+    used_s = processor_s(pid) - before_s
     found = await _reported(address)
     reported_s = time.monotonic() - began_s
     return Flush(
@@ -173,7 +147,7 @@ async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
         heard.acknowledged,
         acknowledged_s,
         reported_s,
-        processor_s,
+        used_s,
         heard,
         int(found["intake"]["chunks"]),
         str(found["state"]),
@@ -182,7 +156,7 @@ async def _flush(version: str, address: str, pid: int, shares: Shares) -> Flush:
 
 async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard) -> None:
     """Send a rank's chunks one after the other, as the client does: again where it was put off."""
-    line = _Line(address)
+    line = Line(address)
     try:
         for number, body in enumerate(bodies):
             final = "?final=true" if number == len(bodies) - 1 else ""
@@ -201,7 +175,7 @@ async def _send(address: str, rank: int, bodies: tuple[bytes, ...], heard: Heard
 
 
 async def _look(address: str, heard: Heard, over: asyncio.Event) -> None:
-    line = _Line(address)
+    line = Line(address)
     turn = 0
     while not over.is_set():
         began_s = time.monotonic()
@@ -213,7 +187,7 @@ async def _look(address: str, heard: Heard, over: asyncio.Event) -> None:
 
 
 async def _reported(address: str) -> Any:  # noqa: ANN401 - an answer
-    line = _Line(address)
+    line = Line(address)
     until_s = time.monotonic() + _REPORT_S
     while True:
         _, _, content = await line.ask("GET", f"/api/v1/sessions?job={_JOB}")
@@ -225,115 +199,6 @@ async def _reported(address: str) -> Any:  # noqa: ANN401 - an answer
         await asyncio.sleep(0.5)
 
 
-class _Line:
-    """A connection that is opened again where the server closed it; asks one thing at a time."""
-
-    def __init__(self, address: str) -> None:
-        parts = urlsplit(address)
-        self._host, self._port = str(parts.hostname), int(parts.port or 80)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, float, bytes]:
-        """Return status, seconds to wait and content of an answer."""
-        while True:
-            try:
-                return await self._ask(method, path, body)
-            except (OSError, asyncio.IncompleteReadError):
-                self.close()
-                await asyncio.sleep(0.05)
-
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, float, bytes]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port)
-        reader, writer = self._streams
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
-            f"Content-Type: application/x-ndjson\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        await writer.drain()
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        status = int(lines[0].split()[1])
-        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
-        if "content-length" in headers:
-            content = await reader.readexactly(int(headers["content-length"]))
-        else:
-            content = b""
-            while size := int((await reader.readline()).strip() or b"0", 16):
-                content += await reader.readexactly(size)
-                await reader.readexactly(2)
-            await reader.readline()
-        if headers.get("connection") == "close":
-            self.close()
-        return status, float(headers.get("retry-after", 0.0)), content
-
-
-@contextmanager
-def _serving(tree: Path, extra: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Run the whole installation of a checkout; yield its address and its process."""
-    with tempfile.TemporaryDirectory(prefix="paceline-load-") as name:
-        Path(name).chmod(0o711)
-        environment = os.environ | {
-            "PACELINE_DATA_DIR": f"{name}/data",
-            "PACELINE_PORT": "0",
-            "PACELINE_LOG_LEVEL": "warning",
-            "PYTHONPATH": f"{tree}:{tree / 'client' / 'src'}",
-        }
-        command = [sys.executable, "-c", "from app.cli.main import main; main()", "serve", *extra]
-        log = Path(name) / "log"
-        with (
-            log.open("wb") as output,
-            subprocess.Popen(  # noqa: S603 - a checkout that a person named
-                command, cwd=tree, env=environment, stdout=output, stderr=output
-            ) as server,
-        ):
-            try:
-                yield _address_in(log), server.pid
-            except BaseException:
-                sys.stderr.write(log.read_text()[-4000:])
-                raise
-            finally:
-                server.send_signal(signal.SIGTERM)
-                try:
-                    server.wait(30)
-                except subprocess.TimeoutExpired:
-                    server.kill()
-
-
-def _address_in(log: Path) -> str:
-    until_s = time.monotonic() + _START_S
-    while time.monotonic() < until_s:
-        said = log.read_text()
-        if _READY in said:
-            return said.split(_READY, 1)[1].split()[0].rstrip("/")
-        time.sleep(0.1)
-    raise SystemExit("the server did not start")
-
-
-def _processor_s(pid: int) -> float:
-    """Return the processor time of a process, of what it started, and of what of that has ended."""
-    parents: dict[int, int] = {}
-    times: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(entry.name)] = int(fields[1])
-        times[int(entry.name)] = sum(map(int, fields[11:15]))
-    family = {pid}
-    while grown := {child for child, parent in parents.items() if parent in family} - family:
-        family |= grown
-    return sum(times.get(one, 0) for one in family) / _TICKS
-
-
 def main() -> None:
     """Print the figures; fail where something was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -341,7 +206,27 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=4, help="of each sender")
     parser.add_argument("--workers", type=int, default=1, help="API processes")
     parser.add_argument("--before", type=Path, help="checkout of another version, which runs first")
+    kinds = parser.add_subparsers(dest="kind", help="another load than a flush")
+    pulse = kinds.add_parser("pulse", help="rows of all ranks all the time")
+    pulse.add_argument("--hosts", type=int, default=1000)
+    pulse.add_argument("--ranks", type=int, default=8, help="of each host")
+    pulse.add_argument("--seconds", type=int, default=60)
+    pulse.add_argument("--step", type=float, default=1.0, help="seconds")
+    pulse.add_argument("--baseline", type=float, default=15.0, help="seconds without a pulse")
     arguments = parser.parse_args()
+    if arguments.kind == "pulse":
+        given = Load(
+            arguments.hosts,
+            arguments.ranks,
+            arguments.seconds,
+            arguments.step,
+            arguments.baseline,
+            arguments.workers,
+        )
+        chunk = make_shares(_STAGES, 1).bodies[0][0]
+        if not measure_pulse((arguments.before or _HERE).resolve(), given, chunk):
+            raise SystemExit(1)
+        return
     shares = make_shares(arguments.senders, arguments.chunks)
     size = sum(len(body) for bodies in shares.bodies for body in bodies)
     print(
