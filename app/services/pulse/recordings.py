@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import exists, func, or_, select, update
@@ -38,12 +39,21 @@ _REASON_CHARACTERS: Final = 200
 LISTED: Final = 50
 
 
+class Asker(StrEnum):
+    """Who asks for a session."""
+
+    NOTICE = "notice"
+    PERSON = "person"
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What an answer says."""
 
     steps: int
     reason: str
+    by: Asker
+    """A job has a budget for notices; what a person asks for does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +173,13 @@ def hand_out(
         update(RecordingRequest)
         .where(RecordingRequest.id == found, *_due(tx, settings, job_id, attempt))
         .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
-        .returning(RecordingRequest.steps, RecordingRequest.reason)
+        .returning(RecordingRequest.steps, RecordingRequest.reason, RecordingRequest.asked_by)
         .execution_options(synchronize_session=False)
     ).one_or_none()
-    return None if handed is None else Recording(handed.steps, handed.reason)
+    if handed is None:
+        return None
+    asker = Asker.NOTICE if handed.asked_by is None else Asker.PERSON
+    return Recording(handed.steps, handed.reason, asker)
 
 
 def _due(

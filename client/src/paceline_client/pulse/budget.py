@@ -11,10 +11,11 @@ _EVERY_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class RecordBudget:
-    """How much of a job may be recorded because the server asks for it.
+    """How much of a job may be recorded because the server noticed something.
 
-    `share` is of the job's steps so far, `every_s` the time between the beginnings of two such
-    sessions. Periodic sessions, and those of `Monitor.record`, do not count.
+    `share` is of the job's steps so far, within which all sessions but the last one are: a young
+    job may record its first. `every_s` is the time between the beginnings of two such sessions.
+    Periodic sessions, those of `Monitor.record`, and those that a person asks for do not count.
     """
 
     share: float = _SHARE
@@ -28,22 +29,23 @@ class RecordBudget:
 
 
 class Requests:
-    """Counts what was recorded on request."""
+    """Counts what was recorded because of notices."""
 
     def __init__(self, budget: RecordBudget) -> None:
         self._budget = budget
         self._steps = 0
         self._last_s: float | None = None
 
-    def grant(self, steps: int, so_far: int, now_s: float) -> bool:
-        """Return whether a session of `steps` fits, and count it if so.
+    def has_room(self, so_far: int, now_s: float) -> bool:
+        """Return whether another session may be recorded, by the server's rule.
 
         `so_far` are the job's steps; `now_s` is monotonic.
         """
         budget = self._budget
         too_early = self._last_s is not None and now_s - self._last_s < budget.every_s
-        if steps < 1 or too_early or self._steps + steps > budget.share * so_far:
-            return False
+        return not too_early and budget.share > 0 and self._steps <= budget.share * so_far
+
+    def count(self, steps: int, now_s: float) -> None:
+        """Count a session that is recorded."""
         self._steps += steps
         self._last_s = now_s
-        return True

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from paceline_client.pulse.rows import Beat, Row
+
+# Who asks for a session, where that is no notice.
+PERSON: Final = "person"
+
+
+class Asked(NamedTuple):
+    """A session that the server asks for."""
+
+    steps: int
+    reason: str
+    by_person: bool  # a notice, else
+
+    @classmethod
+    def read(cls, answer: object) -> Asked | None:
+        """Return what an answer's `record` asks for; None: nothing."""
+        if not isinstance(answer, dict):
+            return None
+        steps = answer.get("steps")
+        if not isinstance(steps, int) or steps < 1:
+            return None
+        return cls(steps, str(answer.get("reason", "")), answer.get("by") == PERSON)
 
 
 @dataclass
@@ -24,7 +45,7 @@ class Told:
 
     stop: bool = False
     pulse_s: float | None = None
-    record: tuple[int, str] | None = None  # for global rank 0
+    record: Asked | None = None  # for global rank 0
     files: bool = False
 
     def document(self, rank: int) -> dict[str, Any]:

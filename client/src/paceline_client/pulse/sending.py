@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, Fate, RetryPolicy, job_url, send_pulse
-from paceline_client.pulse.holding import Counts, Held, Told, files_of, without
+from paceline_client.pulse.holding import Asked, Counts, Held, Told, files_of, without
 from paceline_client.pulse.rows import Beat, Row, body_of
 from paceline_client.pulse.seat import Seat, is_ours, read_all
 from paceline_client.pulse.standing import Say, Standing
@@ -44,8 +44,8 @@ _PHASES: Final = 1 << 16
 # An older server has no such route; a project may be off.
 _NO_PULSE: Final = frozenset({404, 405, 409})
 
-# Called with the steps that a session is to have, and why.
-Hear = Callable[[int, str], None]
+# Called with a session that the server asks for.
+Hear = Callable[[Asked], None]
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Pulse:
         self._files_asked = bool(answer["files"])
         self._take_answer(answer["stop"], answer["pulse_s"])
         if answer["record"]:
-            self._hear(*answer["record"])
+            self._hear(Asked(*answer["record"]))
         return True
 
     def _take_seat(self) -> None:
@@ -331,10 +331,7 @@ class Pulse:
         """Take the server's answer."""
         pulse_s = answer.get("pulse_s")
         pulse_s = float(pulse_s) if isinstance(pulse_s, int | float) else None
-        asked = answer.get("record")
-        record = None
-        if isinstance(asked, dict) and isinstance(asked.get("steps"), int):
-            record = asked["steps"], str(asked.get("reason", ""))
+        record = Asked.read(answer.get("record"))
         self._files_asked = bool(answer.get("files"))
         with self._lock:
             self._state.told.pulse_s = pulse_s
@@ -343,7 +340,7 @@ class Pulse:
                 self._state.told.record = record
         self._take_answer(stop=False, pulse_s=pulse_s)
         if record is not None and self._where.rank == 0:
-            self._hear(*record)
+            self._hear(record)
 
     def _take_answer(self, stop: bool, pulse_s: float | None) -> None:  # noqa: FBT001 - of a document
         if stop:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Literal
 
 from paceline_client.pulse.budget import RecordBudget, Requests
-from paceline_client.pulse.holding import Counts
+from paceline_client.pulse.holding import Asked, Counts
 from paceline_client.pulse.rows import Beat
 from paceline_client.pulse.sending import Destination, Pulse
 from paceline_client.torch.layout import Layout
@@ -126,15 +126,18 @@ class RankPulse:
             said[f"_dump_{rank}.json"] = pending.decode()
         return said
 
-    def _hear(self, steps: int, reason: str) -> None:
-        requests = self._requests
+    def _hear(self, asked: Asked) -> None:
+        requests, now_s, reason = self._requests, time.monotonic(), asked.reason
         if requests is None:
             _log.info("the server asks for a session (%s); this job does not record for it", reason)
             return
-        if not requests.grant(steps, self._tap.step, time.monotonic()):
+        # What a person asks for does not count in the budget.
+        if not asked.by_person and not requests.has_room(self._tap.step, now_s):
             _log.info("the server asks for a session (%s) beyond the budget of this job", reason)
-        elif self._ask(steps):
-            _log.info("recording %d steps: %s", steps, reason)
+        elif self._ask(asked.steps):
+            if not asked.by_person:
+                requests.count(asked.steps, now_s)
+            _log.info("recording %d steps: %s", asked.steps, reason)
 
 
 def _budget(record: RecordWhen) -> RecordBudget:

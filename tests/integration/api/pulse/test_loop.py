@@ -99,7 +99,7 @@ def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
     assert (incident["state"], incident["fired_at"]) == ("pending", None)
     # Once, and to the host of rank 0 alone.
     ((host, record),) = job.asked
-    assert (host, record["steps"]) == (0, 50)
+    assert (host, record["steps"], record["by"]) == (0, 50, "notice")
     assert "ank 13" in record["reason"]
 
     job.record(trace(SlowWorker((5, 1), 1.6)))
@@ -198,7 +198,10 @@ def test_one_session_an_hour_is_asked_for_by_notices_and_a_person_asks_without_t
     assert answer.status_code == 202, answer.text
     assert installation.client.post(asking, json={}).json()["id"] == answer.json()["id"]
     job.send(160)
-    assert [record["steps"] for _, record in job.asked] == [50, 20]
+    assert [(record["steps"], record["by"]) for _, record in job.asked] == [
+        (50, "notice"),
+        (20, "person"),
+    ]
     listed = installation.client.get(asking).json()["requests"]
     assert [(one["asked_by"], one["handed"]) for one in listed] == [("ann", 1), (None, 1)]
     assert installation.client.post("/api/v1/jobs/none/recordings", json={}).status_code == 404

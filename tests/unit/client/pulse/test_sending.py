@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import pytest
 
+from paceline_client.pulse.holding import Asked
 from paceline_client.pulse.rows import Beat, Row
 from paceline_client.pulse.sending import EVERY, LIVES_S, Destination, Pulse
 from paceline_client.runs import Run
@@ -36,9 +37,9 @@ Make = Callable[..., Pulse]
 @pytest.fixture
 def make(receiver: Receiver, request: pytest.FixtureRequest) -> Make:
     receiver.answers = [Answer(status=201, document={"attempt": 3})]
-    asked: list[tuple[int, str]] = []
+    asked: list[Asked] = []
 
-    def make(rank: int, heard: list[tuple[int, str]] | None = None, *, says: bool = False) -> Pulse:
+    def make(rank: int, heard: list[Asked] | None = None, *, says: bool = False) -> Pulse:
         def beat(finished: bool) -> Beat:  # noqa: FBT001 - as the thread calls it
             name = "finished" if finished else PHASE[0]
             return Beat(8, rank, rank, 0, 10**18, name, 10**18)
@@ -47,7 +48,7 @@ def make(receiver: Receiver, request: pytest.FixtureRequest) -> Make:
         told = asked if heard is None else heard
         said = {f"stack_{rank}.json": "[]"}
         say = (lambda: said) if says else None
-        pulse = Pulse(where, beat, lambda steps, reason: told.append((steps, reason)), say)
+        pulse = Pulse(where, beat, told.append, say)
         request.addfinalizer(lambda: pulse.close(0.0, finished=False))
         return pulse
 
@@ -108,7 +109,7 @@ def test_another_rank_takes_the_place_of_the_one_that_has_ended(
 
 
 def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make: Make) -> None:
-    heard: list[tuple[int, str]] = []
+    heard: list[Asked] = []
     first, second = make(1), make(0, heard)
     first.start()
     # The other way round: the process that sends is not rank 0.
@@ -116,7 +117,7 @@ def test_what_the_server_asks_for_reaches_global_rank_0(receiver: Receiver, make
     receiver.pulse = Answer(document={"record": {"steps": 9, "reason": "slow"}, "pulse_s": 5})
     second.start()
     wait_for(lambda: bool(heard), "rank 0 was told")
-    assert heard[0] == (9, "slow")
+    assert heard[0] == Asked(9, "slow", by_person=False)
 
 
 def test_ranks_say_what_they_are_in_while_the_server_asks_and_one_that_is_silent_is_looked_at(

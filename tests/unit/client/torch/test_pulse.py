@@ -127,6 +127,20 @@ def test_a_session_that_the_server_asks_for_is_recorded_within_the_budget(
     assert len(monitor.outcomes) == 1
 
 
+def test_what_a_person_asks_for_is_outside_the_budget(receiver: Receiver, tmp_path: Path) -> None:
+    record = {"steps": 2, "reason": "Ada asked for it", "by": "person"}
+    receiver.pulse = Answer(document={"record": record, "pulse_s": 0.1})
+    nothing = paceline.RecordBudget(share=0.0)
+    monitor, model = attach(receiver, tmp_path, record=nothing)
+
+    def recorded() -> bool:
+        train(monitor, model, 1)
+        return len(monitor.outcomes) >= 2 and not monitor.recording
+
+    wait_for(recorded, "two sessions were recorded")
+    monitor.close(60)
+
+
 def test_a_job_that_wants_to_be_asked_records_nothing(receiver: Receiver, tmp_path: Path) -> None:
     receiver.pulse = Answer(document={"record": {"steps": 3, "reason": "slow"}, "pulse_s": 0.1})
     monitor, model = attach(receiver, tmp_path, record="ask")
