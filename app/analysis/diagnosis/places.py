@@ -194,8 +194,14 @@ class JobFacts(Hosts):
 
     # Slowdown if only this operation type kept its recorded durations.
     by_optype: Mapping[str, float] = field(kw_only=True)
+    # Workers that recorded nothing.
+    absent: tuple[Worker, ...] = field(default=(), kw_only=True)
 
     @property
     def last_stage(self) -> int:
         """Return the number of the last pipeline stage."""
         return len(self.ranks[0]) - 1
+
+    def has_peers(self, stage: int) -> bool:
+        """Return whether several DP ranks of a stage recorded anything."""
+        return len(self.ranks) - sum(pp == stage for _, pp in self.absent) > 1

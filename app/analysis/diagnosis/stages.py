@@ -22,8 +22,9 @@ from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.medians import median
 from app.analysis.trace.layers import layers_per_stage
 
-_HEAD: Final = "embedding or head may make this stage heavy"
-_NO_LAYERS: Final = "nothing tells which, as the metadata say nothing of layers"
+_HEAD: Final = "with one DP rank embedding or head may make this stage heavy"
+_NO_LAYERS: Final = "with one DP rank nothing tells which, as the metadata say nothing of layers"
+_NO_PEERS: Final = "one DP rank alone recorded this stage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +132,21 @@ def tell_apart(observation: Observation, past: Past | None = None) -> StageOrWor
 def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker:
     """Return what makes a stage take longest by what is known of its layers."""
     pp = observation.layout.pp
-    if heavy is None or heavy.where.stage is None or observation.layout.dp > 1:
+    if heavy is None or heavy.where.stage is None:
         return StageOrWorker(heavy, None)
     stage = heavy.where.stage
+    if observation.layout.dp > 1:
+        return StageOrWorker(_by_peers(observation, heavy, stage), None)
     layers = layers_per_stage(observation.trace.meta.extra, pp)
     ratio = _ratios(observation, np.array(layers or [1] * pp))
     slowness = np.min(list(ratio.values()), axis=0)
-    if slowness[stage] < THRESHOLDS.slow:
+    most = np.max(list(ratio.values()), axis=0)[stage] - 1
+    by_layers = slowness[stage] < THRESHOLDS.slow
+    # A slow worker is slow at everything; a loss layer costs more forward than backward.
+    if by_layers or most > THRESHOLDS.alike * (slowness[stage] - 1):
         # What its layers explain is sure.
-        return StageOrWorker(heavy if layers else _doubted(heavy, stage, _HEAD), None)
-    if np.max(list(ratio.values()), axis=0)[stage] - 1 > THRESHOLDS.alike * (slowness[stage] - 1):
-        # A slow worker is slow at everything; a loss layer costs more forward than backward.
-        return StageOrWorker(_doubted(heavy, stage, _HEAD), None)
+        sure = bool(layers) and by_layers
+        return StageOrWorker(heavy if sure else _doubted(heavy, stage, _HEAD), None)
     inner = np.arange(1, pp - 1)
     if stage not in inner:
         slow = _slow_workers(observation, ratio, np.array([stage]))
@@ -158,6 +162,13 @@ def _by_layers(observation: Observation, heavy: Finding | None) -> StageOrWorker
     if layers:
         return StageOrWorker(None, slow)
     return StageOrWorker(None, _doubted(slow, stage, _NO_LAYERS, heavy))
+
+
+def _by_peers(observation: Observation, heavy: Finding, stage: int) -> Finding:
+    """Return a heavy stage, in doubt where one DP rank alone recorded it."""
+    absent = observation.layout.absent
+    alone = absent is not None and int((~absent[:, stage]).sum()) == 1
+    return _doubted(heavy, stage, _NO_PEERS) if alone else heavy
 
 
 def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray) -> Finding:
@@ -245,7 +256,7 @@ def _slow_workers(
 def _doubted(finding: Finding, stage: int, why: str, other: Finding | None = None) -> Finding:
     """Return a finding that may as well be another one."""
     line = Evidence(
-        f"Uneven cost or a slow worker: with one DP rank {why}",
+        f"Uneven cost or a slow worker: {why}",
         StageView(pp=stage),
     )
     alternative = None if other is None else Alternative((*other.evidence, line), other.where)

@@ -176,6 +176,7 @@ def _report(
         sizes.tp * sizes.cp,
         meta.whereabouts.guessed_hosts,
         by_optype=by_optype,
+        absent=replayed.absent,
     )
     # Recordings that are of no one session have no time in common.
     withheld, timed = (None, True) if unseen is None else (unseen.verdict, unseen.timed)

@@ -87,7 +87,9 @@ def _find(signs: Signs) -> Finding | None:
     slow_links = _beyond(links.ratio) if links.ends else np.zeros((0, 1), bool)
     gathered = collectives_of(observation)
     slow_stages = (
-        _slow_stages(gathered) if len(gathered.stages) > 1 else _by_spells(gathered.by_step)
+        _slow_stages(gathered)
+        if len(gathered.stages) > 1
+        else _by_spells(gathered.by_step) & ~gathered.incomplete
     )
     if not slow_links.any() and not slow_stages.any() and not gathered.apart.any():
         return None if signs.past is None else slower_than_before(observation, signs.past)
@@ -182,6 +184,9 @@ def _pipeline_links(observation: Observation) -> _Links:
         typical = observation.group.durations.ideal_ns[transfers]
         taken = np.mean(observation.recorded_ns[transfers], axis=1)
         ratio[index] = mean(taken / np.maximum(typical, LEAST_NS)[:, None])
+        if layout.absent is not None:
+            # How long they wait for one that recorded nothing is not known.
+            ratio[index, layout.absent[:, link].any(axis=1)] = 1.0
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
@@ -222,7 +227,7 @@ def _slow_stages(gathered: Collectives) -> NDArray[np.bool_]:
     A single one is chance, which the mean of few steps shows.
     """
     ratio = np.mean(gathered.by_step, axis=1)
-    slow = _beyond(ratio) & ~gathered.apart.any(axis=1)
+    slow = _beyond(ratio) & ~gathered.apart.any(axis=1) & ~gathered.incomplete
     for index in np.flatnonzero(slow).tolist():
         slow[index] = (gathered.each(index) > _limit(ratio)).sum() > 1
     return slow

@@ -30,7 +30,8 @@ def _find(signs: Signs) -> Finding | None:
 def _because(cause: Cause, job: JobFacts) -> str:
     stage = cause.where.stage
     which = f"the last stage ({stage})" if stage == job.last_stage else f"stage {stage}"
-    if len(job.ranks) == 1 and (cause.confidence or 0.0) < THRESHOLDS.sure:
+    peers = stage is not None and job.has_peers(stage)
+    if not peers and (cause.confidence or 0.0) < THRESHOLDS.sure:
         return f"{which} takes longer than the others: uneven cost or a slow worker"
     return f"{which} is heavier than the others"
 

@@ -71,6 +71,14 @@ class Collectives:
         return np.asarray(np.mean(taken_ns[:, :, ~apart] if apart.any() else taken_ns, axis=2))
 
     @property
+    def incomplete(self) -> NDArray[np.bool_]:
+        """Return of which stages a rank is missing, whom the others may wait for, (stages,)."""
+        absent = self.observation.layout.absent
+        if absent is None:
+            return np.zeros(len(self.stages), dtype=bool)
+        return np.asarray(absent[:, self.stages].any(axis=0))
+
+    @property
     def workers(self) -> tuple[Worker, ...]:
         """Return the workers whose network is slow against their own stage's."""
         return tuple((dp, self.stages[index]) for index, dp in np.argwhere(self.apart).tolist())
@@ -142,6 +150,8 @@ def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, N
     # what all ranks agree on has one group
     mine = np.flatnonzero(layout.of_types(*DP_COLLECTIVES)[nodes])
     slow = _above(median(taken_ns[mine].sum(axis=0)))
+    if layout.absent is not None and layout.absent[:, layout.nodes.pp[nodes[0]]].any():
+        slow[:] = False
     if slow.any():
         own = np.array(nodes)[mine]
         start_ns, own_ns = layout.start_ns[own], taken_ns.copy()

@@ -227,7 +227,8 @@ def marked(layout: Layout, absent: Absent) -> Layout:
 def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> FloatArray:
     """Let transfers with absent workers take what those of their type typically take.
 
-    When these launched theirs is only guessed, and a transfer is short against that.
+    When these launched theirs is only guessed, and a transfer is short against that. Where all
+    transfers of a type are with one, the shortest tells most: the others contain more waiting.
 
     Parameters
     ----------
@@ -247,9 +248,9 @@ def with_typical_transfers(layout: Layout, graph: Graph, own_ns: FloatArray) -> 
     for code in np.unique(op[guessed.any(axis=1)]).tolist():
         mine = op == code
         known = own_ns[mine].transpose(0, 2, 1)[~guessed[mine]]
-        if len(known):
-            filled = np.broadcast_to(guessed[mine][:, None, :], own_ns[mine].shape)
-            own_ns[mine] = np.where(filled, median(known.ravel()), own_ns[mine])
+        typical = median(known.ravel()) if len(known) else own_ns[mine].min()
+        filled = np.broadcast_to(guessed[mine][:, None, :], own_ns[mine].shape)
+        own_ns[mine] = np.where(filled, typical, own_ns[mine])
     return own_ns
 
 

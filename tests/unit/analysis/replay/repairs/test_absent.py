@@ -49,6 +49,24 @@ def test_a_missing_rank_runs_as_many_microbatches_as_the_others() -> None:
     assert (found.verdict.level, found.causes) == ("ok", ())
 
 
+@pytest.mark.parametrize("gone", [[(1, 1)], [(0, 0), (1, 1)], [(1, 0), (1, 1)]])
+def test_waiting_for_a_slow_rank_that_is_missing_blames_no_network(
+    gone: list[tuple[int, int]],
+) -> None:
+    _, found = reports(session(SlowWorker((1, 1), 1.5), dp=2, pp=2, steps=8).trace, *gone)
+    assert [cause.cause for cause in found.causes if cause.cause != "unknown"] == []
+    assert "missing" in found.verdict.sentence
+
+
+def test_a_stage_whose_peers_are_missing_is_heavy_or_has_a_slow_worker() -> None:
+    _, found = reports(session(SlowWorker((1, 1), 1.5), dp=2, pp=2, steps=8).trace, (0, 1))
+    assert "uneven cost or a slow worker" in found.verdict.sentence
+    (cause,) = found.causes
+    assert (cause.cause, cause.where.stage) == ("stage_imbalance", 1)
+    assert cause.confidence is not None
+    assert cause.confidence < 0.9
+
+
 @pytest.mark.parametrize("gone", [[(2, 0), (2, 1)], [(0, 1)]])
 def test_a_healthy_job_is_healthy_without_a_rank(gone: list[tuple[int, int]]) -> None:
     _, found = reports(session(dp=4, pp=2, steps=1).trace, *gone)
