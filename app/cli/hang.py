@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from app.analysis.hangs.verdict import Hang, Link, judge_hang
+from app.analysis.hangs.said import Hang, Link
+from app.analysis.hangs.verdict import judge_hang
 from app.cli.files import reading
 from app.cli.server import Server
 from app.inputs.hangs.files import HangFile, job_of, read_hang_file

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.analysis.hangs.said import Hang, HangKind, label
 from app.analysis.hangs.state import Frame, JobState
-from app.analysis.hangs.verdict import Hang, HangKind, judge_hang, label
+from app.analysis.hangs.verdict import judge_hang
 from app.analysis.hangs.waits import Waits
 
 SCHEMA: Final = "paceline.hang/1"

@@ -24,6 +24,7 @@ _WAITS: Final = (
     ("pipeline_parallel/p2p_communication.py", ""),
     ("deepspeed/comm/", ""),
 )
+_OURS: Final = "/paceline_client/"
 # Frames that say where a rank is; of deeper ones loops of the framework differ by chance.
 _INNERMOST: Final = 3
 # More ranks than this share are no exception: nothing says then who waits for whom.
@@ -54,7 +55,9 @@ def standing(ranks: Mapping[int, RankState]) -> Standing | None:
     >>> found.waiting, found.others
     ((0, 2), (1,))
     """
-    stacks = {rank: state.stack for rank, state in sorted(ranks.items()) if state.stack}
+    stacks = {
+        rank: _without_hooks(state.stack) for rank, state in sorted(ranks.items()) if state.stack
+    }
     if len(stacks) < max(2, len(ranks) / 2):
         return None
     alike = Counter(stack[:_INNERMOST] for stack in stacks.values())
@@ -70,6 +73,12 @@ def standing(ranks: Mapping[int, RankState]) -> Standing | None:
         return None
     lines = Counter(stack[0] for stack in waiting.values())
     return Standing(tuple(waiting), others, lines.most_common(1)[0][0])
+
+
+def _without_hooks(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return a stack without what our own client put around a wait of PyTorch's."""
+    first = next((n for n, frame in enumerate(stack) if _OURS not in frame.file), 0)
+    return stack[first:] if _is_wait(stack[first]) else stack
 
 
 def _is_wait(frame: Frame) -> bool:

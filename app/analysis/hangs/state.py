@@ -162,12 +162,15 @@ class JobState:
         By rank, also of ranks of which nothing else is known.
     processes : mapping of int to Process
         By rank, of ranks that say nothing themselves.
+    silent : frozenset of int
+        Ranks that are known to say nothing any more; of others without a state nothing is known.
     """
 
     groups: tuple[Group, ...]
     ranks: Mapping[int, RankState]
     places: Mapping[int, Place] = field(default_factory=dict)
     processes: Mapping[int, Process] = field(default_factory=dict)
+    silent: frozenset[int] = frozenset()
 
     def place(self, rank: int) -> Place:
         """Return where a rank is, as far as that is known."""
@@ -177,4 +180,4 @@ class JobState:
     def world(self) -> tuple[int, ...]:
         """Return all ranks that are known or belong to a group, rising."""
         named = {rank for group in self.groups for rank in group.ranks}
-        return tuple(sorted(named | self.ranks.keys()))
+        return tuple(sorted(named | self.ranks.keys() | self.silent))

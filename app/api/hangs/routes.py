@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from app.analysis.hangs.document import HangDocument
-from app.analysis.hangs.verdict import HangKind
+from app.analysis.hangs.said import HangKind
 from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata

@@ -11,8 +11,8 @@ from typing import Final
 
 from app.alerts.machines.cordon import cordon_commands
 from app.analysis.hangs.document import FoldedStack, HangDocument, RankLine, ranks_text
+from app.analysis.hangs.said import Hang, HangKind
 from app.analysis.hangs.state import Frame
-from app.analysis.hangs.verdict import Hang, HangKind
 from app.analysis.wording import hours, sure
 from app.dashboard.alerts.parts import Actions
 from app.dashboard.hangs.graph import Graph, graph_of, graph_words

@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.alerts.notices.facts import Outcome
-from app.analysis.hangs.verdict import HangKind
+from app.analysis.hangs.said import HangKind
 from app.analysis.pulse.notices import Evidence, NoticeKind
 from app.db.documents import EVIDENCE
 from app.db.models.base import Base, OfProject, belongs_to

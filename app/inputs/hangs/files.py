@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -115,11 +115,17 @@ def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
     return HangFile(name, kind, rank, dump=read_dump(body))
 
 
-def job_of(files: Iterable[HangFile]) -> JobState:
+def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
     """Return what files say of a job together.
 
     Dumps of recorders say what ranks wait for; without any, what RAS counts does, and without that
-    stacks do. RAS also says on which host and GPU each rank is.
+    stacks do. RAS also says on which host and GPU each rank is. What a rank said before its host
+    said how its process is, is left out: it says nothing any more.
+
+    Parameters
+    ----------
+    gone : collection of int, optional
+        Further ranks of which nothing is heard any more.
 
     Raises
     ------
@@ -127,36 +133,41 @@ def job_of(files: Iterable[HangFile]) -> JobState:
         ``hang.no_dumps``: there is none of these; ``hang.rank_twice``: two are of one rank;
         ``hang.too_large``, ``hang.no_world``: see the readers.
     """
+    given = tuple(files)
+    processes = {
+        one.rank: one.process for one in given if one.process is not None and one.rank is not None
+    }
+    silent = frozenset((*processes, *gone))
     recorder = FlightRecorder()
     communicators: tuple[Communicator, ...] = ()
     stacks: dict[int, tuple[Frame, ...]] = {}
-    processes: dict[int, Process] = {}
     has_dumps = False
-    for one in files:
+    for one in given:
         if one.rank is None:
             communicators = one.communicators
+        elif one.rank in silent:
+            continue
         elif one.dump is not None:
             recorder.add(one.rank, one.dump)
             has_dumps = True
-        elif one.process is not None:
-            processes[one.rank] = one.process
         else:
             stacks[one.rank] = one.stack
-    job = _recorded(recorder if has_dumps else None, communicators, stacks)
+    job = _recorded(recorder if has_dumps else None, communicators, stacks, silent)
     ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
     for rank, stack in stacks.items():
         ranks[rank] = replace(ranks[rank], stack=stack)
-    return replace(job, ranks=ranks, processes=processes)
+    return replace(job, ranks=ranks, processes=processes, silent=silent)
 
 
 def _recorded(
     recorder: FlightRecorder | None,
     communicators: tuple[Communicator, ...],
     stacks: Mapping[int, tuple[Frame, ...]],
+    silent: Collection[int],
 ) -> JobState:
     """Return what recorders or RAS say of a job; nothing where there are only stacks."""
     if recorder is not None:
-        job = recorder.job()
+        job = recorder.job(silent)
         return replace(job, places=ras_places(communicators)) if communicators else job
     if communicators:
         return ras_job(communicators)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -224,7 +224,7 @@ class FlightRecorder:
     """Joins the dumps of ranks, one after the other.
 
     Recorders other than NCCL's list no groups. Then a group has the ranks that used it, and the
-    default one has all, up to the largest of which there is a dump.
+    default one has all, up to the largest that is known.
     """
 
     def __init__(self) -> None:
@@ -253,11 +253,17 @@ class FlightRecorder:
                 self._used_by.setdefault(index, set()).add(rank)
         self._dumps[rank] = dump, indices
 
-    def job(self) -> JobState:
-        """Return what is known of the job."""
+    def job(self, others: Collection[int] = ()) -> JobState:
+        """Return what is known of the job.
+
+        Parameters
+        ----------
+        others : collection of int, optional
+            Ranks that are known to be of the job, and have no dump.
+        """
         groups = list(self._described)
         # Numbered without gaps, whether they left a dump or not.
-        everyone = tuple(range(max(self._dumps, default=-1) + 1))
+        everyone = tuple(range(max((*self._dumps, *others), default=-1) + 1))
         for index, ranks in self._used_by.items():
             is_default = groups[index].description == _DEFAULT_GROUP
             found = everyone if is_default else tuple(sorted(ranks))

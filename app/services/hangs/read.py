@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Select, select
 
 from app.alerts.facts import HangFacts
-from app.analysis.hangs.verdict import HangKind
+from app.analysis.hangs.said import HangKind
 from app.db.documents import open_hang
 from app.db.models.noticed import StoredHang
 from app.db.models.sessions import Job

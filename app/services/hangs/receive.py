@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import zstandard
 from pydantic import TypeAdapter
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.hangs.document import HangDocument, hang_document
@@ -20,7 +20,7 @@ from app.analysis.trace.ndjson.streams import read_text
 from app.db.models.noticed import StoredHang, StoredHangFile
 from app.db.reports import ZSTD_LEVEL
 from app.errors import BodyTooLargeError, InvalidTraceError
-from app.inputs.hangs.files import MOST_RAS_BYTES, HangFile, job_of, read_hang_file
+from app.inputs.hangs.files import MOST_RAS_BYTES, FileKind, HangFile, job_of, read_hang_file
 from app.inputs.recordings.archive import unpacked
 from app.inputs.recordings.archive_kinds import archive_at
 from app.services.alerts.evaluate import look
@@ -31,7 +31,7 @@ from app.services.ingest.place import spool_directory
 from app.services.sessions.receive import check_job_name, make_job, trace_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from app.db.unit_of_work import UnitOfWork
@@ -165,17 +165,32 @@ def _add(container: Container, job: str, file: HangFile) -> HangReceipt:
         return receipt
 
 
-def join_files(
-    tx: UnitOfWork, job_id: int, files: Sequence[HangFile], hosts: Mapping[int, str] | None = None
-) -> HangReceipt:
-    """Store files that come one by one with the job's hang that goes on, and judge it anew.
-
-    The row of the job, or that of its group of alerts, is locked.
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the pulse of a job says as well as its ranks' files.
 
     Parameters
     ----------
-    hosts : mapping of int to str, optional
+    hosts : mapping of int to str
         By rank, where no session says it.
+    gone : frozenset of int
+        Ranks of which nothing is heard any more.
+    """
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    gone: frozenset[int] = frozenset()
+
+
+_NOT_LIVE: Final = Live()
+
+
+def join_files(
+    tx: UnitOfWork, job_id: int, files: Sequence[HangFile], live: Live = _NOT_LIVE
+) -> HangReceipt:
+    """Store files that come one by one with the job's hang that goes on, and judge it anew.
+
+    What a rank says itself takes the place of what its host said of its process. The row of the
+    job, or that of its group of alerts, is locked.
     """
     hang = tx.session.execute(
         select(StoredHang)
@@ -189,10 +204,15 @@ def join_files(
         .limit(1)
     ).scalar()
     before = [] if hang is None else _files_of(tx, hang.id)
-    kept = {(one.kind, one.rank): one for one in (*before, *files)}
-    job = job_of(kept.values())
-    if hosts:
-        job = replace(job, places={rank: Place(host) for rank, host in hosts.items()})
+    speaking = {one.rank for one in files if one.kind is not FileKind.PROCESS}
+    kept = {
+        (one.kind, one.rank): one
+        for one in before
+        if one.kind is not FileKind.PROCESS or one.rank not in speaking
+    } | {(one.kind, one.rank): one for one in files}
+    job = job_of(kept.values(), live.gone)
+    if live.hosts:
+        job = replace(job, places={rank: Place(host) for rank, host in live.hosts.items()})
     created = hang is None
     if hang is None:
         give_hang_rule(tx)
@@ -200,6 +220,7 @@ def join_files(
     _judge(tx, hang, hang_document(with_places(tx, job_id, job)))
     tx.session.add(hang)
     tx.session.flush()
+    _forget_processes(tx, hang.id, speaking)
     _keep(tx, hang.id, files)
     return HangReceipt(hang.id, created=created)
 
@@ -238,6 +259,18 @@ def _keep(tx: UnitOfWork, hang: uuid.UUID, files: Sequence[HangFile]) -> None:
                 index_elements=["hang_id", "kind", "rank"], set_={"content": row["content"]}
             )
         )
+
+
+def _forget_processes(tx: UnitOfWork, hang: uuid.UUID, speaking: Collection[int | None]) -> None:
+    """Drop what hosts said of the processes of ranks that speak again."""
+    ranks = [rank for rank in speaking if rank is not None]
+    tx.session.execute(
+        delete(StoredHangFile).where(
+            StoredHangFile.hang_id == hang,
+            StoredHangFile.kind == FileKind.PROCESS,
+            StoredHangFile.rank.in_(ranks),
+        )
+    )
 
 
 def _files_of(tx: UnitOfWork, hang: uuid.UUID) -> Iterator[HangFile]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from app.analysis.hangs.said import HangKind
 from app.analysis.hangs.stacks import standing
-from app.analysis.hangs.state import Frame, JobState, RankState
-from app.analysis.hangs.verdict import HangKind, judge_hang
+from app.analysis.hangs.state import Frame, JobState, Process, RankState
+from app.analysis.hangs.verdict import judge_hang
 
 REDUCING = (
     Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3012),
@@ -54,3 +57,31 @@ def test_ranks_without_a_stack_are_named_as_unknown() -> None:
 
     assert [one.rank for one in hang.culprits] == [2]
     assert "There is no stack of rank 3." in hang.unknown
+
+
+def test_what_the_client_put_around_a_wait_hides_none() -> None:
+    ours = Frame("Awaited.wait", "site-packages/paceline_client/torch/tap.py", 271)
+    found = standing(ranks((ours, *REDUCING), LOADING))
+
+    assert found is not None
+    assert (found.waiting, found.others, found.line) == ((0,), (1,), REDUCING[0])
+
+
+def test_a_rank_that_says_nothing_is_named_where_nothing_pending_leads_to_it() -> None:
+    stopped = JobState(
+        groups=(),
+        ranks=ranks(REDUCING, REDUCING),
+        processes={2: Process(7, "T")},
+        silent=frozenset({2}),
+    )
+    hang = judge_hang(stopped)
+
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(2, HangKind.SILENT)]
+    assert (hang.waiting, hang.chain[0].waits_for) == ((0, 1), (2,))
+    assert "process 7 is stopped" in hang.sentence
+    assert "ranks 0 and 1 wait in all_reduce" in hang.sentence
+
+    # Of a host that is gone no one says how its processes are.
+    unheard = judge_hang(replace(stopped, processes={}))
+    assert "says nothing any more" in unheard.sentence
+    assert 0.5 <= unheard.confidence < hang.confidence

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.hangs.verdict import HangKind, judge_hang
+from app.analysis.hangs.said import HangKind
+from app.analysis.hangs.verdict import judge_hang
 from app.errors import InvalidTraceError
 from app.inputs.hangs.files import FileKind, HangFile, job_of, kind_of, rank_in_name, read_hang_file
 from tests.support.hanging import Hanging, as_json, pickled, ras, stack_dump
@@ -92,6 +93,25 @@ def test_stacks_of_several_ranks_are_read_without_dumps() -> None:
     (culprit,) = judge_hang(job_of(files)).culprits
 
     assert (culprit.rank, culprit.stack[0].line) == (2, 212)
+
+
+def test_a_process_says_that_its_rank_says_nothing_any_more() -> None:
+    """Dumps of gloo list no groups: of the default one are all ranks that are known."""
+    dumps = {rank: dump | {"pg_config": {}} for rank, dump in HANGING.dumps().items()}
+    for dump in dumps.values():
+        for entry in dump["entries"]:
+            entry["process_group"] = ("0", "default_pg")
+    files = [read(f"_dump_{rank}", pickled(dump)) for rank, dump in dumps.items() if rank != 3]
+    files += [read("process_3.json", b'{"process":{"pid":7,"state":""}}')]
+    files += [read("stack_3.json", STACK)]
+
+    named = judge_hang(job_of(files)).culprits
+    assert [(one.rank, one.kind) for one in named if one.rank == 3] == [(3, HangKind.SILENT)]
+    assert "process 7 has ended" in named[-1].evidence
+    gone = judge_hang(job_of(files[:3], gone={3})).culprits
+    assert [one.evidence.partition(",")[0] for one in gone if one.rank == 3] == [
+        "says nothing any more"
+    ]
 
 
 def test_refusals_begin_with_the_name_of_the_file() -> None:

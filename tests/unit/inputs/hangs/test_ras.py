@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from app.analysis.hangs.verdict import Hang, HangKind, judge_hang
+from app.analysis.hangs.said import Hang, HangKind
+from app.analysis.hangs.verdict import judge_hang
 from app.errors import InvalidTraceError
 from app.inputs.hangs.ras import is_ras, ras_job, read_ras
 from tests.support.hanging import Hanging, as_json, ras
