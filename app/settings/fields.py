@@ -149,6 +149,11 @@ class Settings(BaseSettings):
     # What decoding a batch of them may take; a chunk that takes more alone is refused.
     inbox_memory_limit_kib: Count = 2 * 1024 * 1024
 
+    # From one body of a host's pulse to the next, unless its job says otherwise.
+    pulse_interval_s: Annotated[float, Field(ge=0.1, le=60)] = 5.0
+    # A job stands still when no step has ended for so long, or for five usual steps, and another
+    # interval.
+    hang_after_s: Seconds = 25.0
     # Sessions that notices of the pulse ask for: their steps, the share of a job's steps that they
     # are at most after the first, and how far apart they are; one of a person is in addition.
     pulse_record_steps: Count = 50

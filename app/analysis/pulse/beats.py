@@ -14,10 +14,7 @@ from app.analysis.pulse.columns import EXCUSED, FINISHED, NO_BEAT, Bool, Int64, 
 from app.analysis.pulse.ledger import Ledger, hosts_of, named, over
 from app.analysis.pulse.notices import Evidence, Notice, NoticeKind
 
-# No step for that long, or for five usual steps, and a beat more: a hang.
-_WAITS_NS: Final = 25_000_000_000
 _USUAL_STEPS: Final = 5
-BEAT_NS: Final = 5_000_000_000
 # A process whose beat is that many beats late may be gone.
 _LATE_BEATS: Final = 2.5
 # A job that has ended fewer steps has not begun.
@@ -34,6 +31,23 @@ _LOADING: Final = ("data", "load", "batch")
 _LOADING_TIMES: Final = 10
 # More ranks than this share of all are not waited for.
 _MOST_NAMED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When ranks stand still: no step for so long, or for five usual steps, and a beat more.
+
+    Parameters
+    ----------
+    beat_ns : int
+        From one beat of a rank to the next.
+    """
+
+    waits_ns: int = 25_000_000_000
+    beat_ns: int = 5_000_000_000
+
+
+USUAL: Final = Limits()
 
 
 @dataclass(slots=True)
@@ -61,7 +75,13 @@ class Beats:
     finished: bool = False
     open: int = -1
 
-    def advance(self, rows: Pulses, hosts: Mapping[int, str], offsets: Mapping[int, int]) -> None:
+    def advance(
+        self,
+        rows: Pulses,
+        hosts: Mapping[int, str],
+        offsets: Mapping[int, int],
+        limits: Limits = USUAL,
+    ) -> None:
         """Take rows of both kinds, in order.
 
         Parameters
@@ -79,7 +99,7 @@ class Beats:
             rows = rows.take(slice(end, None))
             part = part.take(part.attempt == self.attempt)
             if len(part):
-                self._of_attempt(part, hosts, offsets)
+                self._of_attempt(part, hosts, offsets, limits)
 
     def _begin(self, attempt: int) -> None:
         self._over(self.last_step, self.ended_ns)
@@ -88,7 +108,7 @@ class Beats:
         self.recent_ns = self.recent_ns[:0]
 
     def _of_attempt(
-        self, rows: Pulses, hosts: Mapping[int, str], offsets: Mapping[int, int]
+        self, rows: Pulses, hosts: Mapping[int, str], offsets: Mapping[int, int], limits: Limits
     ) -> None:
         times = rows.time_ns
         if offsets:
@@ -96,14 +116,14 @@ class Beats:
         is_step = rows.phase == NO_BEAT
         ended = np.maximum.accumulate(np.where(is_step, times, self.ended_ns))
         ended = np.maximum(ended, self.ended_ns)
-        long = ~is_step & (times - ended > _WAITS_NS)
+        long = ~is_step & (times - ended > limits.waits_ns)
         edges = [0, *(np.flatnonzero(np.diff(long.astype(np.int8))) + 1), len(long)]
         for start, stop in pairwise(edges):
             if start == stop:
                 continue
             if long[start]:
                 for row in range(start, stop):
-                    self._beat(rows, row, int(times[row]), hosts)
+                    self._beat(rows, row, int(times[row]), hosts, limits)
             else:
                 piece = slice(start, stop)
                 self._quickly(rows.take(piece), times[piece], is_step[piece])
@@ -144,7 +164,9 @@ class Beats:
             sign.phase = rows.phases[rows.phase[row]]
             sign.since_ns = int(rows.since_ns[row])
 
-    def _beat(self, rows: Pulses, row: int, now: int, hosts: Mapping[int, str]) -> None:
+    def _beat(
+        self, rows: Pulses, row: int, now: int, hosts: Mapping[int, str], limits: Limits
+    ) -> None:
         """Take a beat after which no step has ended for long."""
         self._hear(rows, row, now, is_beat=True)
         phase = rows.phases[rows.phase[row]]
@@ -155,7 +177,7 @@ class Beats:
         if self.finished or self.rows < _FIRST_STEPS * max(1, len(self.signs)):
             return
         usual = float(np.median(self.recent_ns))
-        needed = max(_WAITS_NS, int(_USUAL_STEPS * usual)) + BEAT_NS
+        needed = max(limits.waits_ns, int(_USUAL_STEPS * usual)) + limits.beat_ns
         stopped = max(self.ended_ns, self.excused_ns)
         if now - stopped < needed:
             return
@@ -163,7 +185,7 @@ class Beats:
         alive = {
             rank: sign
             for rank, sign in self.signs.items()
-            if sign.heard_ns > self.ended_ns - 3 * BEAT_NS
+            if sign.heard_ns > self.ended_ns - 3 * limits.beat_ns
         }
         gone = [rank for rank, sign in alive.items() if now - sign.heard_ns >= needed]
         loads = all(_has(sign.phase, _LOADING) for sign in alive.values())
@@ -171,7 +193,7 @@ class Beats:
             return
         if gone:
             self._silent(sorted(gone), now, hosts)
-        elif all(now - sign.heard_ns < _LATE_BEATS * BEAT_NS for sign in alive.values()):
+        elif all(now - sign.heard_ns < _LATE_BEATS * limits.beat_ns for sign in alive.values()):
             self._hang(alive, now, hosts)
 
     def _silent(self, gone: list[int], now: int, hosts: Mapping[int, str]) -> None:

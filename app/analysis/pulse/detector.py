@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from app.analysis.pulse.beats import Beats
+from app.analysis.pulse.beats import USUAL, Beats, Limits
 from app.analysis.pulse.columns import NO_BEAT, Pulses
 from app.analysis.pulse.evidence.medians import median_of_rows
 from app.analysis.pulse.ledger import Ledger
@@ -67,13 +67,19 @@ class Detector:
     there: list[bool] = field(default_factory=list)
     ended_ns: int = 0
 
-    def advance(self, rows: Pulses) -> Changes:
-        """Take the next rows, in the order in which they came."""
+    def advance(self, rows: Pulses, limits: Limits = USUAL) -> Changes:
+        """Take the next rows, in the order in which they came.
+
+        Parameters
+        ----------
+        limits : Limits, optional
+            When ranks stand still.
+        """
         whole = []
         for steps in self.gathering.add(rows.take(rows.phase == NO_BEAT)):
             self._look(steps)
             whole.append(steps)
-        self.beats.advance(rows, self.hosts, self.offsets)
+        self.beats.advance(rows, self.hosts, self.offsets, limits)
         return self._changes(whole)
 
     def finish(self) -> Changes:

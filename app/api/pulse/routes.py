@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -23,9 +23,6 @@ from app.services.pulse.receive import ArrivedPulse, Wanted, receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
 from app.services.sessions.receive import Body, check_job_name
 
-# Seconds from one body of a host to the next.
-PULSE_S: Final = 5
-
 
 class PulseAnswer(BaseModel):
     """What the sender is to do."""
@@ -33,7 +30,7 @@ class PulseAnswer(BaseModel):
     record: Recording | None = Field(
         description="A session that the job is to record; only rank 0's host is told. Null: none."
     )
-    pulse_s: int = Field(description="Seconds until the next body.")
+    pulse_s: float = Field(description="Seconds until the next body.")
     files: bool = Field(
         description="Whether each rank is to say what it is in, since no step ends: stack, pending "
         "collectives, and the state of a process that says nothing."
@@ -111,9 +108,11 @@ def router(ingest: Ingest) -> APIRouter:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(
-            PulseAnswer(record=wanted.record, pulse_s=PULSE_S, files=wanted.files).model_dump(
-                mode="json"
-            ),
+            PulseAnswer(
+                record=wanted.record,
+                pulse_s=container.settings.pulse_interval_s,
+                files=wanted.files,
+            ).model_dump(mode="json"),
             status_code=202,
         )
 

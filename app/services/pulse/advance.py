@@ -32,7 +32,7 @@ from app.errors import PacelineError, UnknownDocumentError
 from app.inputs.pulse.body import read_pulse
 from app.services.access.projects import is_there
 from app.services.alerts.store import group_of_job
-from app.services.hangs.live import keep_live
+from app.services.hangs.live import keep_live, limits_of
 from app.services.pulse.follow import Batch, follow
 from app.services.pulse.keep import Kept, kept_of, write_kept
 from app.settings import MIB
@@ -224,7 +224,7 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     together = joined(parts)
     together = together.take(np.argsort(together.time_ns, kind="stable"))
     came = pace.advance(together)
-    changes = detector.advance(together)
+    changes = detector.advance(together, limits_of(container.settings))
     received_at = max(row.received_at for row in waiting[:taken])
     blocks = kept_of(changes.steps, together, received_at)
     return Advance(items, together, tuple(files), detector, changes, pace, came, blocks)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.analysis.pulse.beats import Limits
 from app.analysis.pulse.columns import NO_BEAT, joined
+from app.analysis.pulse.detector import Detector
 from app.analysis.pulse.notices import NoticeKind
 from app.analysis.synthesis.pulses.beats import hanging, with_beats
 from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
@@ -29,6 +31,22 @@ def test_who_is_waited_for_is_named_within_half_a_minute_and_two_beats(gone: boo
     assert notice.noticed_step == truth.from_step
     assert 25e9 < notice.noticed_time_ns - last < 40e9
     assert notice.cleared_step is None
+
+
+def test_limits_of_a_tenth_notice_in_a_tenth_of_the_time() -> None:
+    rng = stream(1, "tenth")
+    job = PulseJob.healthy(DIALS, rng)
+    rows, truth = hanging(job, rng, seconds=90, gone=False)
+    last = int(rows.time_ns[rows.phase == NO_BEAT].max())
+    noticed = []
+    for limits in (Limits(), Limits(waits_ns=2_500_000_000)):
+        detector = Detector(hosts=dict(job.hosts))
+        (notice,) = detector.advance(rows, limits).notices
+        assert notice.ranks == truth.ranks
+        noticed.append(notice.noticed_time_ns - last)
+    # Beats come as before: they are five seconds apart.
+    assert 25e9 < noticed[0] < 40e9
+    assert 2.5e9 < noticed[1] < 2.5e9 + 2 * 5e9
 
 
 @pytest.mark.parametrize("batch", [1 << 16, 7])
