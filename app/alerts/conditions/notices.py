@@ -9,6 +9,7 @@ from typing import Final
 from app.alerts.board import Board, JobState
 from app.alerts.incidents import Incident, Trigger, can, clear, confirm, fingerprint_of
 from app.alerts.notices.facts import NoticeFacts, Outcome
+from app.alerts.readings import HANG_CAUSE
 from app.alerts.rules import Hanging, Noticed, Rule
 
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
@@ -30,7 +31,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
         if found is None:
             if settled is not None and settled >= notice.noticed_at:
                 continue  # a person said that it is over
-            found = board.open(rule, notice.kind, notice.place)
+            found = board.open(rule, _cause(notice), notice.place)
         if found.notice is not None and found.notice.key != notice.key and _lasts(board, found):
             continue  # another notice of the same place has it
         facts = next((one for one in board.job.history if one.session == notice.session_id), None)
@@ -79,12 +80,17 @@ def _means(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
     return not notice.stands_still and (not condition.kinds or notice.kind in condition.kinds)
 
 
+def _cause(notice: NoticeFacts) -> str:
+    """Return what an incident is called: whatever stands still is a hang, as its files are."""
+    return HANG_CAUSE if notice.stands_still else notice.kind
+
+
 def _about(board: Board, notice: NoticeFacts) -> Incident | None:
     """Return the incident of a notice, whose place may have changed, or that of its place."""
     for incident in board.present():
         if incident.notice is not None and incident.notice.key == notice.key:
             return incident
-    return board.get(fingerprint_of(board.job.job, notice.kind, notice.place))
+    return board.get(fingerprint_of(board.job.job, _cause(notice), notice.place))
 
 
 def _lasts(board: Board, incident: Incident) -> bool:
