@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -48,8 +49,14 @@ class Told:
     record: Asked | None = None  # for global rank 0
     files: bool = False
 
-    def document(self, rank: int) -> dict[str, Any]:
-        """Return the answer to a rank that handed its pulse in; a request is told once."""
+    def document(self, rank: int, sender: int) -> dict[str, Any]:
+        """Return the answer to a rank that handed its pulse in; a request is told once.
+
+        Parameters
+        ----------
+        sender : int
+            The rank that sends for the host: should it fall silent, the others know its process.
+        """
         record = None
         if rank == 0:
             record, self.record = self.record, None
@@ -58,6 +65,8 @@ class Told:
             "pulse_s": self.pulse_s,
             "record": record,
             "files": self.files,
+            "sender": sender,
+            "pid": os.getpid(),
         }
 
 

@@ -230,6 +230,8 @@ class Pulse:
         self.counts.handed_in += len(rows)
         answer = json.loads(text)
         self._files_asked = bool(answer["files"])
+        with self._lock:
+            self._standing.heard(int(answer["sender"]), int(answer["pid"]), time.monotonic())
         self._take_answer(answer["stop"], answer["pulse_s"])
         if answer["record"]:
             self._hear(Asked(*answer["record"]))
@@ -270,7 +272,8 @@ class Pulse:
             self._state.held.append(Held(now_s, rows, beats, dict(message["files"])))
             self._forget(now_s)
             self._standing.heard(int(message["rank"]), int(message["pid"]), now_s)
-            return json.dumps(self._state.told.document(int(message["rank"]))).encode()
+            told = self._state.told.document(int(message["rank"]), self._where.rank)
+            return json.dumps(told).encode()
 
     def _send(self) -> None:
         """Send what is held; what may be sent later is held on."""

@@ -25,13 +25,16 @@ _BEGAN: Final = 19
 Say = Callable[[], dict[str, str]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Process:
     """A process by its number and when it began, by which another one of that number differs."""
 
     pid: int
     began: str
     heard_s: float
+    # what was said of it last, and when
+    said: str = ""
+    said_s: float = 0.0
 
 
 class Standing:
@@ -64,7 +67,10 @@ class Standing:
             self._others[rank] = _Process(pid, found[1], now_s)
 
     def silent(self, now_s: float, beat_s: float) -> dict[str, str]:
-        """Return how the processes are of ranks that have said nothing for some beats."""
+        """Return how the processes are of ranks that have said nothing for some beats.
+
+        What stays as it is is said again only when the ranks that speak say anew what they are in.
+        """
         if self._say is None:
             return {}
         told = {}
@@ -75,6 +81,9 @@ class Standing:
                 channel = _wait_channel(process.pid) if state else ""
                 about = {"pid": process.pid, "state": state, "wait_channel": channel}
                 text = json.dumps({"process": about}, separators=(",", ":"))
+                if text == process.said and now_s - process.said_s < _BEATS_A_SAYING * beat_s:
+                    continue
+                process.said, process.said_s = text, now_s
                 told[f"process_{rank}.json"] = text
         return told
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,9 +19,13 @@ from tests.support.waiting import wait_for
 BEAT_S = 5.0
 
 
+# Each a minute after the one before.
+MINUTES = itertools.count(1000.0, 60.0)
+
+
 def silent(standing: Standing) -> dict[int, str]:
     """Return the state of each process by its rank, long after they were heard."""
-    told = standing.silent(1000.0, BEAT_S)
+    told = standing.silent(next(MINUTES), BEAT_S)
     states = {}
     for name, text in told.items():
         rank = int(name.removeprefix("process_").removesuffix(".json"))
@@ -46,9 +52,19 @@ def test_a_process_that_is_stopped_killed_or_another_one_is_told_apart() -> None
     assert silent(standing) == {3: ""}
 
 
+def test_what_stays_as_it_is_is_said_of_a_process_once_a_minute() -> None:
+    standing = Standing(dict)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        standing.heard(3, process.pid, 0.0)
+        process.kill()
+        process.wait()
+        said = [bool(standing.silent(at_s, BEAT_S)) for at_s in (1000.0, 1005.0, 1059.0, 1060.0)]
+    assert said == [True, False, False, True]
+
+
 def test_ranks_that_were_heard_lately_or_are_not_to_be_seen_are_left_alone() -> None:
     standing = Standing(dict)
-    standing.heard(1, os.getpid(), 999.0)
+    standing.heard(1, os.getpid(), math.inf)
     standing.heard(2, 1 << 30, 0.0)
     assert silent(standing) == {}
 
