@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.analysis.hangs.verdict import Culprit, judge_hang
+from app.analysis.hangs.said import Culprit
+from app.analysis.hangs.verdict import judge_hang
 from app.inputs.hangs.files import job_of
 from app.inputs.pulse.body import read_pulse
 from app.services.pulse.advance import advance_pulses

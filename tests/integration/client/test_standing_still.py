@@ -1,12 +1,17 @@
 """Real jobs of which a rank stands still: its pulse says who, its ranks say where, and it is over.
 
-A rank sleeps, keeps the interpreter's lock, or is stopped, for longer than a server waits; then the
-job goes on. The seconds until each is known are printed.
+A rank waits in a forward, in a loader or before a collective, keeps the interpreter's lock, is
+stopped, or is killed; or it does what may take long, and nothing is said. All limits are a tenth of
+the usual ones; at night they are these. The seconds until each is known are printed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,71 +23,164 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.api.conftest import Installation
-    from tests.integration.client.conftest import Jobs
-
-pytestmark = pytest.mark.slow
+    from tests.integration.api.conftest import Install, Installation
+    from tests.integration.client.conftest import Jobs, Trained
 
 CULPRIT = 1
-LIMIT_S = 240
+LIMIT_S = 120
+ENTERED_NOT = "never_entered"
+# How the job trains, what is said, and by which kind, while a rank stands still.
+FAULTS = {
+    "sleep": ("ddp", ENTERED_NOT, "it is in _stand ("),
+    "sleep sharded": ("fsdp2", ENTERED_NOT, "it is in _stand ("),
+    "sleep in a pipeline": ("pipelining", ENTERED_NOT, "is in _stand ("),
+    "forward": ("ddp", ENTERED_NOT, "_in_forward ("),
+    "loader": ("ddp", ENTERED_NOT, "it is in Samples.__getitem__ ("),
+    "hold the lock": ("ddp", "silent", "one may hold the interpreter's lock"),
+    "stop": ("ddp", "silent", "is stopped (a signal or a debugger)"),
+    "die": ("ddp", "silent", "has ended"),
+}
+# It is over with its rank.
+FINAL = {"die"}
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "said"),
-    [
-        ("sleep", "never_entered", "it is in _stand ("),
-        ("hold the lock", "silent", "is alive and sleeps"),
-        ("stop", "silent", "is stopped (a signal or a debugger)"),
-    ],
-)
-def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_on(  # noqa: PLR0917
-    jobs: Jobs,
-    installation: Installation,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    fault: str,
-    kind: str,
-    said: str,
-) -> None:
-    seen: dict[str, float] = {}
-    began_s = time.monotonic()
+@dataclass(slots=True)
+class Watched:
+    """A server that notices, and a job of two ranks that sends to it."""
 
-    def hang() -> dict[str, Any]:
-        while advance_pulses(installation.container, timedelta(0)):
+    jobs: Jobs
+    server: Installation
+    directory: Path
+    # by which all limits are multiplied
+    scale: float
+    runs: bool = False
+
+    def start(self, *words: str, stands_s: float = 0.0) -> None:
+        """Begin a job whose steps are a fifth of a beat, so that each rank is heard before."""
+        self.directory.mkdir()
+        os.mkfifo(self._seen)
+        self.runs = True
+        beat_s = self.server.container.settings.pulse_interval_s
+        self.jobs.start(
+            self.directory,
+            *("--kind", "ddp", "--ranks", "2", "--steps", "20", "--url", self.server.url),
+            *("--fault-at", "12", "--no-session", "--pulse-s", str(beat_s)),
+            *("--pause-s", str(beat_s / 5), "--stands-s", str(stands_s * self.scale), *words),
+        )
+
+    @property
+    def _seen(self) -> Path:
+        return self.directory / "seen"
+
+    def go_on(self) -> None:
+        """Let the rank go on that stands still, if there is one."""
+        with contextlib.suppress(OSError):
+            os.close(os.open(self._seen, os.O_WRONLY | os.O_NONBLOCK))
+
+    def ended(self) -> Trained:
+        """Return what the job left, all that it sent being read."""
+        self.runs = False
+        trained = self.jobs.wait(self.directory)
+        self.advance()
+        return trained
+
+    def advance(self) -> None:
+        """Read what came."""
+        while advance_pulses(self.server.container, timedelta(0)):
             pass
-        client = installation.client
-        answer = client.get("/api/v1/jobs/job/pulse/notices")
-        if answer.is_success and answer.json()["notices"]:
-            seen.setdefault("notice", time.monotonic() - began_s)
-        listed = client.get("/api/v1/jobs/job/hangs")
+
+    def notices(self) -> list[dict[str, Any]]:
+        """Return what was noticed until now."""
+        self.advance()
+        answer = self.server.client.get("/api/v1/jobs/job/pulse/notices")
+        return [] if answer.status_code == 404 else list(answer.json()["notices"])
+
+    def hang(self) -> dict[str, Any]:
+        """Return the job's hang; nothing while there is none."""
+        self.advance()
+        listed = self.server.client.get("/api/v1/jobs/job/hangs")
         if listed.status_code != 200 or not listed.json()["hangs"]:
             return {}
         (one,) = listed.json()["hangs"]
-        found: dict[str, Any] = client.get(f"/api/v1/hangs/{one['id']}").json()
-        return found
+        return dict(self.server.client.get(f"/api/v1/hangs/{one['id']}").json())
 
-    def culprits() -> list[dict[str, Any]]:
-        found = hang()
-        named: list[dict[str, Any]] = found["document"]["verdict"]["culprits"] if found else []
-        return named
+    def culprits(self) -> list[dict[str, Any]]:
+        """Return who is named until now."""
+        found = self.hang()
+        return list(found["document"]["verdict"]["culprits"]) if found else []
 
-    jobs.start(
-        tmp_path / "job",
-        *("--kind", "ddp", "--ranks", "2", "--steps", "20", "--url", installation.url),
-        *("--fault", fault, "--fault-at", "12", "--no-session", "--pulse-s", "0.5"),
+    def incident(self) -> tuple[str, str]:
+        """Return the cause and the state of the one incident."""
+        (incident,) = self.server.client.get("/api/v1/incidents").json()["incidents"]
+        return incident["cause"], incident["state"]
+
+
+@pytest.fixture(params=[0.1, pytest.param(1.0, marks=pytest.mark.slow)], ids=["tenth", "real"])
+def watched(
+    request: pytest.FixtureRequest, jobs: Jobs, install: Install, tmp_path: Path
+) -> Iterator[Watched]:
+    """Yield a server with limits of a tenth of the usual ones, or these."""
+    scale: float = request.param
+    with install(hang_after_s=25 * scale, pulse_interval_s=5 * scale) as server:
+        watched = Watched(jobs, server, tmp_path / "job", scale)
+        yield watched
+        if watched.runs:
+            watched.go_on()
+            watched.ended()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_on(
+    watched: Watched, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    training, kind, said = FAULTS[fault]
+    watched.start("--kind", training, "--fault", fault)
+    at = watched.directory / f"at-{CULPRIT}"
+    wait_for(lambda: at.exists() and at.read_text() == "11", "the last step", limit_s=LIMIT_S)
+    began_s = time.monotonic()
+    wait_for(watched.notices, f"a notice of: {fault}", limit_s=LIMIT_S)
+    noticed_s = time.monotonic() - began_s
+    wait_for(
+        lambda: said in "".join(one["evidence"] for one in watched.culprits()),
+        f"a culprit of: {fault}",
+        limit_s=LIMIT_S,
     )
-    wait_for(lambda: said in "".join(one["evidence"] for one in culprits()), fault, limit_s=LIMIT_S)
-    seen["culprit"] = time.monotonic() - began_s
-    (culprit,) = culprits()
+    named_s = time.monotonic() - began_s
+    (culprit,) = watched.culprits()
     assert (culprit["rank"], culprit["kind"]) == (CULPRIT, kind)
-    (incident,) = installation.client.get("/api/v1/incidents").json()["incidents"]
-    assert (incident["cause"], incident["state"]) == ("hang", "firing")
+    assert watched.incident() == ("hang", "firing")
 
-    # It goes on, and ends.
-    assert jobs.wait(tmp_path / "job").code == 0
-    assert hang()["hang"]["over_at"] is not None
-    (incident,) = installation.client.get("/api/v1/incidents").json()["incidents"]
-    assert incident["state"] == "resolved"
+    watched.go_on()
+    trained = watched.ended()
+    if fault not in FINAL:
+        # It goes on, and ends.
+        assert trained.code == 0, trained.said
+        assert watched.hang()["hang"]["over_at"] is not None
+        assert watched.incident() == ("hang", "resolved")
     with capsys.disabled():
-        told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in seen.items())
-        print(f"\n{fault}: {told} after the start; {culprit['evidence']}")  # noqa: T201 - the figures
+        print(  # noqa: T201 - the figures
+            f"\n{fault}, limits times {watched.scale:g}: noticed {noticed_s:.1f} s after the last "
+            f"step, named after {named_s:.1f} s; rank {CULPRIT} {culprit['evidence']}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("does", "stands_s"),
+    [
+        (("--fault", "checkpoint"), 180),
+        (("--fault", "evaluation"), 90),
+        (("--kind", "compiled"), 90),
+    ],
+)
+def test_what_may_take_long_and_the_end_of_a_job_are_no_hang(
+    watched: Watched, does: tuple[str, ...], stands_s: float
+) -> None:
+    watched.start(*does, stands_s=stands_s)
+    trained = watched.ended()
+    assert trained.code == 0, trained.said
+    # So long that it would be one if the job had stood still.
+    time.sleep(40 * watched.scale)
+    assert watched.notices() == []
+    assert watched.hang() == {}
+    rows = watched.server.client.get("/api/v1/jobs/job/pulse/notices").json()["counts"]
+    assert rows == {}

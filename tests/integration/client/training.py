@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleavedZeroBubble
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 import paceline_client.torch as paceline
 from paceline_client import RetryPolicy
@@ -49,6 +50,17 @@ def model() -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
 
 
+# For how long the compiler takes at its first graph.
+COMPILES_S = [0.0]
+
+
+def _slowly(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """Compile nothing, and take long for it."""
+    time.sleep(COMPILES_S.pop() if COMPILES_S else 0.0)
+    compiled: Callable[..., Any] = graph.forward
+    return compiled
+
+
 class Loop:
     """Data-parallel ranks, or a single one, with a loop over two microbatches."""
 
@@ -63,6 +75,8 @@ class Loop:
             for layer in self.model:
                 fully_shard(layer)
             fully_shard(self.model)
+        elif kind == "compiled":
+            self.model = torch.compile(DistributedDataParallel(self.model), backend=_slowly)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.rank, self.ranks = rank, ranks
 
@@ -164,6 +178,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--twice", action="store_true", help="without the client, then with it")
     parser.add_argument("--fault", default="none")
     parser.add_argument("--fault-at", type=int, default=4, help="step")
+    parser.add_argument("--stands-s", type=float, default=0.0, help="what may take long")
     parser.add_argument("--chunk-every-s", type=float, help="how often a rank sends")
     parser.add_argument("--relay", default="rank")
     parser.add_argument("--pause-s", type=float, default=0.0)
@@ -172,7 +187,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--pulse-s", default="5")
     parser.add_argument("--no-session", action="store_true", help="the pulse alone")
     given = parser.parse_args(words)
-    signal.alarm(LIMIT_S)
+    signal.alarm(LIMIT_S + int(given.stands_s))
     torch.set_num_threads(1)
     given.directory.mkdir(parents=True, exist_ok=True)
     os.environ["PACELINE_PULSE_S"] = given.pulse_s
@@ -190,7 +205,7 @@ def _fork(given: argparse.Namespace, rank: int) -> int:
     if pid:
         return pid
     # A child has no alarm of its parent's.
-    signal.alarm(LIMIT_S)
+    signal.alarm(LIMIT_S + int(given.stands_s))
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(given.ranks)}
     code = 1
     try:
@@ -289,6 +304,7 @@ def _attach(given: argparse.Namespace, job: Any, url: str) -> paceline.Monitor: 
 
 
 def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, Any]:
+    COMPILES_S[:] = [given.stands_s]
     job = _job(given.kind, rank, given.ranks)
     monitor = None
     if given.fault == "disk full":
@@ -309,8 +325,9 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         losses.append(job.step(number))
         time.sleep(given.pause_s)
         _fault(given, rank, number, monitor)
-        if rank == given.ranks - 1 and number == given.fault_at:
-            _stand(given.fault)
+        if number == given.fault_at:
+            _stand(given, rank, job)
+            _take_long(given, rank, monitor)
         if monitor is not None:
             monitor.step()
         (given.directory / f"at-{rank}").write_text(str(number))
@@ -377,24 +394,70 @@ def _fault(
         time.time_ns = lambda: real() + 3600 * 10**9
 
 
-# Longer than a server waits until it calls it a hang, and asks what ranks are in.
-STANDS_S = 75
+def _stand(given: argparse.Namespace, rank: int, job: Any) -> None:  # noqa: ANN401
+    """Stand still until whoever looks on has seen it, as asked for; the last rank does."""
+    fault, seen = given.fault, given.directory / "seen"
+    if fault == "die" and rank == 0:
+        # As with NCCL no connection says that the other one is gone.
+        os.open(seen, os.O_RDONLY)
+    if rank != given.ranks - 1:
+        return
+    if fault.startswith("sleep"):
+        os.open(seen, os.O_RDONLY)
+    if fault == "forward":
 
+        def _in_forward(*_: object) -> None:
+            hook.remove()
+            os.open(seen, os.O_RDONLY)
 
-def _stand(fault: str) -> None:
-    """Stand still for a while, as asked for."""
-    if fault == "sleep":
-        time.sleep(STANDS_S)
+        hook = job.model.module[-1].register_forward_pre_hook(_in_forward)
+    if fault == "loader":
+        next(iter(DataLoader(Samples(seen))))
     if fault == "hold the lock":
-        # Unlike others of the kind it keeps the interpreter's lock.
-        ctypes.PyDLL(None).sleep(STANDS_S)
+        # Unlike other calls of the kind it keeps the interpreter's lock.
+        ctypes.PyDLL(None).open(str(seen).encode(), os.O_RDONLY)
+    if fault == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
-        process = os.getpid()
-        if not os.fork():
-            time.sleep(STANDS_S)
-            os.kill(process, signal.SIGCONT)
-            os._exit(0)
-        os.kill(process, signal.SIGSTOP)
+        _stop_until(seen)
+
+
+def _stop_until(seen: Path) -> None:
+    process = os.getpid()
+    if not os.fork():
+        os.open(seen, os.O_RDONLY)
+        os.kill(process, signal.SIGCONT)
+        os._exit(0)
+    os.kill(process, signal.SIGSTOP)
+
+
+class Samples(Dataset):  # type: ignore[misc]
+    """Samples that come when whoever looks on has seen that they do not."""
+
+    def __init__(self, seen: Path) -> None:
+        self._seen = seen
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        os.open(self._seen, os.O_RDONLY)
+        return torch.zeros(1)
+
+
+def _take_long(given: argparse.Namespace, rank: int, monitor: paceline.Monitor | None) -> None:
+    """Do between two steps what takes long, as asked for."""
+    if monitor is None:
+        return
+    if given.fault == "checkpoint" and rank == 0:
+        with monitor.between("checkpoint"):
+            time.sleep(given.stands_s)
+    if given.fault == "evaluation" and rank == given.ranks - 1:
+        with monitor.between("evaluation"), torch.no_grad():
+            whole, until_s = model(), time.monotonic() + given.stands_s
+            while time.monotonic() < until_s:
+                whole(torch.zeros(BATCH, WIDTH))
+                time.sleep(0.05)
 
 
 # What transfers and collectives of gloo write to.
