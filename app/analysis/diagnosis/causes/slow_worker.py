@@ -7,7 +7,7 @@ in one direction takes longer for nearly all of its passes of that direction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from app.analysis.diagnosis.places import (
     Worker,
     WorkerView,
 )
+from app.analysis.diagnosis.ranks.rings import waits_for_missing
 from app.analysis.diagnosis.signs import Signs
 from app.analysis.diagnosis.typical import Typical
 from app.analysis.replay.layout.dense import FloatArray
@@ -106,6 +107,9 @@ def _find(signs: Signs) -> Finding | None:
     if signs.stage_or_worker.slow is not None:
         return signs.stage_or_worker.slow
     found = _by_step(slowness)
+    waits = waits_for_missing(observation, 1 + THRESHOLDS.slow)
+    if waits.any():
+        found = replace(found, when=found.when & ~waits[:, None, :])
     excess = found.excess()
     bursts = None if signs.typical is None else _bursts(signs.typical, excess)
     if bursts is not None and signs.typical is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.diagnosis.ranks.waits import Waits
 from app.analysis.trace.operations.computing import has_rings, own_computing
 
@@ -18,6 +19,27 @@ def ring_waits(observation: Observation) -> list[Waits]:
     it is. Empty where no rings are recorded.
     """
     return list(_waits(observation)) if has_rings(observation.trace) else []
+
+
+def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
+    """Return which workers take long only by what they wait for in a ring, shape (pp, dp).
+
+    A rank of theirs is missing, and none of those that are there computes longer by itself than
+    `slow` times what the busiest ranks of the stage's other workers do.
+    """
+    trace, sizes = observation.trace, observation.trace.meta.sizes
+    waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)
+    if not has_rings(trace):
+        return waits
+    rows, own_ns = own_computing(trace)
+    ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
+    total_ns = np.bincount(member.ravel(), weights=own_ns)
+    pp, dp = trace.pp[rows[first]], trace.dp[rows[first]]
+    busiest_ns, there = np.zeros(waits.shape), np.zeros(waits.shape, dtype=np.int64)
+    np.maximum.at(busiest_ns, (pp, dp), total_ns)
+    np.add.at(there, (pp, dp), np.ones(len(ranks), dtype=np.int64))
+    incomplete = there < sizes.tp * sizes.cp
+    return incomplete & (busiest_ns <= slow * lower_median(busiest_ns, axis=1)[:, None])
 
 
 def _waits(observation: Observation) -> Iterator[Waits]:

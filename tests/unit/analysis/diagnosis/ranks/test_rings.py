@@ -10,6 +10,7 @@ import pytest
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.trace.operations.computing import busiest_ranks, own_computing
+from tests.factories import select
 from tests.oracles.rings import Rings
 
 EVEN = Rings(dp=2, cp=4, work=(1.0,) * 8)
@@ -69,6 +70,22 @@ def test_no_rank_is_blamed_in_an_even_ring() -> None:
     report = analyze(EVEN.trace()).report
     assert report.causes == ()
     assert report.headline.slowdown == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("left", [(0, 1, 2, 3, 4, 5, 7), (0, 7), (0, 4)])
+def test_no_rank_is_blamed_for_its_waiting_for_a_slow_one_that_is_missing(
+    left: tuple[int, ...],
+) -> None:
+    trace = slow(EVEN, 6, 1.5).trace()
+    report = analyze(select(trace, np.isin(trace.rank, left))).report
+    assert {cause.cause for cause in report.causes} <= {"unknown"}
+
+
+def test_the_slow_rank_is_named_where_others_of_its_ring_are_missing() -> None:
+    trace = slow(EVEN, 6, 1.5).trace()
+    report = analyze(select(trace, np.isin(trace.rank, (0, 6)))).report
+    assert [cause.cause for cause in report.causes] == ["slow_worker"]
+    assert report.causes[0].where.workers == ((1, 0),)
 
 
 def test_what_ranks_wait_for_inside_is_not_computing() -> None:
