@@ -38,6 +38,9 @@ from app.analysis.replay.medians import mean, median
 
 Link = tuple[int, int]
 
+# Of fewer links none has another to be held against.
+_COMPARABLE: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -184,9 +187,12 @@ def _pipeline_links(observation: Observation) -> _Links:
         typical = observation.group.durations.ideal_ns[transfers]
         taken = np.mean(observation.recorded_ns[transfers], axis=1)
         ratio[index] = mean(taken / np.maximum(typical, LEAST_NS)[:, None])
-        if layout.absent is not None:
-            # How long they wait for one that recorded nothing is not known.
-            ratio[index, layout.absent[:, link].any(axis=1)] = 1.0
+    if layout.absent is not None:
+        # How long links wait for a worker that recorded nothing is not known.
+        unknown = np.array([layout.absent[:, link].any(axis=1) for link in ends], dtype=bool)
+        if (~unknown).sum() < _COMPARABLE:
+            return _Links([], [], ratio[:0])
+        ratio[unknown] = reference_of(ratio[~unknown])
     return _Links(ends, [by_link[link] for link in ends], ratio)
 
 
