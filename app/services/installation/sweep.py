@@ -24,6 +24,7 @@ from app.services.access.projects import is_there
 from app.services.access.sign_ins import prune_sign_ins
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
+from app.services.pulse.prune import prune_pulses
 from app.services.retention.objects import collect_objects
 from app.services.retention.rules import keep_to_rules
 from app.services.sessions.chunks.seal import seal_silent
@@ -91,6 +92,7 @@ def _sweep_tasks(container: Container) -> SweepResult:
         )
         prune_entries(tx)
         prune_sign_ins(tx)
+        prune_pulses(tx)
     if result != SweepResult():
         _log.info(
             "swept",

@@ -96,6 +96,8 @@ class Advance:
         What ranks that stand still say of themselves.
     pace, came : Pace
         The latest steps, and those of these bodies.
+    first : bool
+        Nothing was kept of the attempt: it has begun.
     """
 
     items: tuple[int, ...]
@@ -106,6 +108,7 @@ class Advance:
     pace: Pace
     came: Pace
     kept: Kept
+    first: bool
 
 
 class LostClaimError(PacelineError):
@@ -157,14 +160,9 @@ def claim_attempt(container: Container, every: timedelta = EVERY) -> PulseClaim 
         if found is None:
             return None
         key = {"job_id": found.job_id, "attempt": found.attempt}
-        made = tx.session.execute(
-            insert(PulseState)
-            .values(project_id=found.project_id, **key)
-            .on_conflict_do_nothing()
-            .returning(PulseState.attempt)
-        ).scalar()
-        if made is not None:
-            _end_before(tx, found.job_id, found.attempt)
+        tx.session.execute(
+            insert(PulseState).values(project_id=found.project_id, **key).on_conflict_do_nothing()
+        )
         tries = tx.session.execute(
             update(PulseState)
             .where(*_is(found.job_id, found.attempt), free)
@@ -218,8 +216,9 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     items = tuple(row.id for row in waiting[:taken])
     pace = Pace.from_bytes(None if kept is None else kept.pace)
     if not size:
+        changes, nothing = Changes((), ()), Kept({}, {})
         return Advance(
-            items, None, tuple(files), detector, Changes((), ()), pace, Pace(), Kept({}, {})
+            items, None, tuple(files), detector, changes, pace, Pace(), nothing, stored is None
         )
     together = joined(parts)
     together = together.take(np.argsort(together.time_ns, kind="stable"))
@@ -227,7 +226,9 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     changes = detector.advance(together, limits_of(container.settings))
     received_at = max(row.received_at for row in waiting[:taken])
     blocks = kept_of(changes.steps, together, received_at)
-    return Advance(items, together, tuple(files), detector, changes, pace, came, blocks)
+    return Advance(
+        items, together, tuple(files), detector, changes, pace, came, blocks, stored is None
+    )
 
 
 def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
@@ -261,9 +262,12 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if mine is None:
             raise LostClaimError("another worker has it")
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
-        changed = bool(changes.notices or changes.withdrawn or advance.files)
+        ended = advance.first and _goes_on_before(tx, claim)
+        changed = bool(ended or changes.notices or changes.withdrawn or advance.files)
         # Before its notices, as whoever evaluates the job takes them.
         group = group_of_job(tx, claim.job_id) if changed else None
+        if ended:
+            _end_before(tx, claim)
         _write_notices(tx, claim, changes)
         keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
@@ -389,23 +393,32 @@ def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: st
             detector.hosts[rank] = host
 
 
-def _end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
-    """Say that what goes on in earlier attempts of a job is over: another one has begun."""
-    going_on = (
-        PulseNotice.job_id == job_id,
-        PulseNotice.attempt < attempt,
+def _before(claim: PulseClaim) -> Sequence[ColumnElement[bool]]:
+    return (
+        PulseNotice.job_id == claim.job_id,
+        PulseNotice.attempt < claim.attempt,
         PulseNotice.cleared_step.is_(None),
     )
-    if tx.session.execute(select(PulseNotice.number).where(*going_on).limit(1)).first() is None:
-        return
-    group_of_job(tx, job_id).look_at = tx.now
+
+
+def _goes_on_before(tx: Reads, claim: PulseClaim) -> bool:
+    query = select(PulseNotice.number).where(*_before(claim)).limit(1)
+    return tx.session.execute(query).first() is not None
+
+
+def _end_before(tx: UnitOfWork, claim: PulseClaim) -> None:
+    """Say that what goes on in earlier attempts of a job is over: another one has begun.
+
+    The job's group of alerts is locked.
+    """
     tx.session.execute(
         update(PulseNotice)
-        .where(*going_on)
+        .where(*_before(claim))
         .values(
             cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step),
             cleared_at=tx.now,
         )
+        .execution_options(synchronize_session=False)
     )
 
 
