@@ -11,6 +11,7 @@ from app.db.objects.store import Objects
 from app.errors import StartupError
 from app.services.alerts.deliveries.task import DELIVERY
 from app.services.container import Container
+from app.services.hangs.task import READING
 from app.services.plans.task import PLANNING
 from app.services.sessions.task import ANALYSIS
 from app.services.weekly.task import SUMMARY
@@ -44,7 +45,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING, SUMMARY)}
+    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY)}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue

@@ -51,6 +51,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/jobs/{job}/hangs": _INGEST,
     "GET /api/v1/jobs/{job}/hangs": _READ,
     "GET /api/v1/hangs/{hang}": _READ,
+    "GET /api/v1/hang-uploads/{upload}": _READ,
     "POST /api/v1/jobs/{job}/attempts/{attempt}/pulse": _INGEST,
     "GET /api/v1/jobs/{job}/pulse": _READ,
     "GET /api/v1/jobs/{job}/pulse/map": _READ,

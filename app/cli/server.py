@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from app.access.names import job_name_fault
-from app.db.states import SessionState
+from app.db.states import SessionState, UploadState
 from app.errors import Fault, PacelineError
 from app.settings.environment import Caller
 
@@ -186,7 +186,24 @@ class Server:
             return {"content": archive, "headers": {"Content-Type": "application/octet-stream"}}
 
         said = self._posted(_job_path(job, "hangs"), body, say)
+        if "upload" in said:
+            said = self._hang_of(said["upload"], say)
         return SentHang(said["url"], said["sentence"], tuple(said["not_read"]))
+
+    def _hang_of(self, upload: str, say: Callable[[str], object]) -> dict[str, Any]:
+        """Wait until an archive is read, and return what its hang's sender is told."""
+        told = ""
+        while True:
+            found = self.get(f"/api/v1/hang-uploads/{upload}")
+            if found["hang"] is not None:
+                hang = self.get(f"/api/v1/hangs/{found['hang']}")["hang"]
+                return {**found, "sentence": hang["sentence"]}
+            if found["state"] in (UploadState.REFUSED, UploadState.FAILED):
+                raise ServerError(found["reason"])
+            if found["state"] != told:
+                told = found["state"]
+                say(f"The archive is {told}")
+            time.sleep(POLL_S)
 
     def _posted(
         self, path: str, body: Callable[[], dict[str, Any]], say: Callable[[str], object]

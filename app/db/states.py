@@ -56,6 +56,16 @@ class TaskState(StrEnum):
     OVER = nonmember((DONE, DEAD))
 
 
+class UploadState(StrEnum):
+    """Where an archive of a hang stands."""
+
+    QUEUED = "queued"
+    READING = "reading"
+    READ = "read"
+    REFUSED = "refused"  # it is no archive of a hang
+    FAILED = "failed"  # its reading is given up
+
+
 class PlanState(StrEnum):
     """Where a plan stands."""
 

@@ -190,6 +190,14 @@ def archived(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
+def large_archive() -> bytes:
+    """Return an archive of four ranks that is read by a worker: its files are large."""
+    world = [(0, 1, 2, 3)]
+    job = Hanging(4, [world, [(0, 1), (2, 3)], world], host_stops={2: 2})
+    files = {f"_dump_{rank}": pickled(dump) for rank, dump in job.dumps().items()}
+    return archived(files | {"README.md": b" " * (9 << 20)})
+
+
 def stack_dump(*frames: tuple[str, str, int]) -> bytes:
     """Return what py-spy prints of a process with one thread, its innermost frame first."""
     return json.dumps(

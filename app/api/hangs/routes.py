@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,8 +18,10 @@ from app.api.frame.routers import api_router
 from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
 from app.auth.addresses import server_address
 from app.auth.here import Here
+from app.db.states import UploadState
 from app.services.hangs.read import HangRow, get_hang, hangs_of_job
-from app.services.hangs.receive import HangReceipt, receive_hang
+from app.services.hangs.receive import HangReceipt
+from app.services.hangs.uploads import Upload, get_upload, receive_any
 from app.services.history.notes import known_job
 from app.services.sessions.receive import Body, check_job_name
 
@@ -47,6 +49,33 @@ class HangReceiptBody(BaseModel):
     sentence: str
     confidence: float
     not_read: list[str] = Field(description="Files of an archive that are of no kind that is read.")
+
+
+class UploadBody(BaseModel):
+    """An archive that a worker reads, or has read."""
+
+    upload: uuid.UUID
+    job: str
+    state: UploadState
+    hang: uuid.UUID | None = Field(description="That it became; null until it is read.")
+    url: str | None = Field(description="The page of that hang.")
+    reason_code: str | None = Field(description="Why it became none: a stable code.")
+    reason: str | None = Field(description="Why it became none, in a sentence.")
+    not_read: list[str] = Field(description="Files of it that are of no kind that is read.")
+
+    @classmethod
+    def of(cls, found: Upload, pages: str) -> Self:
+        """Return what is said of an archive; pages are at an address."""
+        return cls(
+            upload=found.id,
+            job=found.job,
+            state=found.state,
+            hang=found.hang,
+            url=None if found.hang is None else f"{pages}/hangs/{found.hang}",
+            reason_code=found.reason_code,
+            reason=found.reason,
+            not_read=list(found.not_read),
+        )
 
 
 class HangsBody(BaseModel):
@@ -85,6 +114,7 @@ def router(ingest: Ingest) -> APIRouter:
         response_model=HangReceiptBody,
         responses={
             200: {"model": HangReceiptBody, "description": "It is of a hang that was there"},
+            202: {"model": UploadBody, "description": "A worker reads the archive"},
             **REFUSALS,
         },
         openapi_extra=_CONTENT,
@@ -97,11 +127,12 @@ def router(ingest: Ingest) -> APIRouter:
         The body is an archive (tar, plain or compressed with gzip or zstd, or zip) of dumps of
         PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or one of
         them, which then is of the job's latest hang while that goes on and its last file came
-        within ten minutes. Pickles are read without being unpickled.
+        within ten minutes. Pickles are read without being unpickled. An archive of more than
+        8 MiB is read by a worker: the answer is 202, and `Location` says where it stands.
         """
 
-        def store(body: Body) -> HangReceipt:
-            return receive_hang(container, job, body, name=query.name, rank=query.rank)
+        def store(body: Body) -> HangReceipt | Upload:
+            return receive_any(container, job, body, name=query.name, rank=query.rank)
 
         try:
             receipt = await ingest.receive(
@@ -112,12 +143,19 @@ def router(ingest: Ingest) -> APIRouter:
             )
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        pages = server_address(request, container.settings) + container.pages_at
+        if isinstance(receipt, Upload):
+            return JSONResponse(
+                UploadBody.of(receipt, pages).model_dump(mode="json"),
+                status_code=202,
+                headers={"Location": f"/api/v1/hang-uploads/{receipt.id}"},
+            )
         with container.reading() as tx:
             row, _ = get_hang(tx, receipt.hang)
         url = f"/hangs/{receipt.hang}"
         body = HangReceiptBody(
             hang=receipt.hang,
-            url=server_address(request, container.settings) + container.pages_at + url,
+            url=pages + url,
             job=job,
             kind=row.kind,
             sentence=row.sentence,
@@ -138,6 +176,16 @@ def router(ingest: Ingest) -> APIRouter:
         with container.reading() as tx:
             known_job(tx, job)
             return HangsBody(hangs=hangs_of_job(tx, job, limit))
+
+    @routes.get(
+        "/api/v1/hang-uploads/{upload}",
+        summary="Where an archive of a hang stands",
+        responses={404: problems.described("There is none")},
+    )
+    def get_upload_state(container: Here, request: Request, upload: uuid.UUID) -> UploadBody:
+        pages = server_address(request, container.settings) + container.pages_at
+        with container.reading() as tx:
+            return UploadBody.of(get_upload(tx, upload), pages)
 
     @routes.get(
         "/api/v1/hangs/{hang}",

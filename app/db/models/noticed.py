@@ -29,6 +29,7 @@ from app.analysis.pulse.notices import Evidence, NoticeKind
 from app.db.documents import EVIDENCE
 from app.db.models.base import Base, OfProject, belongs_to
 from app.db.state_column import StateColumn, one_of
+from app.db.states import UploadState
 from app.inputs.hangs.files import FileKind
 
 
@@ -254,4 +255,40 @@ class StoredHangFile(OfProject, Base):
     # -1 of a file about all ranks
     rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     # app.inputs.hangs.files.HangFile as JSON, compressed with zstd
+    content: Mapped[bytes]
+
+
+class HangUpload(OfProject, Base):
+    """An archive of the files of a hang, which a worker reads; its bytes go when it has."""
+
+    __tablename__ = "hang_upload"
+    __table_args__ = (
+        one_of("state", UploadState),
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("project_id", "id"),
+        UniqueConstraint("job_id", "content_sha256"),
+        Index("ix_hang_upload_project_id_created_at", "project_id", "created_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    content_sha256: Mapped[bytes]
+    state: Mapped[UploadState] = mapped_column(StateColumn(UploadState))
+    # why it is not read
+    reason_code: Mapped[str | None]
+    reason: Mapped[str | None]
+    # that it became; it may be deleted before this
+    hang_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    not_read: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))
+
+
+class HangUploadPart(OfProject, Base):
+    """A piece of an archive that is not read yet."""
+
+    __tablename__ = "hang_upload_part"
+    __table_args__ = (belongs_to("upload_id", "hang_upload.id"),)
+
+    upload_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    part: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     content: Mapped[bytes]

@@ -13,12 +13,14 @@ from app.db.models.base import Base, OfProject, in_project
 from app.db.state_column import StateColumn, one_of
 from app.db.states import TaskState
 
-# What a task run's `kind` may be; its subject is a session, a delivery of an alert, or a plan.
+# What a task run's `kind` may be; its subject is a session, a delivery of an alert, a plan,
+# or an archive of a hang.
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
 PLAN_TEMPLATE: Final = "plan_template"
+READ_HANG: Final = "read_hang"
 SEND_SUMMARY: Final = "send_summary"
-TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE, SEND_SUMMARY)
+TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE, READ_HANG, SEND_SUMMARY)
 
 
 class TaskRun(OfProject, Base):

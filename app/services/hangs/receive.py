@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 # Files that come one by one are of one hang as long as the last one came so shortly before.
 TOGETHER: Final = timedelta(minutes=10)
+# Of an archive, and of what is in it: a megabyte of dumps takes half a second.
+MOST_AT_ONCE_BYTES: Final = 8 << 20
 # Of a file about all ranks.
 _NO_RANK: Final = -1
 # Clocks of hosts may be anything.
@@ -99,10 +101,24 @@ def receive_hang(
             )
         receipt = _add(container, job, found)
     else:
-        files, not_read = _unpack(container.settings, body.path)
-        receipt = _make(container, job, files, body.sha256, not_read)
+        files, not_read = unpack_files(container.settings, body.path)
+        with container.uow() as tx:
+            job_id = make_job(container, tx, job)
+            receipt = add_archive(container, tx, job_id, files, body.sha256)
+        receipt = replace(receipt, not_read=not_read)
     log.info("hang received", hang=str(receipt.hang), job=job, created=receipt.created)
     return receipt
+
+
+def is_large(settings: Settings, body: Body) -> bool:
+    """Return whether a body is an archive of more than is read while its sender waits."""
+    if archive_at(body.path) is None:
+        return False
+    if body.size > MOST_AT_ONCE_BYTES:
+        return True
+    limits, directory = trace_limits(settings), spool_directory(settings)
+    with unpacked(body.path, limits, directory=directory, nameless=True) as entries:
+        return sum(entry.path.stat().st_size for entry in entries) > MOST_AT_ONCE_BYTES
 
 
 def _file(settings: Settings, path: Path) -> bytes:
@@ -116,7 +132,15 @@ def _file(settings: Settings, path: Path) -> bytes:
     return b"".join(pieces)
 
 
-def _unpack(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, ...]]:
+def unpack_files(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, ...]]:
+    """Return the files of an archive, and the names of those that are of no kind that is read.
+
+    One is in memory as it came at a time.
+
+    Raises
+    ------
+    InvalidTraceError, InvalidArchiveError, BodyTooLargeError
+    """
     files, not_read = [], []
     limits, directory = trace_limits(settings), spool_directory(settings)
     with unpacked(path, limits, directory=directory, nameless=True) as entries:
@@ -129,32 +153,26 @@ def _unpack(settings: Settings, path: Path) -> tuple[list[HangFile], tuple[str, 
     return files, tuple(not_read)
 
 
-def _make(
-    container: Container,
-    job: str,
-    files: Sequence[HangFile],
-    sha256: bytes,
-    not_read: tuple[str, ...],
+def add_archive(
+    container: Container, tx: UnitOfWork, job_id: int, files: Sequence[HangFile], sha256: bytes
 ) -> HangReceipt:
-    job_state = job_of(files)
-    with container.uow() as tx:
-        job_id = make_job(container, tx, job)
-        # The job's row is locked: of two equal archives the second finds the first.
-        known = tx.session.execute(
-            select(StoredHang.id).where(
-                StoredHang.job_id == job_id, StoredHang.content_sha256 == sha256
-            )
-        ).scalar()
-        if known is not None:
-            return HangReceipt(known, created=False, not_read=not_read)
-        give_hang_rule(tx)
-        hang = StoredHang(id=uuid.uuid4(), job_id=job_id, content_sha256=sha256, created_at=tx.now)
-        _judge(tx, hang, hang_document(with_places(tx, job_id, job_state)))
-        tx.session.add(hang)
-        tx.session.flush()
-        _keep(tx, hang.id, files)
-        look(container, tx, group_of_job(tx, job_id))
-        return HangReceipt(hang.id, created=True, not_read=not_read)
+    """Store the hang of an archive's files, once; the job's row is locked."""
+    # Of two equal archives the second finds the first.
+    known = tx.session.execute(
+        select(StoredHang.id).where(
+            StoredHang.job_id == job_id, StoredHang.content_sha256 == sha256
+        )
+    ).scalar()
+    if known is not None:
+        return HangReceipt(known, created=False)
+    give_hang_rule(tx)
+    hang = StoredHang(id=uuid.uuid4(), job_id=job_id, content_sha256=sha256, created_at=tx.now)
+    _judge(tx, hang, hang_document(with_places(tx, job_id, job_of(files))))
+    tx.session.add(hang)
+    tx.session.flush()
+    _keep(tx, hang.id, files)
+    look(container, tx, group_of_job(tx, job_id))
+    return HangReceipt(hang.id, created=True)
 
 
 def _add(container: Container, job: str, file: HangFile) -> HangReceipt:

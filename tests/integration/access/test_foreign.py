@@ -23,6 +23,7 @@ from app.services.alerts.channels.write import create_channel
 from app.services.alerts.store import load_rules
 from app.services.fixes.apply import apply_fix
 from app.services.fleet.views import save_view
+from app.services.hangs.receive import MOST_AT_ONCE_BYTES
 from app.services.history.notes import write_note
 from app.services.pulse.advance import advance_pulses
 from app.services.tasks.execute import execute
@@ -34,7 +35,7 @@ from tests.integration.api.pulse.sending import bodies as bodies_of_pulse
 from tests.integration.api.pulse.sending import slow_job
 from tests.support import plans
 from tests.support.alerting import Alerting
-from tests.support.hanging import Hanging, as_json, ras
+from tests.support.hanging import Hanging, archived, as_json, ras
 from tests.support.sessions import small_trace, store
 from tests.support.tensor import SLOW, TrainingJob
 
@@ -144,6 +145,8 @@ def theirs(company: Company) -> Mapping[str, str]:
         for _ in range(3):
             assert group.send(*SLOW).status_code == 202
         hang = client.post(f"/api/v1/jobs/{SECRET}/hangs", content=as_json(ras(HANGING)))
+        large = archived({"notes": b" " * (MOST_AT_ONCE_BYTES + 1)})
+        kept = client.post(f"/api/v1/jobs/{SECRET}/hangs", content=large)
         for run in ("first", "second", "third"):
             _announce(client, run)
     delivery = uuid.uuid4()
@@ -168,6 +171,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "version": "1",
         "action": "replace_worker",
         "hang": hang.json()["hang"],
+        "upload": kept.json()["upload"],
         "note": str(note.id),
         "view": str(view.id),
     }

@@ -6,7 +6,22 @@ import { tar } from './tar.js';
 
 const ARCHIVE = /\.(zip|tar|tgz|tar\.gz|tar\.zst)$/;
 
+const EVERY_MS = 1000;
+
 const holdsFiles = (event) => [...event.dataTransfer.types].includes('Files');
+
+/** Wait until a worker has read a large archive; return the hang that it became. */
+async function read(upload, said, signal) {
+  for (;;) {
+    if (upload.hang) return upload.hang;
+    if (upload.state === 'refused' || upload.state === 'failed') throw new Error(upload.reason);
+    said.textContent = upload.state === 'reading' ? 'The server reads the files…' : 'The files wait to be read…';
+    await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
+    const answer = await fetch(here(`/api/v1/hang-uploads/${upload.upload}`), { signal });
+    if (answer.ok) upload = await answer.json();
+    else if (answer.status < 500) throw new Error('The server has forgotten the files; send them again.');
+  }
+}
 
 function mount({ main, stop }) {
   const panel = main.querySelector('[data-hang-files]');
@@ -23,7 +38,8 @@ function mount({ main, stop }) {
     try {
       const path = `/api/v1/jobs/${encodeURIComponent(panel.dataset.hangFiles)}/hangs`;
       const answer = await send('POST', path, whole ? files[0] : tar(files), 'application/octet-stream', { signal });
-      location.assign(here(`/hangs/${answer.hang}`));
+      const hang = answer.upload ? await read(answer, said, signal) : answer.hang;
+      location.assign(here(`/hangs/${hang}`));
     } catch (error) {
       if (!signal.aborted) said.textContent = error.message;
     }

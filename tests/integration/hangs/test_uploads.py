@@ -1,0 +1,98 @@
+"""A large archive of a hang is kept, and read by a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import func, select
+
+from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
+from app.db.models.tasks import READ_HANG, TaskRun
+from app.errors import NotFoundError
+from app.services.hangs.receive import MOST_AT_ONCE_BYTES
+from app.services.hangs.uploads import read_upload
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from app.services.tasks.task_runs import claim
+from tests.support.hanging import archived, large_archive
+
+if TYPE_CHECKING:
+    import uuid
+
+    import httpx
+
+    from app.bootstrap import Container
+    from app.db.models.base import Base
+
+
+def send(client: httpx.Client, body: bytes) -> httpx.Response:
+    return client.post("/api/v1/jobs/moe/hangs", content=body)
+
+
+def queued(container: Container) -> uuid.UUID:
+    with container.reading() as tx:
+        run: uuid.UUID = tx.session.execute(
+            select(TaskRun.id).where(TaskRun.kind == READ_HANG, TaskRun.state == "queued")
+        ).scalar_one()
+    return run
+
+
+def count(container: Container, table: type[Base]) -> int:
+    with container.reading() as tx:
+        return tx.session.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def test_a_large_archive_is_kept_and_becomes_a_hang_when_a_worker_has_read_it(
+    client: httpx.Client, container: Container
+) -> None:
+    body = large_archive()
+    answer = send(client, body)
+    assert answer.status_code == 202, answer.text
+    address = answer.headers["location"]
+    assert client.get(address).json() == answer.json()
+    assert (answer.json()["state"], answer.json()["hang"]) == ("queued", None)
+    # The same one again waits with it.
+    again = send(client, body)
+    assert (again.status_code, again.json()["upload"]) == (202, answer.json()["upload"])
+    assert count(container, StoredHang) == 0
+
+    assert execute(container, LeaseKeeper(container), queued(container))
+    read = client.get(address).json()
+    assert (read["state"], read["not_read"]) == ("read", ["README.md"])
+    assert read["url"].endswith(f"/hangs/{read['hang']}")
+    hang = client.get(f"/api/v1/hangs/{read['hang']}").json()
+    assert hang["hang"]["sentence"].startswith("3 ranks wait for rank 2.")
+    assert count(container, HangUploadPart) == 0
+    later = send(client, body)
+    assert (later.status_code, later.json()["hang"]) == (200, read["hang"])
+
+
+def test_read_twice_it_is_one_hang(client: httpx.Client, container: Container) -> None:
+    assert send(client, large_archive()).status_code == 202
+    taken = claim(container, queued(container))
+    assert taken is not None
+    read_upload(container, taken)
+    with pytest.raises(NotFoundError, match="is gone"):
+        read_upload(container, taken)
+    assert (count(container, StoredHang), count(container, HangUpload)) == (1, 1)
+
+
+def test_an_archive_that_is_of_no_hang_is_refused_with_its_reason_and_may_come_again(
+    client: httpx.Client, container: Container
+) -> None:
+    body = archived({"notes": b" " * (MOST_AT_ONCE_BYTES + 1)})
+    first = send(client, body).json()
+    assert execute(container, LeaseKeeper(container), queued(container))
+    told = client.get(f"/api/v1/hang-uploads/{first['upload']}").json()
+    assert (told["state"], told["reason_code"], told["hang"]) == ("refused", "hang.no_dumps", None)
+    assert (count(container, StoredHang), count(container, HangUploadPart)) == (0, 0)
+
+    second = send(client, body)
+    assert second.status_code == 202
+    assert second.json()["upload"] != first["upload"]
+
+
+def test_one_that_is_not_there_is_not_found(client: httpx.Client) -> None:
+    missing = "00000000-0000-0000-0000-000000000000"
+    assert client.get(f"/api/v1/hang-uploads/{missing}").status_code == 404
