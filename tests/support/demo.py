@@ -129,7 +129,7 @@ def _tell() -> Iterator[str]:
         # The account of the server goes through it.
         Path(path).chmod(0o755)
         user = User(Path(sys.executable), Path(path), None)
-        arguments = ("demo", "--data-dir", f"{path}/demo")
+        arguments = ("demo", "--no-live", "--data-dir", f"{path}/demo")
         with Command(user, *arguments) as first:
             first.url()
             first.whole()

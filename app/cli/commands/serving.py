@@ -56,12 +56,15 @@ def demo(
         Path | None, typer.Option(file_okay=False, help="Where the demo's own database lives")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's data first")] = False,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Let a job run that gets slow and well again")
+    ] = True,
 ) -> None:
     """Serve two weeks of a synthetic fleet to look at, from a database of the demo's own."""
     with loading():
         from app.cli.demo.run import run_demo
 
-    run_demo(_settings(host, port, None), data_dir, fresh=fresh)
+    run_demo(_settings(host, port, None), data_dir, fresh=fresh, live=live)
 
 
 @app.command()

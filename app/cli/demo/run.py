@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 # Its straggler also reports its times while it trains.
 REPORTING: Final = "tensor-parallel"
+# That runs while you look (`app.cli.demo.live`, which takes a while to import).
+LIVE_JOB: Final = "live-13b"
+RECORD_EVERY_S: Final = 60.0
 
 
-def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None:
+def run_demo(settings: Settings, directory: Path | None, *, fresh: bool, live: bool = True) -> None:
     """Serve the demo until SIGINT or SIGTERM; make its history where it is not there.
 
     Parameters
@@ -47,6 +50,8 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None
         Where the demo keeps its data.
     fresh : bool
         Make the history anew.
+    live : bool
+        Whether a job runs while you look.
 
     Raises
     ------
@@ -57,6 +62,9 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None
     if "log_level" not in own.model_fields_set:
         # A person reads along, and looks for the address.
         own = own.model_copy(update={"log_level": "warning"})
+    if "pulse_record_interval_s" not in own.model_fields_set:
+        # Each start of the demo is to be recorded.
+        own = own.model_copy(update={"pulse_record_interval_s": RECORD_EVERY_S})
     place = open_place(own.data_dir, fresh=fresh)
     _say(f"The demo keeps its data in {place.directory}")
     if left_alone:
@@ -65,17 +73,53 @@ def run_demo(settings: Settings, directory: Path | None, *, fresh: bool) -> None
     if until is not None:
         age_h = (datetime.now(UTC) - until).total_seconds() / 3600
         _say(f"Its history ends {age_h:.0f} h ago; `paceline demo --fresh` makes a new one")
-        serve(own)
+        serve(own, meanwhile=_told(live=live))
         return
 
     whole = threading.Event()
 
     @contextlib.contextmanager
     def begin(url: str, settings: Settings) -> Iterator[None]:
-        with _history(_Making(place, url, whole), settings):
+        with _running(url, settings, live=live), _history(_Making(place, url, whole), settings):
             yield
 
     serve(own, meanwhile=Meanwhile(begin, whole))
+
+
+def _told(*, live: bool) -> Meanwhile:
+    """Return what goes on where the history is there."""
+
+    @contextlib.contextmanager
+    def begin(url: str, settings: Settings) -> Iterator[None]:
+        with _running(url, settings, live=live):
+            yield
+
+    nothing_to_wait_for = threading.Event()
+    nothing_to_wait_for.set()
+    return Meanwhile(begin, nothing_to_wait_for)
+
+
+@contextlib.contextmanager
+def _running(url: str, settings: Settings, *, live: bool) -> Iterator[None]:
+    """Let a job run while the context lasts, in a process of its own."""
+    if not live:
+        yield
+        return
+    _say(f"A job runs while you look; within three minutes it was slow: {url}jobs/{LIVE_JOB}")
+    child = spawn(
+        [*(sys.executable, "-m", "app.cli.demo.live"), *("--url", url)],
+        parent_death=signal.SIGKILL,
+        environment={
+            **settings.environment_of_child(os.environ),
+            **dict.fromkeys(SINGLE_THREADED, "1"),
+        },
+        stdin=subprocess.PIPE,
+    )
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ _SLOW: Final = 1.05
 # A minute that began less long ago than this still grows.
 _WHOLE: Final = timedelta(seconds=75)
 _HOUR: Final = 60
+# For so long a page says that something is over.
+_RECENT: Final = timedelta(minutes=10)
 _LIVE: Final = StateLabel("run", "Live", 4, quiet=True)
 _SUSPECTED: Final = StateLabel("pending", "Suspected", -2)
 _STANDS: Final = StateLabel("firing", "Stands still", -4)
@@ -124,13 +126,24 @@ def _standing(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[StateLabel, s
         return _ENDED, f"No pulse comes any more{f'; {_small(step)} then' if step else ''}"
     if not step:
         return _LIVE, "The first pulse came; no step has ended yet"
+    if _just_over(live) is not None:
+        return _LIVE, f"{step}; no rank is slow any more"
     if slowest and slowest[0].ratio >= _SLOW:
-        first_rank = slowest[0]
+        one = slowest[0]
         return _LIVE, (
-            f"{step}; rank {first_rank.rank} computes {times(first_rank.ratio)} as long as its "
-            "peers, which is not suspected so far"
+            f"{step}; in the last minute rank {one.rank} computed {times(one.ratio)} as long as "
+            "its peers"
         )
     return _LIVE, f"{step}; no rank is slow"
+
+
+def _just_over(live: LiveJob) -> NoticeRow | None:
+    """Return what ended last, where that was not long ago."""
+    over = [one for one in live.notices if one.cleared_at is not None]
+    last = max(over, key=lambda one: one.cleared_at or one.noticed_at, default=None)
+    if last is None or last.cleared_at is None or last.cleared_at < live.now - _RECENT:
+        return None
+    return last
 
 
 def _most_pressing(notices: Sequence[NoticeRow]) -> NoticeRow:
@@ -151,6 +164,9 @@ def _since(live: LiveJob) -> Markup | str:
                 else f", after step {count(first.from_step)}",
             )
         )
+    last = _just_over(live)
+    if last is not None and last.cleared_at is not None:
+        return html.join(("over ", moments.when(last.cleared_at, live.now)))
     if live.now - live.heard_at > _LATE:
         return html.join(("last pulse ", moments.when(live.heard_at, live.now)))
     return ""
