@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from app.analysis.replay.metrics import STRAGGLING
 from app.auth.here import Here
 from app.dashboard.hosts.exports import EXPORTS, alike_csv
+from app.dashboard.hosts.live import FILES, host_live
 from app.dashboard.hosts.one import host_page
 from app.dashboard.hosts.view import hosts_page
 from app.dashboard.ui.address import Address, page_number
@@ -21,8 +22,9 @@ from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
 from app.services.hosts.file import HEADER, hosts_file
 from app.services.hosts.listed import PAGE, Hosts, Show
-from app.services.hosts.one import host_view
+from app.services.hosts.one import host_view, unrecorded
 from app.services.hosts.read import list_hosts
+from app.services.pulse.hosts import host_now
 
 if TYPE_CHECKING:
     from app.dashboard.pages import Pages
@@ -74,15 +76,23 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
     def host_route(container: Here, host: str, time: TimeQueryParam) -> Response:
         about = time.about(MONTH)
         with pages.reading(container) as (tx, nav):
+            running = host_now(tx, host)
             try:
                 view = host_view(tx, host, _span(tx, about))
             except NotFoundError:
-                return pages.not_found(f"host {host}", nav)
+                if not running.ranks and not running.notices:
+                    return pages.not_found(f"host {host}", nav)
+                view = unrecorded(tx.now, host)
         shown = host_page(view, about, Address(host_url(host), time.parameters))
-        return pages.render("hosts/page.html", nav, page=shown, now=view.now)
+        live = host_live(running, host_url(host), view.now)
+        return pages.render("hosts/page.html", nav, page=shown, live=live, now=view.now)
 
     @routes.get("/hosts/{host}/{name}.csv")
     def host_file_route(container: Here, host: str, name: str, time: TimeQueryParam) -> Response:
+        if name in FILES:
+            with container.reading() as tx:
+                running = host_now(tx, host)
+            return csv_file(f"paceline-host-{name}.csv", FILES[name](running))
         make = one_of(EXPORTS, name)
         with container.reading() as tx:
             view = host_view(tx, host, _span(tx, time.about(MONTH)))

@@ -125,6 +125,21 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
     )
 
 
+def unrecorded(now: datetime, host: str) -> HostView:
+    """Return a host that no session has named."""
+    return HostView(
+        now=now,
+        host=host,
+        sessions=(),
+        seen=0,
+        last_seen=None,
+        incidents=(),
+        repairs=(),
+        guessed=False,
+        moves=(),
+    )
+
+
 def _incidents(tx: Reads, host: str) -> list[HostIncident]:
     rows = tx.session.execute(
         select(

@@ -66,7 +66,7 @@ STATEMENTS: Final = {
     "/?tab=figures": 2,
     "/ingest": 8,
     "/hosts": 8,
-    "/hosts/{host}": 8,
+    "/hosts/{host}": 10,
     "/incidents": 10,
     "/incidents/{incident}": 11,
     "/incidents/{incident}/evidence": 5,
