@@ -211,7 +211,7 @@ bench: install-dev ## Measure speed and memory side by side with plain decoding 
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 SENDERS ?= 1024
-load: install-dev ## The flush of a big job while pages are read: make load SENDERS=n ARGS="--before OTHER_CHECKOUT"
+load: install-dev ## The flush of a big job while pages are read, or with ARGS=pulse the pulse of 8,000 ranks: make load SENDERS=n ARGS="--before OTHER_CHECKOUT"
 	@$(BIN)/python -m benchmarks.load --senders $(SENDERS) $(ARGS)
 
 # Without SEED each takes its own default.
