@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from app.analysis.json_text import plain
 from app.dashboard.plans.parts import (
     GIB,
     MS,
@@ -14,9 +13,11 @@ from app.dashboard.plans.parts import (
     color_of,
     layer_ticks,
     milliseconds,
+    schedule_data,
 )
 from app.dashboard.plans.running import (
     RunningRow,
+    against_text,
     rest_text,
     running_rows,
     running_title,
@@ -88,6 +89,16 @@ class SizesRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SimplerRow:
+    """A simpler way to run the job."""
+
+    way: str
+    sizes: str
+    simulated: str
+    over: str
+
+
+@dataclass(frozen=True, slots=True)
 class LossRow:
     """The plan after nodes are lost."""
 
@@ -120,7 +131,7 @@ class JobSections:
     wide: int
     high: int
     ends: tuple[tuple[int, int, str, str], ...]
-    simpler: tuple[SizesRow, ...]
+    simpler: tuple[SimplerRow, ...]
     losses: tuple[LossRow, ...]
     flags: tuple[tuple[str, str, tuple[str, ...]], ...]
     text: str
@@ -214,20 +225,7 @@ def job_sections(
         losses=tuple(_losses(document)),
         flags=tuple((one.framework, one.flags, one.unsaid) for one in document.flags),
         text=document.flags[0].flags,
-        data={
-            "iteration_ms": timeline.iteration_time_ms,
-            "starts": plain(timeline.starts),
-            "stages": [
-                {
-                    "forward_ms": stage.forward_ms,
-                    "backward_ms": stage.backward_ms,
-                    "color": color_of(stage.device, names),
-                    "name": f"{number} · {stage.gpus} × {stage.device}",
-                    "idle": share,
-                }
-                for number, (stage, share) in enumerate(zip(stages, timeline.bubble, strict=True))
-            ],
-        },
+        data=schedule_data(stages, timeline, names),
     )
 
 
@@ -353,23 +351,20 @@ def _ends(others: Sequence[JobAlternative]) -> tuple[tuple[int, int, str, str], 
     )
 
 
-def _simpler(name: str, other: SimplerJob) -> SizesRow:
-    words = name.replace("_", " ")
+def _simpler(name: str, other: SimplerJob) -> SimplerRow:
+    way = name.replace("_", " ")
     if other.parallelism is None or other.iteration_time_ms is None or other.relative is None:
-        return SizesRow(False, words, "nothing fits", "", "", 0.0, 0.0)  # noqa: FBT003 - a row
-    return SizesRow(
-        own=False,
-        sizes=f"{words}: {sizes_and_rest(other.parallelism)}",
+        return SimplerRow(way, "nothing fits", "", "")
+    return SimplerRow(
+        way=way,
+        sizes=sizes_and_rest(other.parallelism),
         simulated=seconds(other.iteration_time_ms.simulated * MS),
-        over=("+" if other.relative >= 1 else "") + percent(other.relative - 1),
-        memory="",
-        x=0.0,
-        y=0.0,
+        over=against_text(other.relative),
     )
 
 
 def _over(other: JobAlternative) -> str:
-    return "" if other.relative <= 1 else f"+{percent(other.relative - 1)}"
+    return "" if other.relative <= 1 else against_text(other.relative)
 
 
 def _losses(document: JobDocument) -> list[LossRow]:
@@ -379,12 +374,11 @@ def _losses(document: JobDocument) -> list[LossRow]:
         if loss.iteration_time_ms is None:
             rows.append(LossRow(lost, "the rest does not hold the model", "", "", ""))
             continue
-        over = loss.iteration_time_ms / document.iteration_time_ms.t_std - 1
         rows.append(
             LossRow(
                 lost=lost,
                 iteration=seconds(loss.iteration_time_ms * MS),
-                over=f"+{percent(over)}" if over > 0 else percent(over),
+                over=against_text(loss.iteration_time_ms / document.iteration_time_ms.t_std),
                 pipelines=f"{loss.dp}, {loss.kept} as they are",
                 moved=f"{loss.moved_bytes / GIB:,.0f}" if loss.moved_bytes else "none",
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from app.analysis.json_text import plain
 from app.analysis.planning.document import (
     FoldedCluster,
     FoundTemplate,
@@ -14,6 +15,7 @@ from app.analysis.planning.document import (
     PlannedStage,
     SimulatedIteration,
 )
+from app.analysis.planning.job.document import JobStageDocument
 from app.dashboard.ui.format import NBSP, percent, plural, seconds
 from app.services.plans.read import RequestedPlan
 
@@ -110,6 +112,28 @@ def _block(stage: PlannedStage, layers: int, names: Sequence[str]) -> StageBlock
 def color_of(device: str, names: Sequence[str]) -> int:
     """Return the number of a type's color, from 1."""
     return names.index(device) % COLORS + 1 if device in names else 1
+
+
+def schedule_data(
+    stages: Sequence[PlannedStage | JobStageDocument],
+    timeline: SimulatedIteration,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return what the page draws the executed schedule of a pipeline from."""
+    return {
+        "iteration_ms": timeline.iteration_time_ms,
+        "starts": plain(timeline.starts),
+        "stages": [
+            {
+                "forward_ms": stage.forward_ms,
+                "backward_ms": stage.backward_ms,
+                "color": color_of(stage.device, names),
+                "name": f"{number} · {stage.gpus} × {stage.device}",
+                "idle": idle,
+            }
+            for number, (stage, idle) in enumerate(zip(stages, timeline.bubble, strict=True))
+        ],
+    }
 
 
 def layer_ticks(layers: int) -> tuple[tuple[float, str], ...]:

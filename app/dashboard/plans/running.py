@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.analysis.planning.job.model import Recompute
 from app.dashboard.plans.parts import MS
 from app.dashboard.ui.format import NBSP, percent, seconds
 
@@ -29,14 +30,21 @@ def sizes_text(sizes: Parallelism) -> str:
 
 
 def rest_text(sizes: Parallelism) -> str:
-    """Return the other sizes: microbatch, chunks, what is computed again."""
+    """Return the other sizes: microbatch, chunks, what is computed again; not what there is not."""
     chunks = f", {sizes.interleave} chunks" if sizes.interleave > 1 else ""
-    return f"microbatch {sizes.microbatch}{chunks}, recompute {sizes.recompute.value}"
+    again = sizes.recompute
+    recompute = "" if again is Recompute.NONE else f", recompute {again.value}"
+    return f"microbatch {sizes.microbatch}{chunks}{recompute}"
 
 
 def sizes_and_rest(sizes: Parallelism) -> str:
     """Return all sizes."""
     return f"{sizes_text(sizes)}, {rest_text(sizes)}"
+
+
+def against_text(relative: float) -> str:
+    """Return how much longer or shorter something takes than something else, with its sign."""
+    return ("+" if relative > 1 else "") + percent(relative - 1)
 
 
 def running_title(document: JobDocument) -> str:
@@ -65,16 +73,12 @@ def running_rows(document: JobDocument) -> tuple[RunningRow, ...]:
                 "The same sizes, the best cut",
                 sizes_and_rest(same.parallelism),
                 seconds(ms * MS),
-                _less(ms, runs.iteration_time_ms),
+                against_text(ms / runs.iteration_time_ms),
             )
         )
     elif same is not None:
         rows.append(RunningRow("The same sizes", "do not fit by what is predicted", "", ""))
     own = sizes_and_rest(document.parallelism)
-    against = _less(best_ms, runs.iteration_time_ms)
+    against = against_text(best_ms / runs.iteration_time_ms)
     rows.append(RunningRow("Best as measured", own, seconds(best_ms * MS), against))
     return tuple(rows)
-
-
-def _less(ms: float, than_ms: float) -> str:
-    return ("+" if ms > than_ms else "") + percent(ms / than_ms - 1)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from app.analysis.json_text import plain
 from app.analysis.planning.document import PlanDocument, PlannedStage, SimulatedIteration
 from app.analysis.planning.spec.model import METHODS
 from app.dashboard.plans.job import JobSections, job_facts, job_sections, job_sentence
@@ -27,6 +26,7 @@ from app.dashboard.plans.parts import (
     method_rows,
     milliseconds,
     plan_name,
+    schedule_data,
     stage_rows,
 )
 from app.dashboard.ui.format import NBSP, percent, plural, rough_percent, seconds
@@ -310,22 +310,7 @@ def _template(view: PlanView, document: PlanDocument, timeline: SimulatedIterati
         alternatives_title=_alternatives_title(document),
         alternatives=alternative_rows(document, names),
         text=_text(document),
-        data={
-            "iteration_ms": timeline.iteration_time_ms,
-            "starts": plain(timeline.starts),
-            "stages": [
-                {
-                    "forward_ms": stage.forward_ms,
-                    "backward_ms": stage.backward_ms,
-                    "color": color_of(stage.device, names),
-                    "name": f"{number} · {stage.gpus} × {stage.device}",
-                    "idle": bubble,
-                }
-                for number, (stage, bubble) in enumerate(
-                    zip(document.stages, timeline.bubble, strict=True)
-                )
-            ],
-        },
+        data=schedule_data(document.stages, timeline, names),
     )
 
 
