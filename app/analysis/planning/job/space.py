@@ -28,7 +28,7 @@ from app.analysis.planning.problem import divisors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from app.analysis.planning.job.model import JobSpec
+    from app.analysis.planning.job.model import JobDevice, JobSpec
 
     IntArray = NDArray[np.int64]
     FloatArray = NDArray[np.float64]
@@ -136,16 +136,19 @@ class Space:
         total = self.layers * self.arrays.block_parameters + 2 * self.arrays.table_parameters
         slowest = min(
             (spec.devices[kind] for kind in unit.order),
-            key=lambda device: (
-                device.accelerator.bytes_per_s,
-                float("inf") if device.link_gbytes_per_s is None else device.link_gbytes_per_s,
-            ),
+            key=pace_after,
         )
         return synchronization_ps(spec, slowest, total / stages, dp, unit.replicas)
 
     def static(self, dp: int) -> float:
         """Return bytes held for each parameter of a device."""
         return sum(static_bytes_per_parameter(self.spec, dp))
+
+
+def pace_after(device: JobDevice) -> tuple[float, float]:
+    """Return what says which device of a pipeline is the slowest after its last backward pass."""
+    link = device.link_gbytes_per_s
+    return device.accelerator.bytes_per_s, float("inf") if link is None else link
 
 
 def space_of(spec: JobSpec, sizes: Sizes) -> Space:

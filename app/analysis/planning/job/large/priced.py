@@ -26,6 +26,7 @@ import numpy as np
 
 from app.analysis.compiled import compiled
 from app.analysis.planning.job.costs import synchronization_ps
+from app.analysis.planning.job.large.bundle import Bundle
 from app.analysis.planning.job.space import KernelCosts
 from app.analysis.planning.problem import divisors
 
@@ -51,9 +52,6 @@ _GAIN: Final = 1e-3
 # How often the bundle looks farther before it ends, and each time by what factor.
 _FARTHER: Final = 3
 _LOOSER: Final = 8.0
-# How far the first step may go, in prices, and steps to each one's end.
-_REACH: Final = 0.3
-_NEWTON: Final = 8
 _EPSILON: Final = 1e-9
 
 
@@ -105,11 +103,11 @@ def priced_bound(
     share = (target_ps / scale - 1).clip(0)
     guess = share * min(space.microbatches / max(float(share @ groups), _EPSILON), 1.0)
     best_at, best = guess, oracle.least(guess, _CLOSE)
-    bundle = _Bundle(scale, target_ps, positive=space.spec.allow_idle)
-    bundle.add(guess, best)
+    bundle = Bundle(scale, target_ps, positive=space.spec.allow_idle)
+    bundle.add(guess, best.value, best.slope)
     if start is not None and best.value < target_ps:
         other = oracle.least(start, _CLOSE)
-        bundle.add(start, other)
+        bundle.add(start, other.value, other.slope)
         if other.value > best.value:
             best_at, best = start, other
     farther = 0
@@ -126,7 +124,7 @@ def priced_bound(
             continue
         farther = 0
         found = oracle.least(at, _CLOSE)
-        bundle.add(at, found)
+        bundle.add(at, found.value, found.slope)
         better = found.value > best.value
         bundle.weight *= 0.5 if better else 1.3
         if better:
@@ -134,57 +132,6 @@ def priced_bound(
     value = oracle.least(best_at, _FINE, _MOST_AT_LAST).value
     never = int(np.iinfo(np.int64).max)
     return Priced(int(value * (1 - _EPSILON)) if np.isfinite(value) else never, best_at)
-
-
-class _Bundle:
-    """What is known of the bound as prices change: planes that it is below; a proximal bundle."""
-
-    def __init__(self, scale: FloatArray, target_ps: int, *, positive: bool) -> None:
-        self.scale, self.target_ps, self.positive, self.weight = scale, target_ps, positive, 0.0
-        self.offsets: list[float] = []
-        self.slopes: list[FloatArray] = []
-
-    def add(self, at: FloatArray, found: _Least) -> None:
-        """Add the plane of a pipeline."""
-        slope = found.slope / self.scale
-        self.offsets.append(found.value - float(found.slope @ at))
-        self.slopes.append(slope)
-        if not self.weight:
-            reach = max(float(np.abs(at * self.scale).max()), _EPSILON)
-            self.weight = float(np.abs(slope).max()) / (_REACH * reach)
-
-    def next(self, center: FloatArray, value: float) -> tuple[FloatArray, float]:
-        """Return the prices that promise most near some, and what they promise."""
-        if not self.weight:  # no price changes anything
-            return center, value
-        offsets, slopes = np.array(self.offsets), np.array(self.slopes)
-        origin = center * self.scale
-        at = origin.copy()
-
-        def soft(point: FloatArray, width: float) -> tuple[float, FloatArray]:
-            planes = -(offsets + slopes @ point) / width
-            top = planes.max()
-            weights = np.exp(planes - top)
-            away = point - origin
-            lost = self.weight / 2 * float(away @ away)
-            return -width * float(top + np.log(weights.sum())) - lost, weights / weights.sum()
-
-        for width in (self.target_ps * 1e-2, self.target_ps * 1e-3, self.target_ps * 1e-4):
-            for _ in range(_NEWTON):
-                here, share = soft(at, width)
-                mean = share @ slopes
-                gradient = mean - self.weight * (at - origin)
-                bend = (slopes.T * share) @ slopes - np.outer(mean, mean)
-                step = np.linalg.solve(bend / width + self.weight * np.eye(len(at)), gradient)
-                length = 1.0
-                while length > _EPSILON and soft(at + length * step, width)[0] < here:
-                    length /= 2
-                if length <= _EPSILON:
-                    break
-                at = at + length * step
-        if self.positive:
-            at = at.clip(0)
-        return at / self.scale, float((offsets + slopes @ at).min())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

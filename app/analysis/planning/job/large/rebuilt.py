@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from app.analysis.planning.job.large.counted import Counted
     from app.analysis.planning.job.result import JobPlan
     from app.analysis.planning.search.budget import SearchBudget
 
@@ -52,19 +53,21 @@ class Rebuilding:
         To begin with; there may be none.
     dp : int
         Pipelines that memory and synchronization assume; plans are costed with their own.
-    prices : float64 array, shape (types,)
-        What a TP group of each type is worth, in microbatches.
+    counted : Counted
+        What a TP group of each type is worth, and pipelines that are tried.
     seed : int
         Of what is taken out, which is drawn.
     """
 
     def __init__(
-        self, space: Space, own: Sequence[Unit], dp: int, prices: FloatArray, seed: int = 0
+        self, space: Space, own: Sequence[Unit], dp: int, counted: Counted, seed: int = 0
     ) -> None:
         self.space, self.dp = space, dp
-        units = list(dict.fromkeys([*own, *_near_units(space, own), *_small_units(space)]))
+        worthwhile = [unit_of(space, nodes, replicas) for nodes, replicas in counted.pipelines]
+        first = dict.fromkeys([*own, *worthwhile])
+        units = list(dict.fromkeys([*first, *_near_units(space, own), *_small_units(space)]))
         mixed = MixedSearch(space, tuple(units), (dp,))
-        kept = _worthwhile(mixed, prices, len(set(own)))
+        kept = _worthwhile(mixed, counted.prices, len(first))
         self.mixed = MixedSearch(space, tuple(units[i] for i in kept), (dp,))
         position = {unit: i for i, unit in enumerate(self.mixed.units)}
         self.current = [position[unit] for unit in own if unit in position]

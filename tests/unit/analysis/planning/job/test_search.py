@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from app.analysis.planning.job.bounds import lower_bounds_ps
+from app.analysis.planning.job.large.counted import counted_bound
 from app.analysis.planning.job.large.divided import divided, near_divisions
 from app.analysis.planning.job.large.priced import priced_bound
 from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec, Recompute
@@ -84,6 +85,29 @@ def test_no_plan_is_below_its_bound() -> None:
                 for some in ((plan.dp,), tuple(range(max(plan.dp - 1, 1), plan.dp + 2))):
                     priced = priced_bound(plan.space, some, 2 * plan.time_ps, SearchBudget())
                     assert priced.bound_ps <= plan.time_ps, seed
+
+
+def test_counted_microbatches_raise_the_bound_up_to_the_best_plan() -> None:
+    above = 0
+    for seed in range(200):
+        spec = small_job(seed)
+        found = search_job(spec)
+        if found is None or found.plan.space.sizes.interleave > 1:
+            continue
+        space, dp = found.plan.space, found.plan.dp
+        sizes = space.sizes
+        fixed = FixedParallelism(
+            sizes.tp, None, dp, sizes.microbatch, sizes.recompute, sizes.interleave
+        )
+        best = search_job(replace(spec, fixed=fixed))
+        assert best is not None
+        for some in ((dp,), tuple(range(max(dp - 1, 1), dp + 2))):
+            priced = priced_bound(space, some, 2 * best.least_ps, SearchBudget())
+            for target_ps in (best.least_ps, 2 * best.least_ps):
+                counted = counted_bound(space, some, target_ps, SearchBudget(), priced.prices)
+                assert 0 < counted.bound_ps <= best.least_ps, seed
+            above += counted.bound_ps > priced.bound_ps
+    assert above > 100
 
 
 def transformer(layers: int = 32, hidden: int = 4096) -> Transformer:
