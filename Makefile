@@ -95,7 +95,7 @@ SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 
 # These compare times, of processes that wait most of the time: what runs at the same time has lower priority.
-TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_tutorials.py real_jobs/unlabelled integration/client/test_examples.py)
+TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_planned_order.py real_jobs/test_tutorials.py real_jobs/unlabelled integration/client/test_examples.py)
 
 test: install-dev ## What a change can break: static checks and every day's tests
 	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \

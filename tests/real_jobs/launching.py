@@ -109,14 +109,29 @@ def launch(
             *("--time-limit-s", str(math.ceil(limit_s))),
             *(("--hooked",) if hooked else ()),
         ]
-        with _processes(command, log) as process:
-            try:
-                code = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise LaunchError(f"{job.name} did not end in time\n{_said(log)}") from None
-            if code:
-                raise LaunchError(f"{job.name} failed\n{_said(log)}")
+        _wait(job.name, command, log, limit_s)
         return {run: _measured(directory, job, run) for run in runs}
+
+
+def run_workers(name: str, arguments: Sequence[str], log: Path, limit_s: float) -> None:
+    """Run a module of workers until its processes have ended.
+
+    Raises
+    ------
+    LaunchError
+        A process failed, or they did not end in time.
+    """
+    _wait(name, [torch_python(), "-m", *arguments], log, limit_s)
+
+
+def _wait(name: str, command: list[str], log: Path, limit_s: float) -> None:
+    with _processes(command, log) as process:
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{name} did not end in time\n{_said(log)}") from None
+        if code:
+            raise LaunchError(f"{name} failed\n{_said(log)}")
 
 
 def _time_limit_s(job: Job, runs: int, forward_s: float) -> float:
