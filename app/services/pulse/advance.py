@@ -35,6 +35,7 @@ from app.services.alerts.store import group_of_job
 from app.services.hangs.live import keep_live, limits_of
 from app.services.pulse.follow import Batch, follow
 from app.services.pulse.keep import Kept, kept_of, write_kept
+from app.services.pulse.noticed import end_before, goes_on_before, write_notices
 from app.settings import MIB
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Row
 
     from app.analysis.pulse.columns import Pulses
-    from app.db.unit_of_work import Reads, UnitOfWork
+    from app.db.unit_of_work import Reads
     from app.inputs.hangs.files import HangFile
     from app.services.container import Container
 
@@ -262,13 +263,13 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if mine is None:
             raise LostClaimError("another worker has it")
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
-        ended = advance.first and _goes_on_before(tx, claim)
+        ended = advance.first and goes_on_before(tx, claim.job_id, claim.attempt)
         changed = bool(ended or changes.notices or changes.withdrawn or advance.files)
         # Before its notices, as whoever evaluates the job takes them.
         group = group_of_job(tx, claim.job_id) if changed else None
         if ended:
-            _end_before(tx, claim)
-        _write_notices(tx, claim, changes)
+            end_before(tx, claim.job_id, claim.attempt)
+        write_notices(tx, claim.job_id, claim.attempt, changes)
         keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
         write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
@@ -290,35 +291,6 @@ def _give_back(container: Container, claim: PulseClaim) -> None:
             update(PulseState)
             .where(*_is(claim.job_id, claim.attempt), PulseState.claim_token == claim.token)
             .values(claim_token=None, lease_until=None, advanced_at=tx.now)
-        )
-
-
-def _write_notices(tx: UnitOfWork, claim: PulseClaim, changes: Changes) -> None:
-    key = {"job_id": claim.job_id, "attempt": claim.attempt}
-    if changes.withdrawn:
-        tx.session.execute(
-            delete(PulseNotice).where(
-                PulseNotice.job_id == claim.job_id,
-                PulseNotice.attempt == claim.attempt,
-                PulseNotice.number.in_(changes.withdrawn),
-            )
-        )
-    for notice in changes.notices:
-        words = {
-            "kind": notice.kind,
-            "ranks": list(notice.ranks),
-            "hosts": list(notice.hosts),
-            "factor": notice.factor,
-            "from_step": notice.from_step,
-            "noticed_step": notice.noticed_step,
-            "noticed_time_ns": notice.noticed_time_ns,
-            "cleared_step": notice.cleared_step,
-            "evidence": notice.evidence,
-        }
-        tx.session.execute(
-            insert(PulseNotice)
-            .values(**key, number=notice.number, **words)
-            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=words)
         )
 
 
@@ -391,35 +363,6 @@ def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: st
     for rank in set(rows.rank.tolist()) - watched:
         if rank in detector.hosts or len(detector.hosts) < MOST_RANKS:
             detector.hosts[rank] = host
-
-
-def _before(claim: PulseClaim) -> Sequence[ColumnElement[bool]]:
-    return (
-        PulseNotice.job_id == claim.job_id,
-        PulseNotice.attempt < claim.attempt,
-        PulseNotice.cleared_step.is_(None),
-    )
-
-
-def _goes_on_before(tx: Reads, claim: PulseClaim) -> bool:
-    query = select(PulseNotice.number).where(*_before(claim)).limit(1)
-    return tx.session.execute(query).first() is not None
-
-
-def _end_before(tx: UnitOfWork, claim: PulseClaim) -> None:
-    """Say that what goes on in earlier attempts of a job is over: another one has begun.
-
-    The job's group of alerts is locked.
-    """
-    tx.session.execute(
-        update(PulseNotice)
-        .where(*_before(claim))
-        .values(
-            cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step),
-            cleared_at=tx.now,
-        )
-        .execution_options(synchronize_session=False)
-    )
 
 
 def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:

@@ -1,0 +1,78 @@
+"""What a batch of an attempt's pulse notices, written in the transaction that takes the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.db.models.noticed import PulseNotice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import ColumnElement
+
+    from app.analysis.pulse.detector import Changes
+    from app.db.unit_of_work import Reads, UnitOfWork
+
+
+def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -> None:
+    """Write what a batch noticed, and take back what it withdraws."""
+    key = {"job_id": job_id, "attempt": attempt}
+    if changes.withdrawn:
+        tx.session.execute(
+            delete(PulseNotice).where(
+                PulseNotice.job_id == job_id,
+                PulseNotice.attempt == attempt,
+                PulseNotice.number.in_(changes.withdrawn),
+            )
+        )
+    for notice in changes.notices:
+        words = {
+            "kind": notice.kind,
+            "ranks": list(notice.ranks),
+            "hosts": list(notice.hosts),
+            "factor": notice.factor,
+            "from_step": notice.from_step,
+            "noticed_step": notice.noticed_step,
+            "noticed_time_ns": notice.noticed_time_ns,
+            "cleared_step": notice.cleared_step,
+            "evidence": notice.evidence,
+        }
+        tx.session.execute(
+            insert(PulseNotice)
+            .values(**key, number=notice.number, **words)
+            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=words)
+        )
+
+
+def goes_on_before(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice of an earlier attempt of a job goes on."""
+    query = select(PulseNotice.number).where(*_before(job_id, attempt)).limit(1)
+    return tx.session.execute(query).first() is not None
+
+
+def end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
+    """Say that what goes on in earlier attempts of a job is over: another one has begun.
+
+    The job's group of alerts is locked.
+    """
+    tx.session.execute(
+        update(PulseNotice)
+        .where(*_before(job_id, attempt))
+        .values(
+            cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step),
+            cleared_at=tx.now,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _before(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
+    return (
+        PulseNotice.job_id == job_id,
+        PulseNotice.attempt < attempt,
+        PulseNotice.cleared_step.is_(None),
+    )
