@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.services.pulse.advance import advance_pulses
+from tests.support.nightly import by_night
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Watched:
         return incident["cause"], incident["state"]
 
 
-@pytest.fixture(params=[0.1, pytest.param(1.0, marks=pytest.mark.slow)], ids=["tenth", "real"])
+@pytest.fixture(params=[0.1, pytest.param(1.0, marks=by_night)], ids=["tenth", "real"])
 def watched(
     request: pytest.FixtureRequest, jobs: Jobs, install: Install, tmp_path: Path
 ) -> Iterator[Watched]:
