@@ -8,13 +8,17 @@ import pytest
 
 from tests.e2e.looking import barriers, check
 from tests.e2e.visiting import LOOKS, NARROW, Look
+from tests.support.nightly import every_night
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
 WIDE_LIGHT = LOOKS[0]
-in_every_look = pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+# By day in one look: test_walk.py has every page in all of them.
+in_every_look = pytest.mark.parametrize(
+    "look", [WIDE_LIGHT, *every_night(*LOOKS[1:])], ids=lambda look: look.name
+)
 
 
 def expect_well_made(page: Page, site: str, look: Look) -> None:

@@ -25,6 +25,7 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
+from tests.support.nightly import every_night
 from tests.support.pulses.live import LiveJob
 from tests.support.waiting import wait_for
 
@@ -54,7 +55,7 @@ def running(environment: dict[str, str], *words: str) -> Iterator[None]:
             process.wait(60)
 
 
-@pytest.fixture(params=["postgresql and redis", "embedded"])
+@pytest.fixture(params=["postgresql and redis", *every_night("embedded")])
 def url(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
     """Yield the address of an installation."""
     with socket.create_server(("127.0.0.1", 0)) as free:

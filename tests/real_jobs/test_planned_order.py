@@ -17,6 +17,7 @@ from tests.conftest import skip_or_fail
 from tests.real_jobs.divisions import BATCH, BLOCKS, DIVISIONS, HIDDEN, SEQUENCE, WORLD, Division
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, run_workers
+from tests.support.nightly import by_night
 
 LIMIT_S = 180
 PS = 1e12
@@ -39,6 +40,7 @@ def predicted_s(division: Division, profile: Sequence[float]) -> float:
     return iteration_ps(found.plan) / PS
 
 
+@by_night
 def test_divisions_of_a_real_job_take_what_they_take_in_the_order_that_is_predicted(
     tmp_path: Path,
 ) -> None:

