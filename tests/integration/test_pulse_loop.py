@@ -138,7 +138,8 @@ def test_a_rank_gets_slow_and_well_again(
         job.slow, well_s = False, time.monotonic()
         job.run_until(lambda: is_now("resolved"), send)
         stopwatch("resolved after it is well", well_s)
-        assert "predicted" in incident()["why_resolved"]
+        # Whether a step after it is measured by then is chance: api/pulse/test_loop.py has that.
+        assert "the pulse is as before" in incident()["why_resolved"]
         assert [one["steps"] for one in asked] == [50]
     told = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in seen.items())
     with capsys.disabled():
