@@ -22,7 +22,7 @@ MOST_JOBS: Final = 500
 # A job whose pulse was read less long ago runs.
 SINCE: Final = timedelta(minutes=2)
 # Of its last minute: steps may be minutes long.
-_MINUTES: Final = timedelta(minutes=30)
+MINUTES: Final = timedelta(minutes=30)
 # With whose typical minute the last one is compared.
 _BEFORE: Final = timedelta(hours=1)
 
@@ -55,7 +55,7 @@ def live_steps(tx: Reads) -> list[LiveStep]:
         .where(
             PulseState.advanced_at > tx.now - SINCE,
             PulseSpan.seconds == MINUTE,
-            PulseSpan.start > tx.now - _MINUTES,
+            PulseSpan.start > tx.now - MINUTES,
         )
         .ext(distinct_on(PulseSpan.job_id))
         .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())

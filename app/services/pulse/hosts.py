@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import any_, select
@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 
 from app.db.models.noticed import PulseNotice, PulseSpan, PulseState
 from app.db.models.sessions import Job
-from app.services.pulse.fleet import SINCE
+from app.services.pulse.fleet import MINUTES, SINCE
 from app.services.pulse.keep import MINUTE
 from app.services.pulse.spans import slow_ranks
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 MOST_NOTICES: Final = 20
-_MINUTES: Final = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def host_now(tx: Reads, host: str) -> HostNow:
         .where(
             PulseState.advanced_at > tx.now - SINCE,
             PulseSpan.seconds == MINUTE,
-            PulseSpan.start > tx.now - _MINUTES,
+            PulseSpan.start > tx.now - MINUTES,
         )
         .ext(distinct_on(PulseSpan.job_id))
         .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())
