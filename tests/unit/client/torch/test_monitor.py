@@ -229,7 +229,8 @@ def test_a_server_that_is_away_or_refuses_is_said_at_once(
 def test_data_parallel_ranks_that_are_seen_to_exchange_nothing_are_told_what_to_pass(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], dp: int, level: str, said: int
 ) -> None:
-    job = Job("http://127.0.0.1:9", tmp_path, layout=Layout(dp=dp), level=level)
+    retry = RetryPolicy(give_up_after_s=0.1, first_wait_s=0.05)
+    job = Job("http://127.0.0.1:9", tmp_path, layout=Layout(dp=dp), level=level, retry=retry)
     job.monitor.record(2, at=2)
     job.train(6)
     job.monitor.wait(10.0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from app.inputs.hangs.flight_recorder import read_dump
 from app.inputs.hangs.py_spy import stack_of
 from tests.support.extras import of_real_jobs
+from tests.support.waiting import wait_for
 
 torch = of_real_jobs("torch")
 
@@ -49,13 +50,19 @@ def test_the_stack_of_the_training_thread_is_read_as_py_spys() -> None:
     assert json.loads(training_stack(0))[0]["frames"] == []
 
 
+def all_over() -> bytes | None:
+    """Return the dump once the recorder knows that all are over, which it learns late."""
+    told = pending_collectives()
+    return told if told is not None and not read_dump(told).pending else None
+
+
 def test_what_the_recorder_holds_is_read_as_a_dump(tmp_path: Path) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for _ in range(3):
             torch.distributed.all_reduce(torch.ones(2))
-        told = pending_collectives()
+        told = wait_for(all_over, "dump of collectives that are over")
     finally:
         torch.distributed.destroy_process_group()
     assert told is not None
