@@ -24,6 +24,12 @@ _LAUNCHERS: Final = (
     ("slurm", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
     ("torchelastic", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", ""),
 )
+# What schedulers say of a job that people filter by, and the variables that say it.
+_LABELS: Final = (
+    ("owner", ("SLURM_JOB_USER",)),
+    ("account", ("SLURM_JOB_ACCOUNT",)),
+    ("partition", ("SLURM_JOB_PARTITION",)),
+)
 # The server refuses longer names.
 _MAX_CHARS: Final = 255
 
@@ -100,6 +106,23 @@ def launcher_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {}
 
 
+def labels_of(
+    environment: Mapping[str, str] = os.environ, *, root: Path = Path("/")
+) -> dict[str, str]:
+    """Return the labels that the scheduler gives the job: whose it is, and where it runs.
+
+    Examples
+    --------
+    >>> labels_of({"SLURM_JOB_USER": "ada", "SLURM_JOB_PARTITION": "h100"})
+    {'owner': 'ada', 'partition': 'h100'}
+    """
+    labels = {
+        label: value for label, keys in _LABELS if (value := _first(environment, keys)) is not None
+    }
+    space = _namespace(environment, root) if _IN_KUBERNETES in environment else None
+    return labels if space is None else {**labels, "namespace": space}
+
+
 def in_container(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> bool:
     """Return whether this process sees a container around it."""
     if _IN_KUBERNETES in environment or environment.get("container"):
@@ -112,8 +135,12 @@ def in_container(environment: Mapping[str, str] = os.environ, root: Path = Path(
 
 def _pod(environment: Mapping[str, str], own: str, root: Path) -> str:
     name = _first(environment, _POD) or own
-    space = _first(environment, _NAMESPACE) or _name(_read(root / _NAMESPACE_FILE))
+    space = _namespace(environment, root)
     return _name(f"{space}/{name}" if space else name) or name
+
+
+def _namespace(environment: Mapping[str, str], root: Path) -> str | None:
+    return _first(environment, _NAMESPACE) or _name(_read(root / _NAMESPACE_FILE))
 
 
 def _first(environment: Mapping[str, str], keys: tuple[str, ...]) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_client.machine import Machine, in_container, launcher_of, machine_of
+from paceline_client.machine import Machine, in_container, labels_of, launcher_of, machine_of
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "llama-worker-3"}
 
@@ -84,3 +84,15 @@ def test_the_launcher_is_the_outermost_that_names_its_job() -> None:
     }  # fmt: skip
     assert launcher_of({"TORCHELASTIC_RUN_ID": "none"}) == {}
     assert launcher_of({}) == {}
+
+
+def test_a_scheduler_labels_the_job(tmp_path: Path) -> None:
+    slurm = {
+        "SLURM_JOB_USER": "ada",
+        "SLURM_JOB_ACCOUNT": "vision",
+        "SLURM_JOB_PARTITION": " ",
+        "POD_NAMESPACE": "ml",
+    }
+    assert labels_of(slurm, root=tmp_path) == {"owner": "ada", "account": "vision"}
+    assert labels_of(slurm | POD, root=tmp_path)["namespace"] == "ml"
+    assert labels_of({}, root=tmp_path) == {}

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import torch
 
 from paceline_client.delivery import RetryPolicy, session_url
-from paceline_client.machine import machine_of
+from paceline_client.machine import labels_of, machine_of
 from paceline_client.pulse.sending import Destination
 from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
@@ -129,7 +129,8 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     layers : sequence of int, optional
         Layers of each pipeline stage, if they cannot be counted.
     labels : mapping, optional
-        Such as team, model and importance.
+        Such as team, model and importance; they stand before those that a scheduler gives: owner,
+        account and partition of Slurm, the namespace of Kubernetes.
     spool : path, optional
         Folder for shares that cannot be sent now; by default ``PACELINE_SPOOL``, else a temporary
         folder.
@@ -278,8 +279,8 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
         meta["recorded_by"]["inside"] = "waits"
     if layout.ep > 1:
         meta["ep"] = layout.ep
-    if labels:
-        meta["labels"] = dict(labels)
+    if said := {**labels_of(), **(labels or {})}:
+        meta["labels"] = said
     if left_out:
         meta["hooks_left_out"] = {str(rank): left_out}
     return meta

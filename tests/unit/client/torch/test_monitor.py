@@ -61,6 +61,21 @@ def sent(receiver: Receiver) -> tuple[str, dict[str, Any], list[dict[str, Any]]]
     return request.path, header["meta"], rows
 
 
+def test_labels_of_the_job_stand_before_those_of_its_scheduler(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_USER", "ada")
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "h100")
+    receiver.answers = [Answer(status=201, document={"attempt": 1})]
+    job = Job(receiver.url, tmp_path, labels={"owner": "search"})
+    job.monitor.record(1, at=2)
+    job.train(4)
+    job.monitor.wait(30)
+    labels = sent(receiver)[1]["labels"]
+    job.monitor.close()
+    assert labels == {"owner": "search", "partition": "h100"}
+
+
 def test_a_window_of_steps_is_recorded_and_sent(job: Job, receiver: Receiver) -> None:
     job.monitor.record(3, at=2)
     job.train(2)
