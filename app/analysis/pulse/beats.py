@@ -15,8 +15,10 @@ from app.analysis.pulse.ledger import Ledger, hosts_of, named, over
 from app.analysis.pulse.notices import Evidence, Notice, NoticeKind
 
 _USUAL_STEPS: Final = 5
-# A process whose beat is that many beats late may be gone.
+# A process whose beat is that many beats late may be gone. One of which nothing was heard for as
+# long as the job stands still, less a beat that it may have sent since, is; after so many at least.
 _LATE_BEATS: Final = 2.5
+_GONE_BEATS: Final = 3
 # A job that has ended fewer steps has not begun.
 _FIRST_STEPS: Final = 5
 # The last steps whose median is the usual one.
@@ -35,7 +37,7 @@ _MOST_NAMED: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When ranks stand still: no step for so long, or for five usual steps, and a beat more.
+    """When ranks stand still: at the first beat after no step for so long, or for five usual ones.
 
     Parameters
     ----------
@@ -177,7 +179,7 @@ class Beats:
         if self.finished or self.rows < _FIRST_STEPS * max(1, len(self.signs)):
             return
         usual = float(np.median(self.recent_ns))
-        needed = max(limits.waits_ns, int(_USUAL_STEPS * usual)) + limits.beat_ns
+        needed = max(limits.waits_ns, int(_USUAL_STEPS * usual))
         stopped = max(self.ended_ns, self.excused_ns)
         if now - stopped < needed:
             return
@@ -187,7 +189,8 @@ class Beats:
             for rank, sign in self.signs.items()
             if sign.heard_ns > self.ended_ns - 3 * limits.beat_ns
         }
-        gone = [rank for rank, sign in alive.items() if now - sign.heard_ns >= needed]
+        unheard = max(needed - limits.beat_ns, _GONE_BEATS * limits.beat_ns)
+        gone = [rank for rank, sign in alive.items() if now - sign.heard_ns >= unheard]
         loads = all(_has(sign.phase, _LOADING) for sign in alive.values())
         if loads and now - stopped < _LOADING_TIMES * needed:
             return

@@ -29,6 +29,10 @@ EVERY: Final = "PACELINE_PULSE_S"
 _EVERY_S: Final = 5.0
 _LEAST_EVERY_S: Final = 0.05
 _LONGEST_EVERY_S: Final = 60.0
+# While no step ends for that many bodies, they come twice as often: whether a job stands still is
+# wanted soon.
+_STANDING_BODIES: Final = 3
+_STANDING_TIMES: Final = 2
 # What is older is of no use to those who want to know it within seconds.
 LIVES_S: Final = 30.0
 # Of one rank, and of a host while its server is away.
@@ -96,6 +100,7 @@ class Pulse:
         # Whether the server takes pulses, as far as it is known.
         self.wanted = True
         self._rows: deque[Row] = deque(maxlen=_MOST_ROWS_OF_RANK)
+        self._added_s = math.inf
         self._seat = Seat(f"{where.server}\n{where.job}\n{where.run.run_id}\n{where.host}")
         self._listener: socket.socket | None = None
         self._listening: threading.Thread | None = None
@@ -128,6 +133,7 @@ class Pulse:
         if len(self._rows) == _MOST_ROWS_OF_RANK:
             counts.dropped += 1
         self._rows.append(row)
+        self._added_s = time.monotonic()
 
     def close(self, give_up_at_s: float, *, finished: bool) -> None:
         """Send the rest, and that the rank has finished; gives up by the monotonic clock."""
@@ -166,6 +172,8 @@ class Pulse:
     def _until_next_s(self) -> float:
         # Ranks of a host share their monotonic clock; who sends for them comes after them.
         every = self._every_s
+        if time.monotonic() - self._added_s >= _STANDING_BODIES * every:
+            every /= _STANDING_TIMES
         at = (self._phase + (0.1 if self.sends else 0.0)) % 1.0
         left = (at - time.monotonic() / every) % 1.0 * every
         return left if left > 0.1 * every else left + every

@@ -20,7 +20,7 @@ DIALS = PulseDials(dp=4, steps=60)
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_who_is_waited_for_is_named_within_half_a_minute_and_two_beats(gone: bool) -> None:  # noqa: FBT001
+def test_who_is_waited_for_is_named_a_beat_after_no_step_ended_for_25_seconds(gone: bool) -> None:  # noqa: FBT001
     rng = stream(1, "hang", str(gone))
     job = PulseJob.healthy(DIALS, rng)
     rows, truth = hanging(job, rng, seconds=90, gone=gone)
@@ -29,7 +29,7 @@ def test_who_is_waited_for_is_named_within_half_a_minute_and_two_beats(gone: boo
 
     assert (notice.kind, notice.ranks) == (truth.kind, truth.ranks)
     assert notice.noticed_step == truth.from_step
-    assert 25e9 < notice.noticed_time_ns - last < 40e9
+    assert 25e9 < notice.noticed_time_ns - last <= 30e9
     assert notice.cleared_step is None
 
 
@@ -45,8 +45,8 @@ def test_limits_of_a_tenth_notice_in_a_tenth_of_the_time() -> None:
         assert notice.ranks == truth.ranks
         noticed.append(notice.noticed_time_ns - last)
     # Beats come as before: they are five seconds apart.
-    assert 25e9 < noticed[0] < 40e9
-    assert 2.5e9 < noticed[1] < 2.5e9 + 2 * 5e9
+    assert 25e9 < noticed[0] <= 30e9
+    assert 2.5e9 < noticed[1] <= 2.5e9 + 5e9
 
 
 @pytest.mark.parametrize("batch", [1 << 16, 7])

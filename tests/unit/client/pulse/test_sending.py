@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 
@@ -184,3 +186,34 @@ def test_the_oldest_rows_go_where_there_is_no_room(make: Make) -> None:
         pulse.add(ROW._replace(step=step))
     assert pulse.counts.rows == 10_000
     assert pulse.counts.dropped == 10_000 - 8192
+
+
+def test_while_no_step_ends_bodies_come_twice_as_often(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EVERY, "5")
+    pulse = make(0)
+    clock = [1000.0]
+    monkeypatch.setattr(
+        "paceline_client.pulse.sending.time", SimpleNamespace(monotonic=lambda: clock[0])
+    )
+
+    def bodies(seconds: float, row_every_s: float) -> int:
+        end_s, row_s, count = clock[0] + seconds, clock[0], 0
+        while clock[0] < end_s:
+            clock[0] += pulse._until_next_s()
+            count += 1
+            if clock[0] - row_s >= row_every_s:
+                row_s = clock[0]
+                pulse.add(ROW)
+        return count
+
+    # Before its first step a job may take as long as it likes.
+    assert bodies(100, math.inf) == pytest.approx(20, abs=1)
+    pulse.add(ROW)
+    assert bodies(100, 10) == pytest.approx(20, abs=1)
+    # It stands still; from the third body on it is known.
+    assert bodies(15, math.inf) == pytest.approx(3, abs=1)
+    assert bodies(100, math.inf) == pytest.approx(40, abs=1)
+    pulse.add(ROW)
+    assert bodies(15, math.inf) == pytest.approx(3, abs=1)
