@@ -25,6 +25,7 @@ _WAITS: Final = (
     ("deepspeed/comm/", ""),
 )
 _OURS: Final = "/paceline_client/"
+_TORCH: Final = "/torch/"
 # Frames that say where a rank is; of deeper ones loops of the framework differ by chance.
 _INNERMOST: Final = 3
 # More ranks than this share are no exception: nothing says then who waits for whom.
@@ -73,6 +74,18 @@ def standing(ranks: Mapping[int, RankState]) -> Standing | None:
         return None
     lines = Counter(stack[0] for stack in waiting.values())
     return Standing(tuple(waiting), others, lines.most_common(1)[0][0])
+
+
+def calling(stack: tuple[Frame, ...]) -> Frame:
+    """Return the line of the program, or of its framework, that called what waits.
+
+    Examples
+    --------
+    >>> calling((Frame("all_reduce", "/lib/torch/distributed/c10d.py", 9), Frame("f", "a.py", 3)))
+    Frame(function='f', file='a.py', line=3)
+    """
+    own = (one for one in stack if _OURS not in one.file and _TORCH not in one.file)
+    return next(own, stack[0])
 
 
 def _without_hooks(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:

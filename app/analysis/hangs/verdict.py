@@ -19,7 +19,7 @@ from app.analysis.hangs.said import (
     rank_words,
     sentence_words,
 )
-from app.analysis.hangs.stacks import standing
+from app.analysis.hangs.stacks import calling, standing
 from app.analysis.hangs.state import JobState, RankState
 from app.analysis.hangs.unrecorded import by_silence, by_stacks
 from app.analysis.hangs.waits import Operation, Waits
@@ -92,9 +92,15 @@ def _mismatches(job: JobState, operations: Sequence[Operation]) -> Iterator[Culp
                 else f"{len(called[usual])} ranks call {_call(*usual)}"
             )
             call = _call(front.name, front.size)
-            evidence = f"calls {call} as number {front.number} of the group; {told}"
+            where = _called_in(job.ranks[rank])
+            evidence = f"calls {call} as number {front.number} of the group{where}; {told}"
             found = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _BY_NUMBERS)
-            yield replace(found, since_ns=front.since_ns)
+            yield replace(found, since_ns=front.since_ns, stack=job.ranks[rank].stack)
+
+
+def _called_in(state: RankState) -> str:
+    """Return by which line a rank calls what it waits in; nothing where there is no stack."""
+    return f", called in {code_words(calling(state.stack))}" if state.stack else ""
 
 
 def _call(name: str, size: tuple[int, ...]) -> str:
@@ -175,11 +181,15 @@ def _cycles(job: JobState, waits: Waits) -> Iterator[Culprit]:
         if not any(members & set(one.absent) for one in operations):
             continue
         for rank, operation in zip(cycle, operations, strict=True):
+            state = job.ranks[rank]
+            wait = "waits" if len(operation.awaited) == 1 else "wait"
             evidence = (
-                f"waits in {label(job, operation)} for {rank_words(operation.awaited)}, which in "
-                "the end wait for this rank: collectives are called in different orders"
+                f"waits in {label(job, operation)}{_called_in(state)} for "
+                f"{rank_words(operation.awaited)}, which in the end {wait} for this rank: "
+                "collectives are called in different orders"
             )
-            yield _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
+            found = _culprit(job, rank, operation, HangKind.MISMATCH, evidence, _IN_A_CYCLE)
+            yield replace(found, stack=state.stack)
 
 
 def _chain(job: JobState, waits: Waits, distance: dict[int, int]) -> tuple[Link, ...]:

@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -272,6 +273,10 @@ def train(given: argparse.Namespace, rank: int) -> None:
     """Train one rank."""
     store = _store(given, rank)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+    if given.fault == "another order":
+        GROUPS[:] = [dist.new_group(range(given.ranks)) for _ in range(2)]
+        for group in GROUPS:
+            dist.all_reduce(torch.ones(8), group=group)
     kinds = given.kind.split(",")
     for kind in kinds:
         # Several kinds: each without and with the client, one after the other.
@@ -327,6 +332,7 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         _fault(given, rank, number, monitor)
         if number == given.fault_at:
             _stand(given, rank, job)
+            _call_in_another_order(given, rank)
             _take_long(given, rank, monitor)
         if monitor is not None:
             monitor.step()
@@ -422,6 +428,26 @@ def _stand(given: argparse.Namespace, rank: int, job: Any) -> None:  # noqa: ANN
         _stop_until(seen)
 
 
+def _call_in_another_order(given: argparse.Namespace, rank: int) -> None:
+    """Call two collectives, if asked for: the last rank in the other order, until it has seen."""
+    if given.fault != "another order":
+        return
+    values = torch.ones(8), torch.ones(8)
+    if rank != given.ranks - 1:
+        dist.all_reduce(values[0], group=GROUPS[0])
+        dist.all_reduce(values[1], group=GROUPS[1])
+        return
+
+    def make_up() -> None:
+        os.open(given.directory / "seen", os.O_RDONLY)
+        dist.all_reduce(values[0], group=GROUPS[0])
+
+    late = threading.Thread(target=make_up)
+    late.start()
+    dist.all_reduce(values[1], group=GROUPS[1])
+    late.join()
+
+
 def _stop_until(seen: Path) -> None:
     process = os.getpid()
     if not os.fork():
@@ -460,6 +486,8 @@ def _take_long(given: argparse.Namespace, rank: int, monitor: paceline.Monitor |
                 time.sleep(0.05)
 
 
+# Of all ranks, of a job whose ranks call collectives of both in different orders.
+GROUPS: list[dist.ProcessGroup] = []
 # What transfers and collectives of gloo write to.
 PENDING: list[Any] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.hangs.said import Hang, HangKind
-from app.analysis.hangs.state import Group, JobState, Pending, RankState
+from app.analysis.hangs.state import Frame, Group, JobState, Pending, RankState
 from app.analysis.hangs.verdict import judge_hang
 from app.inputs.hangs.flight_recorder import FlightRecorder, read_dump
 from tests.support.hanging import Hanging, as_json
 from tests.support.nightly import drawn
+
+# Of a processor's time, for a job of 16,384 ranks.
+VERDICT_WITHIN_S = 2
 
 
 def state_of(hanging: Hanging, without: frozenset[int] = frozenset()) -> JobState:
@@ -149,6 +153,30 @@ def test_a_rank_that_calls_something_else_under_the_same_number_is_named(other: 
     assert "2 ranks call nccl:all_reduce of 4" in hang.culprits[0].evidence
 
 
+def test_ranks_that_call_collectives_in_different_orders_are_named_with_the_lines_that_do() -> None:
+    def stack(line: int) -> tuple[Frame, ...]:
+        wait = Frame("all_reduce", "/lib/torch/distributed/distributed_c10d.py", 3252)
+        return (Frame("wait", "/lib/paceline_client/torch/groups.py", 80), wait, at(line))
+
+    def at(line: int) -> Frame:
+        return Frame("train", "train.py", line)
+
+    def front(group: int) -> tuple[Pending, ...]:
+        return (Pending(group, 2, "gloo:all_reduce"),)
+
+    job = JobState(
+        (Group("1", "", (0, 1)), Group("2", "", (0, 1))),
+        {0: RankState(0, front(0), stack=stack(7)), 1: RankState(1, front(1), stack=stack(9))},
+    )
+    hang = judge_hang(job)
+
+    assert blamed(hang) == {0: HangKind.MISMATCH, 1: HangKind.MISMATCH}
+    for culprit, line in zip(hang.culprits, (7, 9), strict=True):
+        assert f", called in train (train.py:{line}) for rank" in culprit.evidence
+        assert "collectives are called in different orders" in culprit.evidence
+        assert culprit.stack[-1] == at(line)
+
+
 def test_transfers_of_a_pipeline_lead_to_the_stage_that_everyone_waits_for() -> None:
     stages = Group("0", "PIPELINE", (0, 1, 2, 3))
     job = JobState(
@@ -203,7 +231,7 @@ def test_ranks_that_exchange_and_have_both_entered_are_not_to_blame() -> None:
     assert judge_hang(job).kind is HangKind.ALL_ENTERED
 
 
-def test_a_rank_among_sixteen_thousand_is_found() -> None:
+def test_a_rank_among_sixteen_thousand_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     world = tuple(range(16_384))
     groups = (
         Group("0", "WORLD", world),
@@ -214,7 +242,13 @@ def test_a_rank_among_sixteen_thousand_is_found() -> None:
     }
     for rank in range(9001, 9008):
         ranks[rank] = RankState(rank, (Pending(1126, 4, "nccl:all_gather"),))
-    hang = judge_hang(JobState(groups, ranks | {9000: RankState(9000)}))
+    job = JobState(groups, ranks | {9000: RankState(9000)})
+    began_s = time.process_time()
+    hang = judge_hang(job)
+    took_s = time.process_time() - began_s
+    with capsys.disabled():
+        print(f"\n16,384 ranks: a verdict in {took_s:.2f} s")  # noqa: T201 - the figure
 
+    assert took_s < VERDICT_WITHIN_S
     assert blamed(hang) == {9000: HangKind.NEVER_ENTERED}
     assert len(hang.waiting) == 16_383
