@@ -18,6 +18,23 @@ from typing import Any
 
 NAMES = ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:_reduce_scatter_base")
 BEGIN_NS = 1_700_000_000_000_000_000
+# Where a training calls collectives: function, file and line, the innermost first.
+_LIBRARY = "/opt/conda/lib/python3.11/site-packages/torch/distributed"
+_TRAINING = "/workspace/megatron/training/training.py"
+_OUTER = (
+    *(("train_step", _TRAINING, 701), ("train", _TRAINING, 1200), ("pretrain", _TRAINING, 366)),
+    *(("main", "/workspace/pretrain_gpt.py", 90), ("<module>", "/workspace/pretrain_gpt.py", 99)),
+)
+CALLED_AT = tuple(
+    (
+        (name, f"{_LIBRARY}/distributed_c10d.py", 2000 + line),
+        ("wrapper", f"{_LIBRARY}/c10d_logger.py", 81),
+        *(("_reduce", f"/workspace/megatron/core/{part}.py", line), *_OUTER),
+    )
+    for part in ("tensor_parallel/layers", "distributed/param_and_grad_buffer", "pipeline")
+    for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    for line in range(100, 900, 100)
+)
 
 
 @dataclass
@@ -171,8 +188,80 @@ def ras(job: Hanging, *, silent: Sequence[int] = (), dead: Sequence[int] = ()) -
 
 
 def pickled(dump: Mapping[str, Any]) -> bytes:
-    """Return a dump as PyTorch's pickler writes it."""
+    """Return a dump as Python's pickler writes it."""
     return pickle.dumps(dump, protocol=2)
+
+
+def pickled_by_torch(value: object) -> bytes:
+    """Return values as PyTorch's pickler writes them: texts once, containers always anew."""
+    texts: dict[str, int] = {}
+
+    def written(one: object) -> bytes:
+        if isinstance(one, bool) or one is None:
+            return {True: b"\x88", False: b"\x89", None: b"N"}[one]
+        if isinstance(one, str):
+            return memorized(one)
+        if isinstance(one, int | float):
+            return pickle.dumps(one, protocol=2)[2:-1]
+        if isinstance(one, tuple):
+            return b"".join(map(written, one)) + {1: b"\x85", 2: b"\x86", 3: b"\x87"}[len(one)]
+        if isinstance(one, dict):
+            return b"}(" + b"".join(written(part) for pair in one.items() for part in pair) + b"u"
+        assert isinstance(one, list)
+        return b"](" + b"".join(map(written, one)) + b"e"
+
+    def memorized(text: str) -> bytes:
+        known = texts.setdefault(text, len(texts))
+        short = known < 1 << 8
+        number = known.to_bytes(1 if short else 4, "little")
+        if known < len(texts) - 1 or text in told:
+            return (b"h" if short else b"j") + number
+        told.add(text)
+        encoded = text.encode()
+        put = (b"q" if short else b"r") + number
+        return b"X" + len(encoded).to_bytes(4, "little") + encoded + put
+
+    told: set[str] = set()
+    return b"\x80\x02" + written(value) + b"."
+
+
+def with_those_over(dump: dict[str, Any], entries: int) -> dict[str, Any]:
+    """Return a dump whose ring also has that many operations that are over, with their stacks.
+
+    As by default: each of 3,300 is a few hundred bytes, so that the dump has a megabyte.
+    """
+    group = next(iter(dump["pg_config"]))
+    over = []
+    for number in range(entries):
+        called_at = CALLED_AT[number % len(CALLED_AT)]
+        begin_ns = BEGIN_NS + 1_000_000 * number
+        over.append(
+            {
+                "frames": [
+                    {"name": name, "filename": file, "line": line} for name, file, line in called_at
+                ],
+                "record_id": number,
+                "pg_id": 0,
+                "process_group": (group, "GROUP"),
+                "collective_seq_id": number + 1,
+                "p2p_seq_id": 0,
+                "op_id": number + 1,
+                "profiling_name": NAMES[number % len(NAMES)],
+                "time_created_ns": begin_ns,
+                "duration_ms": 0.125 * (number % 64),
+                "input_sizes": [[8, 4096 + number % 4]],
+                "input_dtypes": ["BFloat16"],
+                "output_sizes": [[8, 4096]],
+                "output_dtypes": ["BFloat16"],
+                "state": "completed",
+                "time_discovered_started_ns": begin_ns + 10_000,
+                "time_discovered_completed_ns": begin_ns + 900_000,
+                "retired": True,
+                "timeout_ms": 600_000,
+                "is_p2p": False,
+            }
+        )
+    return {**dump, "entries": over + dump["entries"]}
 
 
 def as_json(dump: Mapping[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidTraceError
 from app.inputs.hangs.plain_pickle import plain_pickle
+from tests.support.hanging import pickled_by_torch
 from tests.support.nightly import drawn
 
 scalars = st.one_of(
@@ -106,3 +108,56 @@ def test_keys_are_no_containers() -> None:
     # {((((None,),),),): None}, which would be hashed by calls within calls
     with pytest.raises(InvalidTraceError, match="SETITEM"):
         plain_pickle(b"\x80\x02}N" + b"\x85" * 100_000 + b"Ns.")
+
+
+plain_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**31), 2**62),
+        st.sampled_from(("frames", "name", "line", "train.py")),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from(("name", "line", "state")), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=st.lists(plain_values, max_size=6), times=st.integers(1, 3))
+@drawn(300)
+def test_values_that_occur_over_and_over_are_those_that_pytorch_wrote(
+    value: list[object], times: int
+) -> None:
+    assert plain_pickle(pickled_by_torch(value * times)) == value * times
+
+
+# Programs of opcodes that build values, put them into the memo, take them and add to them.
+opcodes = st.sampled_from(
+    (
+        *(
+            b"](K\x01e",
+            b"](h\x00e",
+            b"}(h\x01K\x02u",
+            b"}(h\x01h\x00u",
+            b"](](h\x00eK\x01e",
+            b"]",
+            b"}",
+        ),
+        *(b"K\x01a", b"h\x00a", b"h\x01K\x03s", b"h\x01h\x02s", b"\x86", b"\x85", b"(", b"e", b"u"),
+        *(b"q\x00", b"q\x01", b"q\x02", b"h\x02", b"h\x00", b"N", b"\x88", b"\x94", b"M\x01\x02"),
+        *(b"j\x00\x00\x00\x00", b"r\x00\x00\x00\x00", b"X\x01\x00\x00\x00a", b"l", b"t", b"d"),
+    )
+)
+
+
+@given(program=st.lists(opcodes, max_size=40))
+@drawn(3000)
+def test_whatever_adds_to_a_value_adds_to_that_one_alone(program: list[bytes]) -> None:
+    body = b"\x80\x02(K\x07q\x00X\x01\x00\x00\x00kq\x01" + b"".join(program) + b"l."
+    with suppress(InvalidTraceError, pickle.UnpicklingError, IndexError):
+        # Read by the one, they are plain opcodes: the other calls nothing. Values may be within
+        # themselves, which texts of them tell.
+        assert repr(plain_pickle(body)) == repr(pickle.loads(body))  # noqa: S301
