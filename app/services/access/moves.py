@@ -13,6 +13,7 @@ from app.db.models.access import DEFAULT_PROJECT, Membership, Project, Token
 from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident, AlertOnHost
 from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
+from app.db.models.noticed import HangUpload
 from app.db.models.plans import Plan
 from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import TaskRun
@@ -38,8 +39,9 @@ PASS_LIMIT_S: Final = 10.0
 def move_job(container: Container, job: str, to: str) -> None:
     """Move a job with its sessions, reports and incidents; its deliveries stay behind, deleted.
 
-    They went to channels of the project that it leaves. An analysis that is under way loses its
-    claim, stores nothing, and is done again in the new project.
+    They went to channels of the project that it leaves. An analysis that is under way, and an
+    archive of a hang that is being read, lose their claims, store nothing, and are done again in
+    the new project.
 
     Parameters
     ----------
@@ -63,7 +65,7 @@ def move_job(container: Container, job: str, to: str) -> None:
             ).scalar()
             if job_id is None:
                 raise NotFoundError(f"There is no job {job}.")
-            take_along(tx, select(Session.id).where(Session.job_id == job_id), target)
+            take_job_along(tx, job_id, target)
             drop_deliveries(tx, job_id)
             # The references of all rows that belong to it follow.
             tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=target))
@@ -146,6 +148,15 @@ def take_along(tx: UnitOfWork, sessions: Select[uuid.UUID], target: int) -> None
         tx.session.execute(update(table).where(table.blob_id.in_(blobs)).values(project_id=target))
     tx.session.execute(
         update(TaskRun).where(TaskRun.subject_id.in_(sessions)).values(project_id=target)
+    )
+
+
+def take_job_along(tx: UnitOfWork, job_id: int, target: int) -> None:
+    """Move what no reference moves with a job: that of its sessions, and archives to be read."""
+    take_along(tx, select(Session.id).where(Session.job_id == job_id), target)
+    archives = select(HangUpload.id).where(HangUpload.job_id == job_id)
+    tx.session.execute(
+        update(TaskRun).where(TaskRun.subject_id.in_(archives)).values(project_id=target)
     )
 
 

@@ -19,12 +19,13 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
 from app.db.models.sessions import Job
-from app.db.models.tasks import READ_HANG
+from app.db.models.tasks import READ_HANG, TaskRun
 from app.db.states import UploadState
 from app.errors import (
     BodyTooLargeError,
     InvalidArchiveError,
     InvalidTraceError,
+    LostClaimError,
     NotFoundError,
 )
 from app.services.hangs.receive import (
@@ -180,7 +181,7 @@ def read_upload(container: Container, claim: Claim) -> None:
     """
     with tempfile.NamedTemporaryFile(dir=spool_directory(container.settings)) as spooled:
         path = Path(spooled.name)
-        _write(container, claim.subject_id, path)
+        _write(container, claim, path)
         try:
             files, not_read = unpack_files(container.settings, path)
             with container.uow() as tx:
@@ -208,14 +209,15 @@ def read_upload(container: Container, claim: Claim) -> None:
     log.info("hang read", hang=str(receipt.hang), upload=str(claim.subject_id), files=len(files))
 
 
-def _write(container: Container, upload: uuid.UUID, path: Path) -> None:
+def _write(container: Container, claim: Claim, path: Path) -> None:
     """Write an archive's bytes to a file, a part in memory at a time."""
+    upload = claim.subject_id
     with container.reading() as tx, path.open("wb") as target:
         count = tx.session.execute(
             select(func.count()).where(HangUploadPart.upload_id == upload)
         ).scalar_one()
         if not count:
-            raise NotFoundError(f"The archive {upload} is gone.")
+            raise _without(tx, claim)
         for part in range(count):
             target.write(
                 tx.session.execute(
@@ -224,6 +226,14 @@ def _write(container: Container, upload: uuid.UUID, path: Path) -> None:
                     )
                 ).scalar_one()
             )
+
+
+def _without(tx: Reads, claim: Claim) -> LostClaimError | NotFoundError:
+    """Return why an archive is not there: it was deleted, or went to another project with all."""
+    held = tx.session.execute(select(TaskRun.id).where(TaskRun.id == claim.run_id)).scalar()
+    if held is None:
+        return LostClaimError(f"the archive {claim.subject_id} is in another project by now")
+    return NotFoundError(f"The archive {claim.subject_id} is gone.")
 
 
 def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:

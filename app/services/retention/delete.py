@@ -16,7 +16,7 @@ from app.db.models.access import Project
 from app.db.models.base import Base
 from app.db.models.sessions import Job, Session
 from app.services.access.audit import Action, record
-from app.services.access.moves import drop_deliveries, take_along
+from app.services.access.moves import drop_deliveries, take_along, take_job_along
 from app.services.sessions.read import no_session
 from app.services.sessions.receive import no_job
 from app.services.usage.count import recount
@@ -86,7 +86,7 @@ def delete_job(container: Container, job: str) -> None:
         if job_id is None:
             raise no_job(job)
         grave = _deleted_project(tx)
-        take_along(tx, select(Session.id).where(Session.job_id == job_id), grave)
+        take_job_along(tx, job_id, grave)
         drop_deliveries(tx, job_id)
         tx.session.execute(update(Job).where(Job.id == job_id).values(project_id=grave))
         record(tx, container.principal, Action.DELETED, f"job {job}", project_id=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,17 +10,17 @@ from sqlalchemy import func, select
 
 from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
 from app.db.models.tasks import READ_HANG, TaskRun
-from app.errors import NotFoundError
+from app.errors import LostClaimError, NotFoundError
+from app.services.access.moves import move_job
+from app.services.access.projects import create_project
 from app.services.hangs.receive import MOST_AT_ONCE_BYTES
 from app.services.hangs.uploads import read_upload
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim
+from app.services.tasks.task_runs import claim, give_back
 from tests.support.hanging import archived, large_archive
 
 if TYPE_CHECKING:
-    import uuid
-
     import httpx
 
     from app.bootstrap import Container
@@ -76,6 +77,27 @@ def test_read_twice_it_is_one_hang(client: httpx.Client, container: Container) -
     with pytest.raises(NotFoundError, match="is gone"):
         read_upload(container, taken)
     assert (count(container, StoredHang), count(container, HangUpload)) == (1, 1)
+
+
+def test_it_is_read_in_the_project_that_its_job_moves_to_while_it_waits_or_is_read(
+    client: httpx.Client, container: Container
+) -> None:
+    other = container.within(create_project(container.everywhere(), "other").id)
+    upload = uuid.UUID(send(client, large_archive()).json()["upload"])
+    run = queued(container)
+    move_job(container, "moe", "other")
+    held = claim(container, run)
+    assert held is not None
+    assert held.project_id == other.project_id
+    move_job(other, "moe", "default")
+    # Who has it comes too late; another one reads it.
+    with pytest.raises(LostClaimError):
+        read_upload(other, held)
+    assert give_back(container, held)
+    assert execute(container, LeaseKeeper(container), run)
+    assert client.get(f"/api/v1/hang-uploads/{upload}").json()["state"] == "read"
+    assert (count(other, StoredHang), count(container, StoredHang)) == (0, 1)
+    assert count(other, TaskRun) == 0
 
 
 def test_an_archive_that_is_of_no_hang_is_refused_with_its_reason_and_may_come_again(
