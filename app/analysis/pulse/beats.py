@@ -16,7 +16,7 @@ from app.analysis.pulse.notices import Evidence, Notice, NoticeKind
 
 _USUAL_STEPS: Final = 5
 # A process whose beat is that many beats late may be gone. One of which nothing was heard for as
-# long as the job stands still, less a beat that it may have sent since, is; after so many at least.
+# long as the job stands still, less a beat that it may have sent since, is; after three at least.
 _LATE_BEATS: Final = 2.5
 _GONE_BEATS: Final = 3
 # A job that has ended fewer steps has not begun.
