@@ -8,10 +8,23 @@ from typing import TYPE_CHECKING
 
 import httpx
 from playwright.sync_api import expect
+from sqlalchemy import select
 
+from app.db.models.tasks import READ_HANG, TaskRun
+from app.services.hangs.receive import MOST_AT_ONCE_BYTES
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
-from tests.support.hanging import Hanging, archived, as_json, pickled, ras, stack_dump
+from tests.support.hanging import (
+    Hanging,
+    archived,
+    as_json,
+    large_archive,
+    pickled,
+    ras,
+    stack_dump,
+)
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
@@ -84,3 +97,37 @@ def test_files_dropped_on_a_job_become_a_hang(
     page.get_by_label("Dumps of a hang").set_input_files(sorted(folder.iterdir()))
     expect(page.locator("#hangs [role=alert]")).to_contain_text("_dump_3: The opcode GLOBAL")
     keep(page, "job-with-hangs")
+
+
+def _work(container: Container) -> None:
+    """Do what is queued, as a worker does."""
+    with container.reading() as tx:
+        [run] = tx.session.execute(
+            select(TaskRun.id).where(TaskRun.kind == READ_HANG, TaskRun.state == "queued")
+        ).scalars()
+    execute(container, LeaseKeeper(container), run)
+
+
+@in_every_look
+def test_whoever_sends_a_large_archive_sees_that_it_waits_and_then_its_page(
+    site: str, container: Container, visitor: Visitor, look: Look
+) -> None:
+    store(container, small_trace(), job="moe")
+    page = visitor.open(f"{site}/jobs/moe", look)
+    # It is there once a job has one, and else behind a sentence.
+    panel = page.locator("[data-hang-files]")
+    field = page.get_by_label("Dumps of a hang")
+    nothing = archived({"notes": b" " * (MOST_AT_ONCE_BYTES + 1)})
+    field.set_input_files({"name": "notes.zip", "mimeType": "application/zip", "buffer": nothing})
+    expect(panel.locator(".said")).to_have_text("The files wait to be read…")
+    expect(page).to_have_url(f"{site}/jobs/moe")
+    _work(container)
+    expect(panel.locator(".said")).to_contain_text("There is neither a dump")
+
+    body = large_archive()
+    field.set_input_files({"name": "dumps.zip", "mimeType": "application/zip", "buffer": body})
+    expect(panel.locator(".said")).to_have_text("The files wait to be read…")
+    keep(page, f"hang-waits-{look.name}")
+    expect_well_made(page, site, look)
+    _work(container)
+    expect(page.locator("h1")).to_contain_text("3 ranks wait for rank 2")
