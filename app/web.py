@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette_compress import CompressMiddleware, add_compress_type, remove_compress_type
 
-from app.api import fixes, fleet, history, notes, operation, plans, views
+from app.api import fixes, fleet, history, jobs, notes, operation, plans, views
 from app.api.access import routes as access
 from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
@@ -174,6 +174,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         hosts.router(),
         fixes.router(),
         fleet.router(),
+        jobs.router(),
         notes.router(),
         views.router(),
         history.router(),

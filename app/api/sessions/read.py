@@ -147,7 +147,7 @@ def router() -> APIRouter:
     ) -> SessionListBody:
         with container.reading() as tx:
             rows = list_sessions(tx, limit, job, state)
-        return SessionListBody(sessions=[SessionBody(**_session(row)) for row in rows])
+        return SessionListBody(sessions=[session_body(row) for row in rows])
 
     @routes.get("/{session}", summary="State and coverage of a session")
     def get_one(container: Here, session: uuid.UUID) -> SessionDetailBody:
@@ -255,6 +255,11 @@ def _columns(lanes: Lanes) -> dict[str, list[Any]]:
         # JSON has no NaN; it is the only value that differs from itself
         "ratio": [ratio if ratio == ratio else None for ratio in ratios],  # noqa: PLR0124
     }
+
+
+def session_body(row: SessionRow) -> SessionBody:
+    """Return a session as lists have it."""
+    return SessionBody(**_session(row))
 
 
 def _session(row: SessionRow) -> dict[str, Any]:
