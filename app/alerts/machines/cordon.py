@@ -9,6 +9,19 @@ from typing import Final
 # Schedulers read more than a name in others: Slurm expands brackets and commas into several nodes,
 # and what begins with a hyphen is an option. Quotes keep neither from it.
 _ONE_NODE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# Slurm takes it for every node that there is.
+_EVERY_NODE: Final = "all"
+
+
+def is_one_node(name: str) -> bool:
+    """Return whether schedulers read a name as that of one node.
+
+    Examples
+    --------
+    >>> is_one_node("node-7"), is_one_node("node-[1-99]"), is_one_node("ALL")
+    (True, False, False)
+    """
+    return _ONE_NODE.fullmatch(name) is not None and name.lower() != _EVERY_NODE
 
 
 def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
@@ -21,7 +34,7 @@ def cordon_commands(host: str, why: str) -> list[tuple[str, str]]:
     >>> cordon_commands("node-[1-99]", "slow")
     []
     """
-    if _ONE_NODE.fullmatch(host) is None:
+    if not is_one_node(host):
         return []
     name, reason = shlex.quote(host), shlex.quote(" ".join(why.split()))
     return [
