@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import uuid
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from pydantic import ValidationError
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.access.lookalikes import lookalike
 from app.alerts.channels.apprise import APPRISE
 from app.alerts.channels.registry import KINDS
-from app.alerts.delivery import DeliveryError
 from app.alerts.rules import Audience, Selector
 from app.db.models.alerts import AlertChannel, AlertGroup, AlertIncident
 from app.errors import ConflictError, Fault, InvalidChannelError
-from app.inputs.faults import field_faults
 from app.services.access.audit import Action, record
+from app.services.alerts.channels.configuration import checked, refuse_private
 from app.services.alerts.channels.reads import DISABLED_BY_PERSON, get_channel, no_channel
 from app.services.alerts.deliveries.deliver import (
     NO_APPRISE,
     apprise_is_usable,
     disable,
-    guard,
 )
 from app.services.alerts.routing import SELECTOR
 from app.services.alerts.secrets import hints, seal, unseal
@@ -39,9 +35,6 @@ if TYPE_CHECKING:
     from app.services.container import Container
 
 
-PORTS: Final = {"http": 80, "https": 443}
-# A user waits for the answer.
-LOOK_UP_S: Final = 3.0
 # Messages in ten minutes, where a channel says nothing else.
 RATE_LIMIT: Final = 10
 # More is no limit.
@@ -72,8 +65,8 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     known = _kind(kind)
     if known is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
-    shown, secrets = _checked(known, config)
-    _refuse_private(container, shown | secrets)
+    shown, secrets = checked(known.config, known.secrets, config, InvalidChannelError)
+    refuse_private(container.settings, shown | secrets, InvalidChannelError)
     row = AlertChannel(
         id=uuid.uuid4(),
         name=name,
@@ -116,7 +109,7 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     NotFoundError, InvalidChannelError, ConflictError
     """
     # Before the transaction: names are looked up.
-    _refuse_private(container, config or {})
+    refuse_private(container.settings, config or {}, InvalidChannelError)
     try:
         with container.uow() as tx:
             row = _locked(tx, channel_id)
@@ -132,7 +125,8 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
             if config is not None:
                 before = row.config | unseal(container.settings, row.secrets)
                 merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
-                row.config, secrets = _checked(_kind(row.kind), merged)
+                of = _kind(row.kind)
+                row.config, secrets = checked(of.config, of.secrets, merged, InvalidChannelError)
                 _keep(container, row, secrets)
                 row.hold_until = None
             if enabled is not None and enabled != row.enabled:
@@ -254,53 +248,6 @@ def _kind(name: str) -> ChannelKind:
             faults=(Fault("unknown_kind", f"One of {known}.", column="kind"),),
         )
     return kind
-
-
-def _checked(kind: ChannelKind, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what may be shown of a configuration, and its secrets."""
-    try:
-        valid = kind.config.validate_python(dict(config), extra="forbid")
-    except ValidationError as error:
-        faults = field_faults(error.errors(include_input=False, include_url=False), "config")
-        raise InvalidChannelError("The configuration is not valid.", faults=faults) from None
-    document: dict[str, Any] = kind.config.dump_python(valid, mode="json")
-    given = {name: value for name, value in document.items() if value not in (None, [])}
-    secrets = {name: value for name, value in given.items() if name in kind.secrets}
-    return {name: value for name, value in given.items() if name not in secrets}, secrets
-
-
-def _refuse_private(container: Container, config: Mapping[str, Any]) -> None:
-    """Refuse addresses that nothing would be sent to, while the user looks at the form.
-
-    A name that cannot be looked up now passes: it is looked up, and checked, at each attempt.
-    """
-    known = guard(container.settings)
-    faults = []
-    for name, value in config.items():
-        place = _place(value)
-        if place is None:
-            continue
-        try:
-            known.addresses(*place, LOOK_UP_S)
-        except DeliveryError as error:
-            if error.permanent:
-                faults.append(Fault("address_refused", error.sentence, column=f"config.{name}"))
-    if faults:
-        raise InvalidChannelError("The address is refused.", faults=tuple(faults))
-
-
-def _place(value: object) -> tuple[str, int] | None:
-    """Return host and port of a value that is an address; whether it is well formed others say."""
-    if not isinstance(value, str):
-        return None
-    try:
-        url = urlsplit(value)
-        port = url.port
-    except ValueError:
-        return None
-    if url.scheme not in PORTS or url.hostname is None:
-        return None
-    return url.hostname, port or PORTS[url.scheme]
 
 
 def _locked(tx: UnitOfWork, channel_id: uuid.UUID) -> AlertChannel:
