@@ -9,6 +9,7 @@ from app.broker.dispatch import Dispatcher
 from app.db.engine import make_engine
 from app.db.objects.store import Objects
 from app.errors import StartupError
+from app.services.actions.task import ACTING
 from app.services.alerts.deliveries.task import DELIVERY
 from app.services.container import Container
 from app.services.hangs.task import READING
@@ -45,7 +46,7 @@ def build(settings: Settings, *, application_name: str = "paceline") -> Containe
         )
     engine = make_engine(settings.database_url, application_name=application_name)
     celery = make_celery(settings)
-    kinds = {kind.name: kind for kind in (ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY)}
+    kinds = {kind.name: kind for kind in (ACTING, ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY)}
 
     def send(run_id: uuid.UUID, kind: str) -> None:
         queue = kinds[kind].queue

@@ -295,6 +295,12 @@ class InvalidChannelError(PacelineError):
     code = "channel.invalid"
 
 
+class InvalidActionError(PacelineError):
+    """The configuration of a kind of action is malformed; `faults` says where, without values."""
+
+    code = "action.invalid"
+
+
 class InvalidRuleError(PacelineError):
     """A rule of alerts that can never hold; `faults` says where."""
 

@@ -12,6 +12,7 @@ from starlette_compress import CompressMiddleware, add_compress_type, remove_com
 
 from app.api import fixes, fleet, history, jobs, notes, operation, plans, views
 from app.api.access import routes as access
+from app.api.actions import routes as actions
 from app.api.alerts import routes as alerts
 from app.api.frame import docs, health, metrics, problems
 from app.api.frame.bodies import BodyLimits, Pace
@@ -172,6 +173,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         what_if.router(),
         compare.router(),
         hosts.router(),
+        actions.router(),
         fixes.router(),
         fleet.router(),
         jobs.router(),

@@ -22,6 +22,7 @@ FIRST_OF_FILE: Final = (
     *("tests/e2e/", "tests/fuzz/", "tests/referee/", "tests/real_jobs/"),
     *("tests/integration/client/", "tests/integration/db/embedded/", "tests/integration/test_"),
     "tests/integration/access/test_guesses.py",
+    "tests/integration/actions/",
     "tests/integration/alerts/test_command.py",
     "tests/integration/dashboard/test_reads.py",
     "tests/integration/durable/test_database_restart.py",

@@ -148,6 +148,17 @@ NEEDS: Final[Mapping[str, Need]] = {
     "POST /api/v1/incidents/{incident}/resolve": _OPERATE,
     "GET /api/v1/deliveries": _READ,
     "POST /api/v1/deliveries/{delivery}/replay": _OPERATE,
+    # actions on machines
+    "GET /api/v1/actions": _READ,
+    "GET /api/v1/actions/{machine_action}": _READ,
+    "POST /api/v1/actions/{machine_action}/allow": _OPERATE,
+    "POST /api/v1/actions/{machine_action}/decline": _OPERATE,
+    "POST /api/v1/actions/{machine_action}/release": _OPERATE,
+    "GET /api/v1/action-policies": _READ,
+    "PUT /api/v1/action-policies": Right.ADMIN,
+    "GET /api/v1/action-switch": _READ,
+    "PUT /api/v1/action-switch": _OPERATE,
+    "GET /api/v1/event-schemas": _READ,
     # access
     "GET /api/v1/tokens": Open.INSTALLATION,
     "POST /api/v1/tokens": Open.INSTALLATION,

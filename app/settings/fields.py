@@ -200,6 +200,9 @@ class Settings(BaseSettings):
     # Messages a minute that reach a channel one by one, the rest as a digest; 0: all of them.
     alert_digest_above: int = Field(default=3, ge=0)
 
+    # The kill switch of every project: nothing is done to machines.
+    actions_off: bool = False
+
     @model_validator(mode="wrap")
     @classmethod
     def _in_our_words(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:

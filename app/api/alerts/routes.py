@@ -25,6 +25,7 @@ from app.api.alerts.bodies.rules import (
 from app.api.alerts.incidents import add_incidents
 from app.api.frame.routers import api_router
 from app.auth.here import Here
+from app.services.actions.policies import reseal_policies
 from app.services.alerts.channels.example import TestResult, send_example
 from app.services.alerts.channels.reads import ChannelView, get_channel, list_channels
 from app.services.alerts.channels.write import (
@@ -118,7 +119,9 @@ def _channels(routes: APIRouter) -> None:
 
     @routes.post("/channels/reseal", summary="Encrypt all secrets with the newest key")
     def post_reseal(container: Here) -> ResealedBody:
-        return ResealedBody(channels=reseal(container.everywhere()))
+        channels = reseal(container.everywhere())
+        reseal_policies(container.everywhere())
+        return ResealedBody(channels=channels)
 
     @routes.get("/channels/{channel}", summary="A channel and its health")
     def get_one_channel(container: Here, channel: uuid.UUID) -> ChannelView:

@@ -107,6 +107,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "plan.metadata_unfit": (422, "No whole job can be planned from these metadata"),
     "plan.not_measured": (409, "The session does not say what a block takes"),
     "conflict": (409, "Conflict"),
+    "action.invalid": (422, "The policy of actions cannot be used"),
     "channel.invalid": (422, "The channel cannot be used"),
     "retention.invalid": (422, "The retention rules are invalid"),
     "rule.invalid": (422, "The rule cannot be used"),

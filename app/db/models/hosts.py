@@ -1,4 +1,4 @@
-"""Tables of hosts: what each session says of each, what that adds up to, and what was repaired."""
+"""Tables of hosts: what sessions say of each, what was repaired, and what actions did to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Identity, Index, Uuid, text
+from sqlalchemy import BigInteger, Double, Identity, Index, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
+from app.actions.states import ActionMode, ActionState
 from app.db.models.base import Base, OfProject, belongs_to, in_project
+from app.db.state_column import StateColumn, one_of
 
 
 class HostReading(OfProject, Base):
@@ -119,3 +121,100 @@ class HostRepair(OfProject, Base):
     by: Mapped[str]
     at: Mapped[datetime]
     noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class ActionPolicy(OfProject, Base):
+    """What a project lets a kind of action do; without a row it is off."""
+
+    __tablename__ = "action_policy"
+    __table_args__ = (one_of("mode", ActionMode), in_project())
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    mode: Mapped[ActionMode] = mapped_column(StateColumn(ActionMode))
+    # what may be shown of its configuration, and all that may not, encrypted
+    config: Mapped[dict[str, Any]]
+    secrets: Mapped[bytes]
+    # which secrets are set, with the host of an address
+    secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    changed_by: Mapped[str]
+
+
+class ActionSwitch(OfProject, Base):
+    """The kill switch of a project; its row is the lock under which actions are decided."""
+
+    __tablename__ = "action_switch"
+    __table_args__ = (in_project(),)
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # null as long as actions go on
+    stopped_at: Mapped[datetime | None]
+    stopped_by: Mapped[str | None]
+    reason: Mapped[str | None]
+
+
+class MachineAction(OfProject, Base):
+    """Something that is done to a machine, or would be.
+
+    Without a reference to its incident, which retention deletes: no machine that is out is
+    forgotten.
+    """
+
+    __tablename__ = "machine_action"
+    __table_args__ = (
+        one_of("state", ActionState),
+        in_project(),
+        # A machine is taken out once, however many incidents blame it and servers look.
+        Index(
+            "uq_machine_action_open",
+            "project_id",
+            "kind",
+            "host",
+            unique=True,
+            postgresql_where=text(
+                "state IN ('dry_run', 'asked', 'held', 'waiting', 'done', 'releasing')"
+            ),
+        ),
+        Index("uq_machine_action_incident", "incident_id", "kind", "host", unique=True),
+        Index("ix_machine_action_project_id_created_at", "project_id", "created_at"),
+        Index(
+            "ix_machine_action_due",
+            "next_attempt_at",
+            postgresql_where=text("state IN ('waiting', 'releasing')"),
+        ),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    kind: Mapped[str]
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    host: Mapped[str]
+    # of the incident: what a receiver is told
+    job: Mapped[str]
+    cause: Mapped[str]
+    gpus: Mapped[list[str]] = mapped_column(JSONB)
+    confidence: Mapped[float | None] = mapped_column(Double)
+    sessions: Mapped[int]
+    lost_each_hour: Mapped[float | None] = mapped_column(Double)
+    state: Mapped[ActionState] = mapped_column(StateColumn(ActionState))
+    # app.actions.limits.Limit: what kept it from being done when it was last looked at
+    limits: Mapped[list[str]] = mapped_column(JSONB)
+    # what is done, as a command
+    command: Mapped[str]
+    attempt: Mapped[int]
+    next_attempt_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # when it was to be done, by which person; null where every limit let it pass
+    ordered_at: Mapped[datetime | None]
+    ordered_by: Mapped[str | None]
+    done_at: Mapped[datetime | None]
+    # when it was to be undone, by which person; null where a repair helped
+    release_ordered_at: Mapped[datetime | None]
+    released_by: Mapped[str | None]
+    released_at: Mapped[datetime | None]
+    # when it was declined, withdrawn, released or given up
+    ended_at: Mapped[datetime | None]
+    # of the last attempt
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+    answer: Mapped[str | None]

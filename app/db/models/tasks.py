@@ -14,13 +14,21 @@ from app.db.state_column import StateColumn, one_of
 from app.db.states import TaskState
 
 # What a task run's `kind` may be; its subject is a session, a delivery of an alert, a plan,
-# or an archive of a hang.
+# an archive of a hang, or an action on a machine.
+ACT_ON_MACHINE: Final = "act_on_machine"
 ANALYZE_SESSION: Final = "analyze_session"
 DELIVER_ALERT: Final = "deliver_alert"
 PLAN_TEMPLATE: Final = "plan_template"
 READ_HANG: Final = "read_hang"
 SEND_SUMMARY: Final = "send_summary"
-TASK_KINDS = (ANALYZE_SESSION, DELIVER_ALERT, PLAN_TEMPLATE, READ_HANG, SEND_SUMMARY)
+TASK_KINDS = (
+    ACT_ON_MACHINE,
+    ANALYZE_SESSION,
+    DELIVER_ALERT,
+    PLAN_TEMPLATE,
+    READ_HANG,
+    SEND_SUMMARY,
+)
 
 
 class TaskRun(OfProject, Base):

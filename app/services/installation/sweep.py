@@ -22,6 +22,7 @@ from app.services.access.audit import prune_entries
 from app.services.access.moves import prune_projects
 from app.services.access.projects import is_there
 from app.services.access.sign_ins import prune_sign_ins
+from app.services.actions.sweep import sweep_actions
 from app.services.alerts.sweep import sweep_alerts
 from app.services.container import Claim, TaskError
 from app.services.pulse.prune import prune_pulses
@@ -70,6 +71,7 @@ def sweep(container: Container) -> SweepResult:
     """Do one pass over the task runs, and one over the alerts."""
     result = _sweep_tasks(container)
     sweep_alerts(container)
+    sweep_actions(container)
     send_due(container)
     prune_projects(container)
     keep_to_rules(container)

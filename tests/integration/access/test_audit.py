@@ -10,6 +10,7 @@ from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DatabaseError
 
 from app.access.principals import INSTALLATION, ActorKind, Principal, Right, Role
+from app.actions.states import ActionState
 from app.auth.rights import NEEDS
 from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery, AlertGroup
@@ -28,6 +29,7 @@ from app.services.access.people import create_person, person_id_of
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from tests.support import plans
+from tests.support.acting import Acting, machine_action
 from tests.support.alerting import Alerting
 from tests.support.sessions import small_trace, store
 from tests.support.tensor import TrainingJob
@@ -124,6 +126,15 @@ ACTS: dict[str, object] = {
     "POST /api/v1/sessions/analyze": {"states": ["analyzed"]},
     "DELETE /api/v1/sessions/{session}": None,
     "POST /api/v1/hosts/{host}/repairs": {"what": "replaced GPU 5"},
+    "PUT /api/v1/action-policies": {
+        "kind": "event",
+        "mode": "ask",
+        "config": {"url": "https://hooks.example/x"},
+    },
+    "POST /api/v1/actions/{machine_action}/allow": None,
+    "POST /api/v1/actions/{machine_action}/decline": None,
+    "POST /api/v1/actions/{machine_action}/release": None,
+    "PUT /api/v1/action-switch": {"stopped": True},
     "POST /api/v1/jobs/{job}/notes": {"text": "new image", "kind": "deployment"},
     "DELETE /api/v1/jobs/{job}/notes/{note}": None,
     "POST /api/v1/jobs/{job}/recordings": {},
@@ -167,6 +178,8 @@ def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
             method, _, path = key.partition(" ")
             before = len(_said(company.container))
             sent = body
+            if "machine_action" in key:
+                things["machine_action"] = _leave_an_action(company, things, key)
             if key == "POST /api/v1/incidents/orders":
                 sent = {"order": "assign", "to": "you", "incidents": [things["incident"]]}
             answer = client.request(method, path.format_map(things), json=sent)
@@ -188,9 +201,9 @@ def test_every_act_over_http_stands_in_the_log(company: Company) -> None:
 
 def _things(company: Company) -> dict[str, str]:
     """Return what stands in addresses of things of the project `default`."""
-    alerting = Alerting(company.ours)
-    alerting.slow()
-    incident = alerting.incident().id
+    acting = Acting(company.ours)
+    acting.blame()
+    incident = acting.alerting.incident().id
     stored = [store(company.ours, small_trace(), job="trained") for _ in range(2)]
     for one in stored:
         assert execute(company.container, LeaseKeeper(company.container), one.run)
@@ -214,6 +227,16 @@ def _things(company: Company) -> dict[str, str]:
         "project": "third",
         "delivery": str(uuid.uuid4()),
     }
+
+
+def _leave_an_action(company: Company, things: dict[str, str], key: str) -> str:
+    """Let an action be there that can be allowed, declined or taken back."""
+    host = {"allow": "node-7", "decline": "node-8", "release": "node-9"}[key.rpartition("/")[2]]
+    with company.ours.uow() as tx:
+        row = machine_action(uuid.UUID(things["incident"]), host, tx.now)
+        row.state = ActionState.DONE if key.endswith("release") else ActionState.ASKED
+        tx.session.add(row)
+        return str(row.id)
 
 
 def _leave_a_delivery(company: Company, things: dict[str, str]) -> None:

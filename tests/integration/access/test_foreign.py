@@ -34,6 +34,7 @@ from tests.integration.api.chunks import rank_body
 from tests.integration.api.pulse.sending import bodies as bodies_of_pulse
 from tests.integration.api.pulse.sending import slow_job
 from tests.support import plans
+from tests.support.acting import machine_action
 from tests.support.alerting import Alerting
 from tests.support.hanging import Hanging, archived, as_json, ras
 from tests.support.sessions import small_trace, store
@@ -153,7 +154,11 @@ def theirs(company: Company) -> Mapping[str, str]:
     with company.theirs.uow() as tx:
         rule: Rule = load_rules(tx)[0]
         _deliver(tx, delivery, channel.id)
+        action = machine_action(alerting.incidents()[0].id, "node-7", tx.now)
+        tx.session.add(action)
+        machine = str(action.id)
     return {
+        "machine_action": machine,
         "session": str(stored.session),
         "other": str(stored.session),
         "job": SECRET,

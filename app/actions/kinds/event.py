@@ -1,0 +1,189 @@
+"""CloudEvents 1.0 to whoever looks after machines, signed as Standard Webhooks says.
+
+Structured mode: the body is the whole event. An event has the same id on every try.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter
+
+from app.actions.kinds.kind import ActionKind
+from app.actions.order import Means, Order
+from app.alerts.channels.kind import Secret
+from app.alerts.channels.webhook import signature, signing_key
+from app.alerts.delivery import ReceiverAnswer
+from app.alerts.outbound import check
+
+CONTENT_TYPE: Final = "application/cloudevents+json"
+SCHEMA_PATH: Final = "api/v1/event-schemas?type="
+
+HttpsUrl = Annotated[str, Field(min_length=9, max_length=2000, pattern=r"^https://\S+$")]
+LoopbackUrl = Annotated[
+    str, Field(max_length=2000, pattern=r"^http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/\S*)?$")
+]
+
+
+class EventType(StrEnum):
+    """The events that there are."""
+
+    DEGRADED = "dev.paceline.machine.degraded"  # a person asked for it before all limits let it
+    CONFIRMED = "dev.paceline.machine.confirmed"
+    RECOVERED = "dev.paceline.machine.recovered"
+
+
+RECOMMENDED: Final[Mapping[EventType, Literal["inspect", "replace", "return"]]] = {
+    EventType.DEGRADED: "inspect",
+    EventType.CONFIRMED: "replace",
+    EventType.RECOVERED: "return",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineData:
+    """What an event says of a machine."""
+
+    node: str
+    gpus: tuple[str, ...]  # at fault: UUIDs where they are known
+    cause: str
+    cause_title: str
+    confidence: Annotated[float, Field(ge=0, le=1)] | None
+    sessions: Annotated[int, Field(ge=0)]  # that blame it
+    lost_gpu_hours_each_hour: Annotated[float, Field(ge=0)] | None
+    job: str
+    incident: UUID
+    evidence_url: str
+    recommended_action: Literal["inspect", "replace", "return"]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineEvent:
+    """A CloudEvent about a machine."""
+
+    specversion: Literal["1.0"]
+    id: str  # the same on every try
+    source: str  # address of the project's pages
+    type: EventType
+    subject: str  # the node
+    time: datetime
+    datacontenttype: Literal["application/json"]
+    dataschema: str
+    data: MachineData
+
+
+EVENT: Final = TypeAdapter(MachineEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class EventConfig:
+    """Where events go, and the secrets that sign them."""
+
+    url: Annotated[HttpsUrl | LoopbackUrl, Field(examples=["https://hardware.example.com/events"])]
+    signing_secrets: Annotated[
+        tuple[Secret, ...],
+        Field(
+            max_length=4,
+            description="Each one signs, so that a new one can precede the removal of the old one.",
+            examples=["whsec_…"],
+        ),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for secret in self.signing_secrets:
+            signing_key(secret)
+
+
+def schema_of(kind: EventType) -> dict[str, Any]:
+    """Return the JSON Schema of a type of event."""
+    schema = EVENT.json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = kind.value
+    schema["properties"]["type"] = {"const": kind.value}
+    data = schema["$defs"]["MachineData"]
+    data["properties"]["recommended_action"] = {"const": RECOMMENDED[kind]}
+    del schema["$defs"]["EventType"]
+    return schema
+
+
+def event_of(order: Order, kind: EventType) -> MachineEvent:
+    """Return the event that tells of an order."""
+    return MachineEvent(
+        specversion="1.0",
+        id=_id(order, kind),
+        source=order.source_url,
+        type=kind,
+        subject=order.node,
+        time=order.at,
+        datacontenttype="application/json",
+        dataschema=f"{order.source_url}{SCHEMA_PATH}{kind}",
+        data=MachineData(
+            node=order.node,
+            gpus=order.gpus,
+            cause=order.cause,
+            cause_title=order.cause_title,
+            confidence=order.confidence,
+            sessions=order.sessions,
+            lost_gpu_hours_each_hour=order.lost_each_hour,
+            job=order.job,
+            incident=order.incident,
+            evidence_url=order.evidence_url,
+            recommended_action=RECOMMENDED[kind],
+        ),
+    )
+
+
+def describe(config: EventConfig, order: Order) -> str:
+    """Return which event goes where; the address is a secret, its host is not."""
+    del config
+    return f"{_type(order)} about {order.node}"
+
+
+def act(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Send that a machine is at fault."""
+    return _post(config, event_of(order, _type(order)), means)
+
+
+def release(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Send that a machine is well again."""
+    return _post(config, event_of(order, EventType.RECOVERED), means)
+
+
+def _type(order: Order) -> EventType:
+    return EventType.CONFIRMED if order.confirmed else EventType.DEGRADED
+
+
+def _id(order: Order, kind: EventType) -> str:
+    return f"{order.id.hex}_{kind.rpartition('.')[2]}"
+
+
+def _post(config: EventConfig, event: MachineEvent, means: Means) -> ReceiverAnswer:
+    body = EVENT.dump_json(event)
+    timestamp, message_id = str(int(time.time())), f"evt_{event.id}"
+    headers = {
+        "Content-Type": CONTENT_TYPE,
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+    }
+    if config.signing_secrets:
+        headers["webhook-signature"] = signature(
+            config.signing_secrets, message_id, timestamp, body
+        )
+    return check(means.outbound.post(config.url, body, headers))
+
+
+EVENTS: Final = ActionKind(
+    name="event",
+    title="CloudEvents",
+    config=TypeAdapter(EventConfig),
+    secrets=frozenset({"url", "signing_secrets"}),
+    describe=describe,
+    act=act,
+    release=release,
+)

@@ -1,0 +1,11 @@
+"""All kinds of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from app.actions.kinds.event import EVENTS
+from app.actions.kinds.kind import ActionKind
+
+KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS,)}

@@ -1,0 +1,86 @@
+"""Actions as rows.
+
+Protocol. Whatever is decided about a project's machines is decided under the lock of its switch's
+row, taken before any row of an action: of two servers that look at once, one decides and the other
+sees what it decided. What is to be done is then a task run (`app.services.tasks.task_runs`),
+written in the same transaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+
+from app.actions.order import Order
+from app.alerts.message import cause_name
+from app.db.models.hosts import ActionSwitch, MachineAction
+from app.errors import NotFoundError
+from app.services.alerts.deliveries.fix import base_url
+
+if TYPE_CHECKING:
+    import uuid
+    from datetime import datetime
+
+    from app.db.unit_of_work import Reads, UnitOfWork
+    from app.settings import Settings
+
+
+def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | None:
+    """Return the switch of a transaction's project, locked until the transaction ends.
+
+    Parameters
+    ----------
+    skip_locked : bool
+        Return None where another transaction has it.
+    """
+    tx.session.execute(
+        insert(ActionSwitch).values().on_conflict_do_nothing(index_elements=["project_id"])
+    )
+    return tx.session.execute(
+        select(ActionSwitch)
+        .with_for_update(skip_locked=skip_locked)
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+
+
+def is_stopped(settings: Settings, switch: ActionSwitch) -> bool:
+    """Return whether nothing is to be done: by the project's switch, or the installation's."""
+    return settings.actions_off or switch.stopped_at is not None
+
+
+def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
+    """Return an action, locked; the switch is locked already.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    row = tx.session.execute(
+        select(MachineAction).where(MachineAction.id == action_id).with_for_update()
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFoundError(f"There is no action {action_id}.")
+    return row
+
+
+def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> Order:
+    """Return what is to be done, as kinds of actions take it."""
+    pages = base_url(settings, tx)
+    return Order(
+        id=row.id,
+        at=at,
+        node=row.host,
+        gpus=tuple(row.gpus),
+        cause=row.cause,
+        cause_title=cause_name(row.cause),
+        confidence=row.confidence,
+        sessions=row.sessions,
+        lost_each_hour=row.lost_each_hour,
+        job=row.job,
+        incident=row.incident_id,
+        evidence_url=f"{pages}incidents/{row.incident_id}/evidence",
+        source_url=pages,
+        confirmed=not row.limits,
+    )

@@ -1,0 +1,34 @@
+"""An installation whose actions go to receivers on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from app.settings import Settings
+from tests.support.acting import Acting
+from tests.support.alerting import LOOPBACK
+from tests.support.project import build
+from tests.support.receiver import Receiver
+
+
+@pytest.fixture
+def acting(settings: Settings) -> Iterator[Acting]:
+    container = build(
+        settings.model_copy(
+            update={
+                "alert_allowed_networks": LOOPBACK,
+                "alert_attempt_limit_s": 5.0,
+                "external_url": "https://paceline.example",
+            }
+        )
+    )
+    yield Acting(container)
+    container.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running

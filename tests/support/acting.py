@@ -1,0 +1,189 @@
+"""Machines that incidents blame, and what is done to them, moved by a test."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import select, update
+
+from app.actions.states import ActionMode, ActionState
+from app.analysis.report.verdict import BlamedGpu
+from app.bootstrap import Container
+from app.db.models.alerts import AlertIncident
+from app.db.models.hosts import HostReading, MachineAction
+from app.db.models.sessions import Session
+from app.db.models.tasks import ACT_ON_MACHINE, TaskRun
+from app.services.actions.policies import set_policy
+from app.services.actions.reads import ActionRow, list_actions
+from app.services.actions.sweep import sweep_actions
+from app.services.tasks.execute import execute
+from app.services.tasks.leases import LeaseKeeper
+from tests.support.alerting import SLOW_NODE, Alerting
+from tests.support.receiver import Receiver
+
+SECRET: Final = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="  # noqa: S105 - of tests
+TIMES: Final = ("ordered_at", "done_at", "release_ordered_at", "released_at", "ended_at")
+
+
+def machine_action(incident: uuid.UUID, host: str, now: datetime) -> MachineAction:
+    """Return an action that waits for a person, as a row."""
+    return MachineAction(
+        id=uuid.uuid4(),
+        kind="event",
+        incident_id=incident,
+        host=host,
+        job="llm",
+        cause="slow_worker",
+        gpus=[],
+        confidence=0.97,
+        sessions=2,
+        lost_each_hour=None,
+        state=ActionState.ASKED,
+        limits=[],
+        command=f"dev.paceline.machine.confirmed about {host}",
+        attempt=0,
+        next_attempt_at=now,
+    )
+
+
+@dataclass
+class Acting:
+    """A container, and the shortest ways to have machines blamed and to look at what is done."""
+
+    container: Container
+
+    @property
+    def alerting(self) -> Alerting:
+        return Alerting(self.container)
+
+    def blame(
+        self,
+        host: str = "node-7",
+        *,
+        job: str = "llm",
+        sessions: int = 2,
+        confidence: float = 0.97,
+        guessed: bool = False,
+        cause: str = "slow_worker",
+    ) -> None:
+        """Let sessions blame a host, with the readings that the analysis would store of them."""
+        gpu = BlamedGpu(3, host, "3", guessed=guessed, uuid=f"GPU-{host[:40]}-3")
+        found = replace(SLOW_NODE, cause=cause, where=(host,), confidence=confidence, gpus=(gpu,))
+        for _ in range(sessions):
+            session = self.alerting.session(1.3, found, job=job)
+            self.reading(session, host, cause, guessed=guessed)
+
+    def reading(
+        self, session: uuid.UUID, host: str, cause: str | None, *, guessed: bool = False
+    ) -> None:
+        """Let the ledger have a reading of a session."""
+        with self.container.uow() as tx:
+            row = tx.session.get_one(Session, session)
+            tx.session.add(
+                HostReading(
+                    session_id=session,
+                    host=host,
+                    job_id=row.job_id,
+                    received_at=row.received_at,
+                    ranks=8,
+                    workers=1,
+                    slowdown=1.3 if cause else 1.0,
+                    computing=None,
+                    cause=cause,
+                    lost_each_hour=0.5,
+                    measured_s=10.0,
+                    gpus=[],
+                    guessed=guessed,
+                )
+            )
+
+    def well(self, host: str = "node-7", *, job: str = "llm", sessions: int = 2) -> None:
+        """Let fast sessions run on a host."""
+        for _ in range(sessions):
+            self.reading(self.alerting.session(1.0, job=job), host, None)
+
+    def events(
+        self,
+        receiver: Receiver,
+        mode: ActionMode = ActionMode.AUTOMATIC,
+        **changes: Any,  # noqa: ANN401 - of a configuration
+    ) -> None:
+        """Let events go to a receiver."""
+        config = {"url": receiver.url, "signing_secrets": [SECRET]} | changes
+        set_policy(self.container, "event", mode=mode, config=config)
+
+    def time_passes(self, span: timedelta) -> None:
+        """Let all that was received and done lie so much further back."""
+        with self.container.uow() as tx:
+            for row in tx.session.execute(select(MachineAction)).scalars():
+                for name in (
+                    "ordered_at",
+                    "done_at",
+                    "release_ordered_at",
+                    "released_at",
+                    "ended_at",
+                ):
+                    at = getattr(row, name)
+                    setattr(row, name, None if at is None else at - span)
+                row.next_attempt_at -= span
+            tx.session.execute(
+                update(HostReading).values(received_at=HostReading.received_at - span)
+            )
+
+    def evidence_ages(self, span: timedelta) -> None:
+        """Let the sessions that incidents were measured in lie so much further back."""
+        with self.container.uow() as tx:
+            for row in tx.session.execute(select(AlertIncident)).scalars():
+                [found] = [one for one in self.alerting.incidents() if one.id == row.id]
+                assert found.facts is not None
+                older = found.facts.received_at - span
+                row.document = {
+                    **row.document,
+                    "facts": {**row.document["facts"], "received_at": older.isoformat()},
+                }
+
+    def look(self) -> None:
+        """Do one pass of the sweeper over actions."""
+        sweep_actions(self.container)
+
+    def work(self) -> None:
+        """Do what sweeper and workers do, until nothing is left to do."""
+        keeper = LeaseKeeper(self.container)
+        while True:
+            self.look()
+            with self.container.uow() as tx:
+                runs = list(
+                    tx.session.execute(
+                        select(TaskRun.id).where(
+                            TaskRun.state == "queued", TaskRun.kind == ACT_ON_MACHINE
+                        )
+                    ).scalars()
+                )
+            if not runs:
+                break
+            for run_id in runs:
+                execute(self.container, keeper, run_id)
+        keeper.stop()
+
+    def actions(self) -> list[ActionRow]:
+        """Return the actions, the oldest first."""
+        with self.container.reading() as tx:
+            return list_actions(tx, 1000)[::-1]
+
+    def action(self) -> ActionRow:
+        [found] = self.actions()
+        return found
+
+    def action_of(self, host: str) -> ActionRow:
+        [found] = [one for one in self.actions() if one.host == host]
+        return found
+
+    def states(self) -> dict[str, list[str]]:
+        """Return the states of actions by host."""
+        found: dict[str, list[str]] = {}
+        for one in self.actions():
+            found.setdefault(one.host, []).append(str(one.state))
+        return found
