@@ -34,3 +34,4 @@ class Means:
     """What an attempt may use."""
 
     outbound: Outbound  # guarded; over within one deadline
+    scontrol: str | None = None  # the operator's path to it; None where Slurm is not to be touched

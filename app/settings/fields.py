@@ -202,6 +202,9 @@ class Settings(BaseSettings):
 
     # The kill switch of every project: nothing is done to machines.
     actions_off: bool = False
+    # The path of Slurm's scontrol, which workers run as their own user; unset: no policy can name
+    # Slurm.
+    slurm_scontrol: Path | None = None
 
     @model_validator(mode="wrap")
     @classmethod

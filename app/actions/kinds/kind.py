@@ -29,3 +29,5 @@ class ActionKind:
     describe: Callable[[Any, Order], str]
     act: Callable[[Any, Order, Means], ReceiverAnswer]
     release: Callable[[Any, Order, Means], ReceiverAnswer]
+    # Whether the operator has to allow it, by naming scontrol: it acts with rights of the server.
+    needs_scontrol: bool = False

@@ -7,5 +7,6 @@ from typing import Final
 
 from app.actions.kinds.event import EVENTS
 from app.actions.kinds.kind import ActionKind
+from app.actions.kinds.slurm import SLURM
 
-KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS,)}
+KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, SLURM)}

@@ -87,9 +87,10 @@ def perform(container: Container, claim: Claim) -> None:
 
 def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
     settings = container.settings
+    scontrol = None if settings.slurm_scontrol is None else str(settings.slurm_scontrol)
     do = started.kind.release if started.release else started.kind.act
     with Outbound(guard(settings), settings.alert_attempt_limit_s) as outbound:
-        return do(started.config, started.order, Means(outbound))
+        return do(started.config, started.order, Means(outbound, scontrol))
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import select
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
     from app.services.container import Container
     from app.settings import Settings
+
+
+NO_SCONTROL: Final = (
+    "Actions of this kind need PACELINE_SLURM_SCONTROL, the path of scontrol: they act with the "
+    "rights of the server's own user."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ def set_policy(
     NotFoundError, InvalidActionError
     """
     kind = kind_of(name)
+    if kind.needs_scontrol and container.settings.slurm_scontrol is None:
+        raise InvalidActionError(NO_SCONTROL)
     # Before the transaction: names are looked up.
     refuse_private(container.settings, config or {}, InvalidActionError)
     with container.uow() as tx:

@@ -1,0 +1,182 @@
+"""Slurm: a node is drained, with the reason, and resumed; by ``scontrol``, without any shell.
+
+``scontrol`` takes more than one node in a name (brackets, commas, ``ALL``), so a name is checked
+before, and Slurm has to know exactly this one node. What others drained is left as it is, and what
+others resumed or drained again is not resumed: the reason says whose it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from app.actions.kinds.kind import ActionKind
+from app.actions.order import Means, Order
+from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
+from app.alerts.machines.cordon import is_one_node
+
+REASON_CHARACTERS: Final = 400
+# Of the environment of the server, which holds secrets, scontrol gets no more than these.
+ENVIRONMENT: Final = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "LD_LIBRARY_PATH")
+# What scontrol says, in lower case, of a node that there is not, and of a user who may not do it.
+UNKNOWN: Final = ("not found", "invalid node name")
+DENIED: Final = "access/permission denied"
+
+_STATE: Final = re.compile(r"\bState=(\S+)")
+_REASON: Final = re.compile(r"\bReason=(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConfig:
+    """Nothing to configure: which cluster it is the operator says with slurm.conf."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node, as Slurm has it."""
+
+    flags: frozenset[str]  # of its state: IDLE, DRAIN…
+    reason: str
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether no job begins there."""
+        return "DRAIN" in self.flags
+
+
+def node_state(name: str, shown: str) -> NodeState:
+    """Return the state in what ``scontrol show node --oneliner`` prints.
+
+    Raises
+    ------
+    DeliveryError
+        ``slurm.unknown_node`` where that is not exactly the one node.
+
+    Examples
+    --------
+    >>> node_state("node-1", "NodeName=node-1 State=IDLE+DRAIN CPUs=1 Reason=disk [root@now]")
+    NodeState(flags=frozenset({'IDLE', 'DRAIN'}), reason='disk [root@now]')
+    """
+    lines = [line for line in shown.splitlines() if line.strip()]
+    state = _STATE.search(lines[0]) if lines else None
+    if len(lines) != 1 or lines[0].split()[0] != f"NodeName={name}" or state is None:
+        raise DeliveryError("slurm.unknown_node", f"Slurm knows no node {name}.", permanent=True)
+    reason = _REASON.search(lines[0])
+    flags = frozenset(state[1].rstrip("*~#!%$@^-").split("+"))
+    return NodeState(flags, reason[1].strip() if reason else "")
+
+
+def reason_of(order: Order) -> str:
+    """Return the reason that Slurm shows: one line, which begins with what is ours."""
+    said = f"{_mark(order)}: {order.cause_title}, {order.evidence_url}"
+    line = "".join(sign if sign.isprintable() else " " for sign in said)
+    return line[:REASON_CHARACTERS]
+
+
+def describe(config: SlurmConfig, order: Order) -> str:
+    """Return the command that drains the node."""
+    del config
+    return shlex.join(["scontrol", *_drain(order)])
+
+
+def act(config: SlurmConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Drain the node; jobs that run there go on."""
+    del config
+    before = _look(order, means)
+    if before.is_drained:
+        return ReceiverAnswer(None, excerpt(f"drained already: {before.reason}"))
+    _scontrol(means, *_drain(order))
+    after = _look(order, means)
+    if not after.is_drained:
+        raise DeliveryError("slurm.not_done", f"{order.node} is not drained after the command.")
+    return ReceiverAnswer(None, excerpt("+".join(sorted(after.flags))))
+
+
+def release(config: SlurmConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Resume the node, if it is drained by this order."""
+    del config
+    before = _look(order, means)
+    if not before.is_drained:
+        return ReceiverAnswer(None, "resumed already")
+    if not before.reason.startswith(_mark(order)):
+        return ReceiverAnswer(None, excerpt(f"left drained, for another reason: {before.reason}"))
+    _scontrol(means, "update", f"nodename={order.node}", "state=resume")
+    after = _look(order, means)
+    if after.is_drained:
+        raise DeliveryError("slurm.not_done", f"{order.node} is drained after the command.")
+    return ReceiverAnswer(None, excerpt("+".join(sorted(after.flags))))
+
+
+def _mark(order: Order) -> str:
+    return f"Paceline {order.id}"
+
+
+def _drain(order: Order) -> list[str]:
+    return ["update", f"nodename={order.node}", "state=drain", f"reason={reason_of(order)}"]
+
+
+def _look(order: Order, means: Means) -> NodeState:
+    if not is_one_node(order.node):
+        raise DeliveryError(
+            "action.not_one_node", "The host's name is not that of one node.", permanent=True
+        )
+    return node_state(order.node, _scontrol(means, "show", "node", order.node, "--oneliner"))
+
+
+def _scontrol(means: Means, *arguments: str) -> str:
+    """Return what scontrol prints.
+
+    Raises
+    ------
+    DeliveryError
+    """
+    if means.scontrol is None:
+        raise DeliveryError("slurm.off", "PACELINE_SLURM_SCONTROL is not set.")
+    known = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    try:
+        done = subprocess.run(  # noqa: S603 - the operator's program, and a list of arguments
+            [means.scontrol, *arguments],
+            env={**known, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=means.outbound.left_s(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeliveryError("timeout", "scontrol did not answer in time.") from error
+    except OSError as error:
+        raise DeliveryError("slurm.no_scontrol", f"scontrol cannot be run: {error}") from error
+    said = excerpt(done.stdout + done.stderr)
+    if done.returncode and any(words in said.lower() for words in UNKNOWN):
+        raise DeliveryError(
+            "slurm.unknown_node",
+            "Slurm knows no node of this name.",
+            permanent=True,
+            answer=ReceiverAnswer(None, said),
+        )
+    if done.returncode:
+        raise DeliveryError(
+            "slurm.failed",
+            f"scontrol ended with {done.returncode}.",
+            permanent=DENIED in said.lower(),
+            answer=ReceiverAnswer(None, said),
+        )
+    return done.stdout.decode("utf-8", "replace")
+
+
+SLURM: Final = ActionKind(
+    name="slurm",
+    title="Slurm",
+    config=TypeAdapter(SlurmConfig),
+    secrets=frozenset(),
+    describe=describe,
+    act=act,
+    release=release,
+    needs_scontrol=True,
+)
