@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
 
@@ -23,6 +24,7 @@ from tests.support.hanging import (
     large_archive,
     pickled,
     ras,
+    ras_of_many,
     stack_dump,
 )
 from tests.support.sessions import small_trace, store
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from tests.e2e.visiting import Look, Visitor
 
+# Of the page of a hang, whatever the number of its ranks.
+MOST_BOXES = 12
+MOST_ELEMENTS = 1_000
 STAGES = [tuple(range(8)), tuple(range(8, 16))]
 PAIRS = [(rank, rank + 8) for rank in range(8)]
 # Stage 1 computes first; two of its ranks never enter the second collective of their stage.
@@ -114,7 +119,7 @@ def test_whoever_sends_a_large_archive_sees_that_it_waits_and_then_its_page(
 ) -> None:
     store(container, small_trace(), job="moe")
     page = visitor.open(f"{site}/jobs/moe", look)
-    # It is there once a job has one, and else behind a sentence.
+    # Folded as it is: what becomes of the files is seen all the same.
     panel = page.locator("[data-hang-files]")
     field = page.get_by_label("Dumps of a hang")
     nothing = archived({"notes": b" " * (MOST_AT_ONCE_BYTES + 1)})
@@ -127,7 +132,32 @@ def test_whoever_sends_a_large_archive_sees_that_it_waits_and_then_its_page(
     body = large_archive()
     field.set_input_files({"name": "dumps.zip", "mimeType": "application/zip", "buffer": body})
     expect(panel.locator(".said")).to_have_text("The files wait to be read…")
+    expect(panel.locator(".said")).to_be_visible()
     keep(page, f"hang-waits-{look.name}")
     expect_well_made(page, site, look)
     _work(container)
     expect(page.locator("h1")).to_contain_text("3 ranks wait for rank 2")
+
+
+@in_every_look
+def test_the_page_of_a_hang_of_sixteen_thousand_ranks_can_be_read(
+    site: str, visitor: Visitor, look: Look, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behind = (9003, 12_000)
+    files = {"ras.json": as_json(ras_of_many(16_384, behind))}
+    files |= {f"stack_{rank}.json": LOADING for rank in behind}
+    files |= {f"stack_{rank}.json": WAITING for rank in range(512)}
+    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+        answer = client.post("/api/v1/jobs/wide/hangs", content=archived(files)).json()
+    began_s = time.monotonic()
+    page = visitor.open(f"{site}/hangs/{answer['hang']}", look)
+    expect(page.locator("h1")).to_contain_text("16,382 ranks wait for ranks 9003 and 12000")
+    took_s = time.monotonic() - began_s
+    # Folded: few boxes, lines and elements however many ranks there are.
+    assert page.locator(".waits:visible g").count() <= MOST_BOXES
+    assert page.evaluate("document.querySelectorAll('*').length") <= MOST_ELEMENTS
+    expect(page.locator(".frames")).to_have_count(2)
+    keep(page, f"hang-of-many-{look.name}")
+    expect_well_made(page, site, look)
+    with capsys.disabled():
+        print(f"\na hang of 16,384 ranks, {look.name}: there in {took_s:.1f} s")  # noqa: T201

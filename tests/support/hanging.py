@@ -10,12 +10,14 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import random
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+THOUSAND, THOUSAND_CULPRIT = 1024, 341
 NAMES = ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:_reduce_scatter_base")
 BEGIN_NS = 1_700_000_000_000_000_000
 # Where a training calls collectives: function, file and line, the innermost first.
@@ -185,6 +187,58 @@ def ras(job: Hanging, *, silent: Sequence[int] = (), dead: Sequence[int] = ()) -
         "communicators": communicators,
         "ras": {"collection_time_sec": 0.1, "timeouts_count": len(silent)},
     }
+
+
+def thousand_dumps() -> Iterator[tuple[str, bytes]]:
+    """Yield 1,024 dumps of a megabyte, by their names: rank 341 never enters what others wait in.
+
+    They differ as those of as many processes do, but their rings are alike.
+    """
+    world = [tuple(range(THOUSAND))]
+    job = Hanging(THOUSAND, [world] * 3, host_stops={THOUSAND_CULPRIT: 2})
+    done = job.dumps()
+    mark = "0" * (1 << 14)
+    bodies = [
+        pickled_by_torch(with_those_over(done[rank], 3_700) | {"version": mark})
+        for rank in (0, THOUSAND_CULPRIT)
+    ]
+    for rank in range(THOUSAND):
+        own = random.Random(rank).randbytes(len(mark) // 2).hex()  # noqa: S311 - filler
+        body = bodies[rank == THOUSAND_CULPRIT].replace(mark.encode(), own.encode())
+        yield f"_dump_{rank}", body
+
+
+def ras_of_many(ranks: int, behind: Sequence[int]) -> dict[str, Any]:
+    """Return what RAS prints of many ranks, of which a few have not entered the last collective.
+
+    Each is in a communicator of all and in one of its host, where the others wait for those.
+    """
+
+    def counted(members: Sequence[int], name: str) -> dict[str, Any]:
+        rows = [
+            {
+                "rank": index,
+                "host": f"node-{rank // 8:04d}",
+                "pid": 1000 + rank,
+                "cuda_dev": rank % 8,
+                "nvml_dev": rank % 8,
+                "collective_counts": {"AllReduce": 41 if rank in behind else 42},
+            }
+            for index, rank in enumerate(members)
+        ]
+        return {
+            "hash": name,
+            "size": len(rows),
+            "ranks_count": len(rows),
+            "missing_ranks_count": 0,
+            "ranks": rows,
+            "missing_ranks": [],
+        }
+
+    hosts = [range(first, first + 8) for first in range(0, ranks, 8)]
+    communicators = [counted(range(ranks), "0xworld")]
+    communicators += [counted(host, f"0x{number:x}") for number, host in enumerate(hosts)]
+    return {"nccl_version": "2.28.3", "communicators": communicators}
 
 
 def pickled(dump: Mapping[str, Any]) -> bytes:

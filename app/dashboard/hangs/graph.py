@@ -17,6 +17,8 @@ _BETWEEN: Final = 80
 _EDGE: Final = 2
 # Characters that fit into a line of a box.
 _CHARACTERS: Final = 38
+# Of a title, which is bold.
+_TITLE_CHARACTERS: Final = 34
 _SPANS: Final = 4
 
 
@@ -85,11 +87,12 @@ def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
     else:
         title = f"{plural(len(box.ranks), 'rank')}: {ranks_text(box.ranks, _SPANS)}"
     lines = tuple(_cut(line) for line in (what, rest) if line)
-    return Drawn(*corner, _cut(title), lines, f"{title}: {box.what}", stuck=not box.distance)
+    cut = _cut(title, _TITLE_CHARACTERS)
+    return Drawn(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARACTERS else f"{text[: _CHARACTERS - 1]}…"
+def _cut(text: str, most: int = _CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:

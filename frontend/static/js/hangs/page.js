@@ -33,6 +33,8 @@ function mount({ main, stop }) {
 
   async function take(files) {
     if (!files.length) return;
+    // Dropped on what is folded: what becomes of them is said inside.
+    panel.open = true;
     const whole = files.length === 1 && ARCHIVE.test(files[0].name);
     said.textContent = `Sending ${files.length === 1 ? files[0].name : `${files.length} files`}…`;
     try {
