@@ -56,6 +56,14 @@ def test_an_archive_becomes_one_hang_however_often_it_comes(
     assert [box["ranks"] for box in one["document"]["boxes"]] == [[2], [0, 1, 3]]
 
 
+def test_metrics_hold_nothing_of_stacks(client: httpx.Client) -> None:
+    assert post(client, archived({**DUMPS, "dumps/stack_2.json": STACK})).status_code == 201
+    text = client.get("/metrics").text
+    assert "paceline_" in text
+    for word in ("collate", "packing", "train.py", "_dump", "reduce_scatter"):
+        assert word not in text
+
+
 def test_files_that_come_one_by_one_are_of_one_hang(
     client: httpx.Client, container: Container
 ) -> None:

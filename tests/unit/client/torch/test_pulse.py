@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import io
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from app.inputs.pulse.body import read_pulse
 from tests.support.extras import of_real_jobs
@@ -153,3 +157,26 @@ def test_a_job_that_wants_to_be_asked_records_nothing(receiver: Receiver, tmp_pa
     train(monitor, model, 5)
     monitor.close(60)
     assert monitor.outcomes == []
+
+
+def told_by(receiver: Receiver) -> set[str]:
+    """Return the names of all files that came."""
+    bodies = [json.loads(gzip.decompress(request.body)) for request in receiver.pulses]
+    return {name for body in bodies for name in body.get("files", {})}
+
+
+def test_a_job_says_which_lines_it_is_in_when_asked_and_nothing_without_stacks(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_PULSE_S", "0.1")
+    receiver.pulse = Answer(document={"record": None, "pulse_s": 0.1, "files": True})
+    monitor, model = attach(receiver, tmp_path / "silent", stacks=False)
+    train(monitor, model, 2)
+    wait_for(lambda: len(receiver.pulses) > 4, "some pulses")
+    monitor.close(60)
+    assert told_by(receiver) == set()
+
+    monitor, model = attach(receiver, tmp_path / "speaking")
+    train(monitor, model, 2)
+    wait_for(lambda: "stack_0.json" in told_by(receiver), "the lines that it is in")
+    monitor.close(60)

@@ -50,6 +50,29 @@ def test_the_stack_of_the_training_thread_is_read_as_py_spys() -> None:
     assert json.loads(training_stack(0))[0]["frames"] == []
 
 
+def test_of_a_stack_only_functions_files_and_lines_are_told() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def trains(batch: str) -> None:
+        prompt = f"{batch} of a customer"
+        begun.set()
+        end.wait()
+        assert prompt
+
+    thread = threading.Thread(target=trains, args=("a secret",))
+    thread.start()
+    begun.wait()
+    told = training_stack(thread.ident or 0)
+    end.set()
+    thread.join()
+
+    (one,) = json.loads(told)
+    assert one.keys() == {"pid", "thread_name", "frames"}
+    assert {key for frame in one["frames"] for key in frame} == {"name", "filename", "line"}
+    assert any(frame["name"].endswith("trains") for frame in one["frames"])
+    assert b"secret" not in told
+
+
 def all_over() -> bytes | None:
     """Return the dump once the recorder knows that all are over, which it learns late."""
     told = pending_collectives()
