@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 # Files that come one by one are of one hang as long as the last one came so shortly before.
 TOGETHER: Final = timedelta(minutes=10)
-# Of an archive, and of what is in it: a megabyte of dumps takes half a second.
+# Of an archive, and of what is in it: a megabyte of dumps takes a tenth of a second.
 MOST_AT_ONCE_BYTES: Final = 8 << 20
 # Of a file about all ranks.
 _NO_RANK: Final = -1
