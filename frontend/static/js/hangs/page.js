@@ -11,11 +11,11 @@ const EVERY_MS = 1000;
 const holdsFiles = (event) => [...event.dataTransfer.types].includes('Files');
 
 /** Wait until a worker has read a large archive; return the hang that it became. */
-async function read(upload, said, signal) {
+async function read(upload, tell, signal) {
   for (;;) {
     if (upload.hang) return upload.hang;
     if (upload.state === 'refused' || upload.state === 'failed') throw new Error(upload.reason);
-    said.textContent = upload.state === 'reading' ? 'The server reads the files…' : 'The files wait to be read…';
+    tell(upload.state === 'reading' ? 'The server reads the files…' : 'The files wait to be read…');
     await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
     const answer = await fetch(here(`/api/v1/hang-uploads/${upload.upload}`), { signal });
     if (answer.ok) upload = await answer.json();
@@ -31,19 +31,24 @@ function mount({ main, stop }) {
   const field = panel.querySelector('input');
   panel.hidden = false;
 
+  function tell(words, failed = false) {
+    said.textContent = words;
+    said.classList.toggle('failed', failed);
+  }
+
   async function take(files) {
     if (!files.length) return;
     // Dropped on what is folded: what becomes of them is said inside.
     panel.open = true;
     const whole = files.length === 1 && ARCHIVE.test(files[0].name);
-    said.textContent = `Sending ${files.length === 1 ? files[0].name : `${files.length} files`}…`;
+    tell(`Sending ${files.length === 1 ? files[0].name : `${files.length} files`}…`);
     try {
       const path = `/api/v1/jobs/${encodeURIComponent(panel.dataset.hangFiles)}/hangs`;
       const answer = await send('POST', path, whole ? files[0] : tar(files), 'application/octet-stream', { signal });
-      const hang = answer.upload ? await read(answer, said, signal) : answer.hang;
+      const hang = answer.upload ? await read(answer, tell, signal) : answer.hang;
       location.assign(here(`/hangs/${hang}`));
     } catch (error) {
-      if (!signal.aborted) said.textContent = error.message;
+      if (!signal.aborted) tell(error.message, true);
     }
   }
 
