@@ -54,6 +54,9 @@ def settle_notice(board: Board, incident: Incident) -> None:
         return
     last = replace(incident, notice=notice)
     if notice.cleared_at is not None:
+        measured_at = None if board.job.is_finished else notice.measured_at
+        if incident.told and measured_at is not None and board.now < measured_at:
+            return  # whoever was told is told what the fix brought as well
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
         board.put(clear(last, board.now, why), "resolved")
@@ -66,11 +69,12 @@ def settle_notice(board: Board, incident: Incident) -> None:
 
 
 def next_fires(job: JobState) -> list[datetime]:
-    """Return when notices fire without a session, or are over as nothing is heard of them."""
+    """Return when notices fire without a session, or are over without anything more of them."""
     going_on = [notice for notice in job.notices if notice.cleared_at is None]
     return [
         *(notice.fires_at for notice in going_on if notice.outcome is None),
         *(notice.unheard_at for notice in going_on),
+        *(notice.measured_at for notice in job.notices if notice.measured_at is not None),
     ]
 
 

@@ -28,6 +28,11 @@ STANDING_STILL: Final = (NoticeKind.HANG, NoticeKind.SILENT)
 # has nothing to send but beats.
 UNHEARD: Final = timedelta(hours=1)
 UNHEARD_STILL: Final = timedelta(days=1)
+# What an end brought is known after a few steps. A resolved message waits for it for this time, or
+# for this number of steps where they take longer.
+MEASURED_WITHIN: Final = timedelta(seconds=30)
+_MEASURED_STEPS: Final = 10
+_MEASURED_AT_LAST: Final = timedelta(minutes=5)
 # A place names this number of ranks.
 _NAMED: Final = 4
 
@@ -121,6 +126,19 @@ class NoticeFacts:
     def is_going_on(self, now: datetime) -> bool:
         """Return whether the pulse still shows it."""
         return self.cleared_at is None and now < self.unheard_at
+
+    @property
+    def measured_at(self) -> datetime | None:
+        """Return until when steps are waited for that say what its end brought; None: for none.
+
+        Of an attempt that another one followed no more steps come.
+        """
+        if self.step_s is None or self.after_s is not None or self.stands_still:
+            return None
+        if self.cleared_at is None or self.heard_at < self.cleared_at:
+            return None
+        steps = timedelta(seconds=_MEASURED_STEPS * self.step_s)
+        return self.cleared_at + min(max(MEASURED_WITHIN, steps), _MEASURED_AT_LAST)
 
     @property
     def lost_each_hour(self) -> float | None:

@@ -35,7 +35,12 @@ from app.services.alerts.store import group_of_job
 from app.services.hangs.live import keep_live, limits_of
 from app.services.pulse.follow import Batch, follow
 from app.services.pulse.keep import Kept, kept_of, write_kept
-from app.services.pulse.noticed import end_before, goes_on_before, write_notices
+from app.services.pulse.noticed import (
+    awaits_measure,
+    end_before,
+    goes_on_before,
+    write_notices,
+)
 from app.settings import MIB
 
 if TYPE_CHECKING:
@@ -265,6 +270,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         tx.session.execute(delete(InboxItem).where(InboxItem.id.in_(advance.items)))
         ended = advance.first and goes_on_before(tx, claim.job_id, claim.attempt)
         changed = bool(ended or changes.notices or changes.withdrawn or advance.files)
+        changed = changed or awaits_measure(tx, claim.job_id, claim.attempt)
         # Before its notices, as whoever evaluates the job takes them.
         group = group_of_job(tx, claim.job_id) if changed else None
         if ended:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
 
@@ -15,6 +15,7 @@ from app.alerts.notices.facts import STANDING_STILL
 from app.db.models.noticed import PulseNotice, PulseState, StoredHang
 from app.services.alerts.evaluate import look
 from app.services.alerts.rules import give_rules
+from app.services.pulse.noticed import AFTER
 from app.services.pulse.recordings import ask, is_within_budget, open_request, window_s
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from app.db.models.alerts import AlertGroup
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
-
-# For so long the steps after a notice count for what its end brought.
-AFTER: Final = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

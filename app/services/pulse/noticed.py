@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from app.alerts.notices.facts import STANDING_STILL
 from app.db.models.noticed import PulseNotice
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
     from app.analysis.pulse.detector import Changes
     from app.db.unit_of_work import Reads, UnitOfWork
+
+# For so long the steps after a notice count for what its end brought.
+AFTER: Final = timedelta(minutes=30)
 
 
 def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -> None:
@@ -51,6 +56,25 @@ def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -
 def goes_on_before(tx: Reads, job_id: int, attempt: int) -> bool:
     """Return whether a notice of an earlier attempt of a job goes on."""
     query = select(PulseNotice.number).where(*_before(job_id, attempt)).limit(1)
+    return tx.session.execute(query).first() is not None
+
+
+def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice of an attempt is over, and too few steps ended since to measure it.
+
+    Its incident may wait for these.
+    """
+    query = (
+        select(PulseNotice.number)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt == attempt,
+            PulseNotice.cleared_at > tx.now - AFTER,
+            PulseNotice.after_ns.is_(None),
+            PulseNotice.kind.not_in(STANDING_STILL),
+        )
+        .limit(1)
+    )
     return tx.session.execute(query).first() is not None
 
 

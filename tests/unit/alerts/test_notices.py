@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,40 @@ def test_a_notice_is_pending_and_fires_with_what_a_session_says() -> None:
         "the pulse is as before, after 2.0 GPU-hours; predicted −23.0\xa0%, "
         "since 03:09 UTC a step takes −22.3\xa0%"
     )
+
+
+def firing(notice: NoticeFacts) -> Incident:
+    (change,) = changes([notice], [pending()])
+    assert change.incident.state is IncidentState.FIRING
+    return change.incident
+
+
+def test_what_has_fired_is_over_when_steps_say_what_its_end_brought() -> None:
+    said = replace(NOTICE, outcome=Outcome.CONFIRMED)
+    incident, ended = firing(said), NOW + 9 * MINUTE
+    over = replace(said, cleared_at=ended, heard_at=ended)
+    assert changes([over], [incident], now=ended) == []
+    job = JobState("llm", {}, [], [], None, [incident], {}, {}, hang=None, notices=[over])
+    # Seconds are as good as many where no more steps come.
+    assert next_look(job, [NOTICE_RULE], ended) == ended + timedelta(seconds=30)
+    (change,) = changes([over], [incident], now=ended + timedelta(seconds=30))
+    assert change.incident.why_resolved == "the pulse is as before, after 2.0 GPU-hours"
+    (change,) = changes([replace(over, after_s=1.0)], [incident], now=ended)
+    assert "a step takes \N{MINUS SIGN}23.1" in (change.incident.why_resolved or "")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"step_s": None}, {"heard_at": NOW}, {"kind": NoticeKind.HANG}],
+    ids=["without steps", "of an earlier attempt", "of what stood still"],
+)
+def test_what_cannot_be_measured_is_not_waited_for(changed: dict[str, Any]) -> None:
+    ended = NOW + 9 * MINUTE
+    over = replace(NOTICE, cleared_at=ended, heard_at=ended)
+    assert over.measured_at == ended + timedelta(seconds=30)
+    assert replace(over, step_s=20.0).measured_at == ended + timedelta(seconds=200)
+    assert replace(over, step_s=600.0).measured_at == ended + timedelta(minutes=5)
+    assert replace(over, **changed).measured_at is None
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNCONFIRMED, Outcome.EXPLAINED])

@@ -37,12 +37,12 @@ def slow_for(steps: slice, dials: PulseDials = DIALS, factor: float = 1.5) -> Pu
     return job
 
 
-def bodies(job: PulseJob) -> Iterator[bytes]:
+def bodies(job: PulseJob, each: int = STEPS_A_BODY) -> Iterator[bytes]:
     """Yield what its hosts send, a body every few steps."""
     rows = job.rows()
     hosts = np.array([job.hosts[rank] for rank in rows.rank.tolist()])
-    for first in range(0, job.dials.steps, STEPS_A_BODY):
-        now = (rows.step >= first) & (rows.step < first + STEPS_A_BODY)
+    for first in range(0, job.dials.steps, each):
+        now = (rows.step >= first) & (rows.step < first + each)
         for host in np.unique(hosts[now]).tolist():
             yield write_pulse(rows.take(now & (hosts == host)), host)
 

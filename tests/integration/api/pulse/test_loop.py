@@ -42,9 +42,11 @@ SLOW, NOTICED, OVER = slice(100, 160), 140, 200
 class Job:
     """A job of two hosts that sends its pulse, a body a host every few steps."""
 
-    def __init__(self, installation: Installation, slow: slice = SLOW) -> None:
+    def __init__(
+        self, installation: Installation, slow: slice = SLOW, each: int = STEPS_A_BODY
+    ) -> None:
         self.installation = installation
-        self._bodies = bodies(slow_for(slow))
+        self._each, self._bodies = each, bodies(slow_for(slow), each)
         self.step = 0
         self.asked: list[tuple[int, dict[str, Any]]] = []
 
@@ -56,7 +58,7 @@ class Job:
                 assert answer.status_code == 202, answer.text
                 if answer.json()["record"]:
                     self.asked.append((host, answer.json()["record"]))
-            self.step += STEPS_A_BODY
+            self.step += self._each
             while advance_pulses(self.installation.container, NOW):
                 pass
 
@@ -129,6 +131,26 @@ def test_a_session_confirms_a_notice_and_its_end_ends_the_incident(
     look(installation)
     assert len(incidents(installation)) == 1
     assert [found for _, found in job.asked] == [record]
+
+
+def test_what_its_end_brought_is_said_with_it(installation: Installation) -> None:
+    """Bodies are of a few steps: fewer ended since it was over than say anything."""
+    job = Job(installation, each=3)
+    job.send(NOTICED)
+    look(installation, "UPDATE pulse_notice SET fires_at = now()")
+    ended: list[dict[str, Any]] = []
+    while not ended:
+        job.send(job.step + 3)
+        listed = installation.client.get("/api/v1/jobs/llm/pulse/notices").json()["notices"]
+        ended = [one for one in listed if one["cleared_step"] is not None]
+    assert [one["state"] for one in incidents(installation)] == ["firing"]
+    job.send(ended[0]["cleared_step"] + 12)
+    (incident,) = incidents(installation)
+    assert incident["state"] == "resolved"
+    assert "a step takes \N{MINUS SIGN}2" in incident["why_resolved"]
+    assert incident["notice"]["after_s"] == pytest.approx(
+        incident["notice"]["baseline_s"], rel=0.05
+    )
 
 
 def test_a_session_without_it_clears_a_notice_and_no_channel_hears_of_it(
