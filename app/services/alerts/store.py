@@ -74,10 +74,18 @@ def timing(settings: Settings) -> Timing:
 
 
 def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
-    """Return a job's group, made where there is none, locked until the transaction ends."""
+    """Return a job's group, made where there is none, locked until the transaction ends.
+
+    In a transaction of all projects it is made in the job's own.
+    """
+    project_id = tx.scope.project_id
+    if project_id is None:
+        project_id = tx.session.execute(
+            select(Job.project_id).where(Job.id == job_id)
+        ).scalar_one()
     tx.session.execute(
         insert(AlertGroup)
-        .values(id=uuid.uuid4(), job_id=job_id, number=0)
+        .values(id=uuid.uuid4(), project_id=project_id, job_id=job_id, number=0)
         .on_conflict_do_nothing(index_elements=["job_id"])
     )
     return tx.session.execute(

@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from app.db.models.sessions import Job
 from app.services.access.projects import create_project
+from app.services.alerts.store import group_of_job
 from app.services.retention.delete import delete_job
 from app.services.sessions.receive import make_job
 from tests.support.sessions import small_trace, store
@@ -29,6 +30,17 @@ def test_a_second_project_may_have_jobs_of_the_same_name(container: Container) -
     store(container.within(second.id), small_trace(), job="llm")
     with container.everywhere().reading() as tx:
         assert tx.session.query(Job).filter_by(name="llm").count() == 2
+
+
+def test_alerts_of_a_job_are_grouped_in_its_project_whoever_asks(container: Container) -> None:
+    second = create_project(container.everywhere(), "research")
+    store(container.within(second.id), small_trace(), job="llm")
+    with container.everywhere().uow() as tx:
+        job_id = tx.session.query(Job).one().id
+        group = group_of_job(tx, job_id)
+        assert (group.project_id, group_of_job(tx, job_id).id) == (second.id, group.id)
+    with container.within(second.id).uow() as tx:
+        assert group_of_job(tx, job_id).id == group.id
 
 
 def test_a_name_is_free_again_while_its_deleted_job_is_still_there(container: Container) -> None:
