@@ -40,6 +40,8 @@ MOST_ROWS: Final = 1 << 16
 _LONGEST_HOST: Final = 255
 # Of ranks that stand still: a stack and what the recorder holds as pending.
 UNKNOWN_FILE: Final = "hang.unknown_file"
+# Rows of ranks that the job does not have.
+UNKNOWN_RANK: Final = "pulse.unknown_rank"
 _MOST_FILES: Final = 256
 _LONGEST_FILE: Final = 64 * 1024
 _LONGEST_NAME: Final = 32
@@ -83,6 +85,9 @@ class PulseBody(BaseModel):
 
     pulse: Literal[1] = Field(description="The version of this document.")
     host: str = Field("", max_length=_LONGEST_HOST, description="Of all ranks in it.")
+    world: Annotated[
+        int | None, Field(ge=1, description="Ranks of the job: none beyond it is taken.")
+    ] = None
     phases: list[str] = Field(
         default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
     )
@@ -108,8 +113,13 @@ class SentPulse:
     files: tuple[HangFile, ...] = ()
 
 
-def read_pulse(body: bytes, attempt: int) -> SentPulse:
+def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse:
     """Read a body, plain or compressed with gzip or zstd.
+
+    Parameters
+    ----------
+    world : int, optional
+        Ranks of the job, where the body does not say it; rows beyond them are counted.
 
     Raises
     ------
@@ -146,6 +156,11 @@ def read_pulse(body: bytes, attempt: int) -> SentPulse:
     phases = tuple(name[:LONGEST_PHASE] for name in sent.phases)
     files = tuple(_files(sent.files, counts))
     used = usable(columns, np.where(named, phase, NO_BEAT), phases, counts)
+    ranks = sent.world or world
+    unknown = used.rank >= (ranks or math.inf)
+    if unknown.any():
+        counts[UNKNOWN_RANK] += int(np.count_nonzero(unknown))
+        used = used.take(~unknown)
     return SentPulse(used, sent.host, counts, files)
 
 

@@ -80,9 +80,7 @@ def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
     """
     project_id = tx.scope.project_id
     if project_id is None:
-        project_id = tx.session.execute(
-            select(Job.project_id).where(Job.id == job_id)
-        ).scalar_one()
+        project_id = tx.session.execute(select(Job.project_id).where(Job.id == job_id)).scalar_one()
     tx.session.execute(
         insert(AlertGroup)
         .values(id=uuid.uuid4(), project_id=project_id, job_id=job_id, number=0)

@@ -27,6 +27,7 @@ from app.analysis.pulse.steps import MOST_RANKS
 from app.analysis.pulse.stored import from_bytes, to_bytes
 from app.db.models.chunks import InboxItem
 from app.db.models.noticed import PulseNotice, PulseState
+from app.db.models.sessions import Session
 from app.db.states import InboxKind
 from app.errors import PacelineError, UnknownDocumentError
 from app.inputs.pulse.body import read_pulse
@@ -193,12 +194,15 @@ def look(container: Container, claim: PulseClaim) -> Advance:
             )
         ).scalar()
         waiting = _waiting(tx, claim)
+        world = _world(tx, claim)
     detector, counts = _kept(stored, last)
     parts: list[Pulses] = []
     files: list[HangFile] = []
     watched = (
         frozenset[int]() if detector.watch is None else frozenset(detector.watch.ranks.tolist())
     )
+    if world is not None and max(watched, default=world) >= world:
+        world = None  # that session is of another world, or nothing is known yet
     taken, size = 0, 0
     if claim.tries > MAX_TRIES:
         counts[WORKER_KILLED] += len(waiting)
@@ -208,7 +212,7 @@ def look(container: Container, claim: PulseClaim) -> Advance:
             break
         taken += 1
         try:
-            sent = read_pulse(row.body or b"", claim.attempt)
+            sent = read_pulse(row.body or b"", claim.attempt, world)
         except PacelineError as error:
             counts[error.stable_code] += 1
             continue
@@ -315,6 +319,16 @@ def _waiting(tx: Reads, claim: PulseClaim) -> Sequence[Row[int, bytes | None, da
         .where(InboxItem.id.in_(ids))
         .order_by(InboxItem.id)
     ).all()
+
+
+def _world(tx: Reads, claim: PulseClaim) -> int | None:
+    """Return how many ranks an attempt has by its latest session; None without one."""
+    return tx.session.execute(
+        select(Session.world)
+        .where(Session.job_id == claim.job_id, Session.attempt == claim.attempt)
+        .order_by(Session.received_at.desc())
+        .limit(1)
+    ).scalar()
 
 
 def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str]]:

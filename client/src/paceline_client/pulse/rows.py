@@ -53,8 +53,11 @@ def body_of(
     rows: Iterable[Row],
     beats: Iterable[Beat],
     files: Mapping[str, str] | None = None,
+    world: int | None = None,
 ) -> bytes:
     """Return the compressed body of a host's rows and beats, and of what its ranks say.
+
+    `world` is the number of the job's ranks: the server takes none beyond it.
 
     Rows of one rank follow one another, so that differences from one to the next are small.
     """
@@ -75,6 +78,8 @@ def body_of(
     ]
     columns["since_ns"] = [*none_of_steps, *_differences([beat.since_ns for beat in last])]
     head: dict[str, object] = {"pulse": 1, "host": host, "phases": phases}
+    if world is not None:
+        head["world"] = world
     if files:
         head["files"] = dict(files)
     return _packed(head, columns)

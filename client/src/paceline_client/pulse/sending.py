@@ -62,6 +62,7 @@ class Destination:
     rank: int
     local_rank: int
     host: str
+    world: int | None = None  # ranks of the job
 
 
 @dataclass
@@ -304,8 +305,8 @@ class Pulse:
             url = f"{job_url(where.server, where.job)}/attempts/{attempt}/pulse"
             while sent < max(1, len(rows)):
                 part = rows[sent : sent + _ROWS_OF_BODY]
-                first = not sent
-                body = body_of(where.host, part, beats if first else [], files if first else {})
+                aside = ([], {}) if sent else (beats, files)
+                body = body_of(where.host, part, *aside, where.world)
                 answer = send_pulse(url, body, policy.timeout_s)
                 self.counts.sent += len(part)
                 self.counts.bytes += len(body)

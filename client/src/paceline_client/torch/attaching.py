@@ -164,7 +164,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
         beating = None
         if pulse:
-            where = Destination(url, job, run, rank, _local_rank(), machine_of().node)
+            where = Destination(url, job, run, rank, _local_rank(), machine_of().node, world)
             beating = RankPulse(tap, where, place, record, stacks=stacks)
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted, pulse=pulse)

@@ -14,7 +14,10 @@ from sqlalchemy import text
 from app.analysis.pulse.columns import Pulses, joined
 from app.analysis.pulse.detector import Detector, Record
 from app.analysis.pulse.parquet import PulseFile
+from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.pulses.job import PulseDials
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.model import Sizes
 from app.db.models.noticed import PulseBlock, PulseSpan
 from app.inputs.pulse.body import write_pulse
 from app.inputs.retention import RetentionRules
@@ -22,6 +25,7 @@ from app.services.pulse.advance import advance_pulses
 from app.services.retention.rules import keep_to_rules
 from tests.integration.api.pulse.sending import bodies, shifted, slow_job
 from tests.integration.api.pulse.test_sending import SENT, noticed, send, take_all
+from tests.support.sessions import store
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Installation
@@ -192,6 +196,33 @@ def test_pulses_out_of_order_come_to_the_same(installation: Installation) -> Non
     assert counted(installation, "pulse_block", "sum(rows)") == len(job.rows())
 
 
+def test_ranks_that_the_job_does_not_have_are_counted_and_change_nothing(
+    installation: Installation,
+) -> None:
+    """The job is known by a session; a sender that says a larger world, as it grew, is believed."""
+    job, truth = slow_job()
+    model = JobModel(Sizes(dp=8, pp=2), microbatches=2, steps=3)
+    store(installation.container, synthesize(model, seed=1).trace, job="llm")
+    rows = job.rows()
+    some = rows.take((rows.rank == 3) & (rows.step < 60))
+    values = {name: getattr(some, name) for name in some.__dataclass_fields__}
+    strange = write_pulse(Pulses(**{**values, "rank": some.rank + 10**6}), "elsewhere")
+    grown = json.loads(write_pulse(Pulses(**{**values, "rank": some.rank + 13}), "grown"))
+    for number, body in enumerate(bodies(job)):
+        if number in {10, 30}:
+            take_all(installation)
+            send(installation, strange)
+        send(installation, body)
+    take_all(installation)
+    assert noticed(installation)["counts"] == {"pulse.unknown_rank": 2 * 60}
+    assert [one["ranks"] for one in noticed(installation)["notices"]] == [list(truth.ranks)]
+    ranks = installation.client.get(f"{JOB}/map").content.partition(b"\n")[0]
+    assert json.loads(ranks)["ranks"] == list(range(16))
+    send(installation, json.dumps({**grown, "world": 17}).encode())
+    take_all(installation)
+    assert noticed(installation)["counts"]["pulse.unknown_rank"] == 2 * 60
+
+
 def test_a_rank_that_says_other_sizes_and_steps_ten_times_too_large_are_counted(
     installation: Installation,
 ) -> None:
@@ -207,8 +238,6 @@ def test_a_rank_that_says_other_sizes_and_steps_ten_times_too_large_are_counted(
     send(installation, write_pulse(moved, job.hosts[3]))
     huge = Pulses(**{**values, "compute_ns": wrong.compute_ns * 10**8})
     send(installation, write_pulse(huge, job.hosts[3]))
-    strange = Pulses(**{**values, "rank": wrong.rank + 10**6})
-    send(installation, write_pulse(strange, "elsewhere"))
     for body in list(bodies(job))[120:]:
         send(installation, body)
     take_all(installation)

@@ -57,6 +57,17 @@ def test_a_host_where_no_step_has_ended_sends_its_beats() -> None:
     assert len(read_pulse(body_of("", [], []), attempt=1).rows) == 0
 
 
+def test_the_server_takes_no_rank_beyond_those_that_the_job_has() -> None:
+    sent = rows(3, 4)
+    beat = Beat(4, 2, 2, 0, BEGAN_NS + 7, "forward-compute", BEGAN_NS + 3)
+    read = read_pulse(body_of("node-3", sent, [beat], world=2), attempt=1)
+    assert set(read.rows.rank.tolist()) == {0, 1}
+    assert read.counts == {"pulse.unknown_rank": 4 + 1}
+    # What a session said counts where the body says nothing.
+    assert read_pulse(body_of("", sent, []), 1, world=1).counts == {"pulse.unknown_rank": 8}
+    assert not read_pulse(body_of("", sent, [], world=3), 1, world=1).counts
+
+
 def test_a_row_takes_less_than_a_hundred_bytes() -> None:
     for ranks, steps in ((8, 5), (1, 25)):
         sent = rows(ranks, steps)
