@@ -13,6 +13,7 @@ import numpy as np
 from app.analysis.pulse.columns import EXCUSED, FINISHED, NO_BEAT, Bool, Int64, Pulses
 from app.analysis.pulse.ledger import Ledger, hosts_of, named, over
 from app.analysis.pulse.notices import Evidence, Notice, NoticeKind
+from app.analysis.pulse.steps import WAITS_NS
 
 _USUAL_STEPS: Final = 5
 # A process whose beat is that many beats late may be gone. One of which nothing was heard for as
@@ -47,6 +48,11 @@ class Limits:
 
     waits_ns: int = 25_000_000_000
     beat_ns: int = 5_000_000_000
+
+    @property
+    def step_waits_ns(self) -> int:
+        """Return how long a step waits for ranks that are missing: these send with their beats."""
+        return max(WAITS_NS, 2 * self.beat_ns)
 
 
 USUAL: Final = Limits()

@@ -66,6 +66,8 @@ class Pulses:
         Of a beat, when its phase began; 0 elsewhere.
     phases : tuple of str
         Names of operations, or ``checkpoint``, ``evaluation``, ``compile``, ``finished``.
+    came_ns : int64[rows], optional
+        When each row was received, where that is known: ranks send many steps at once.
     """
 
     attempt: Int64
@@ -84,6 +86,7 @@ class Pulses:
     phase: Int64
     since_ns: Int64
     phases: tuple[str, ...] = ()
+    came_ns: Int64 | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -92,10 +95,18 @@ class Pulses:
     def take(self, rows: slice | Bool | Int64) -> Pulses:
         """Return some of the rows, in the order that is asked for."""
         arrays = {name: getattr(self, name)[rows] for name in ARRAYS}
-        return Pulses(**arrays, phases=self.phases)
+        came_ns = None if self.came_ns is None else self.came_ns[rows]
+        return Pulses(**arrays, phases=self.phases, came_ns=came_ns)
+
+    @property
+    def known_ns(self) -> Int64:
+        """Return since when each row is known; without that, when it was made."""
+        return self.time_ns if self.came_ns is None else self.came_ns
 
 
-ARRAYS: Final = tuple(field.name for field in fields(Pulses) if field.name != "phases")
+ARRAYS: Final = tuple(
+    field.name for field in fields(Pulses) if field.name not in {"phases", "came_ns"}
+)
 
 
 def joined(parts: list[Pulses]) -> Pulses:
@@ -106,7 +117,9 @@ def joined(parts: list[Pulses]) -> Pulses:
     arrays["phase"] = np.concatenate(
         [np.array([*(index[name] for name in part.phases), NO_BEAT])[part.phase] for part in parts]
     ).astype(np.int64)
-    return Pulses(**arrays, phases=phases)
+    received = any(part.came_ns is not None for part in parts)
+    came_ns = np.concatenate([part.known_ns for part in parts]) if received else None
+    return Pulses(**arrays, phases=phases, came_ns=came_ns)
 
 
 def usable(

@@ -76,7 +76,7 @@ class Detector:
             When ranks stand still.
         """
         whole = []
-        for steps in self.gathering.add(rows.take(rows.phase == NO_BEAT)):
+        for steps in self.gathering.add(rows.take(rows.phase == NO_BEAT), limits.step_waits_ns):
             self._look(steps)
             whole.append(steps)
         self.beats.advance(rows, self.hosts, self.offsets, limits)

@@ -1,7 +1,8 @@
 """Rows of ranks, gathered into whole steps.
 
 A step is closed when every rank that is expected has sent its row, or when a later step of many
-ranks ended long after it began; whoever is missing then is not waited for until it sends again.
+ranks was known long after its first row; whoever is missing then is not waited for until it sends
+again. Bodies hold many seconds, so that what was received late need not be late.
 Which rows belong to which step, and after which row it is closed, follows from the order of the
 rows alone: it is the same however they are cut into batches.
 """
@@ -16,10 +17,13 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.columns import MEASURES, Bool, Float64, Int64, Pulses
+from app.analysis.pulse.highest import highest_before
 
 # How long a step waits for ranks that are missing, and for how many later steps.
 WAITS_NS: Final = 10_000_000_000
-_WAITS_STEPS: Final = 256
+_WAITS_STEPS: Final = 2_048
+# Rows that could not be sent are dropped after half a minute: of older steps none comes any more.
+_DROPPED_NS: Final = 40_000_000_000
 # Steps of fewer ranks than this share of those that are known say nothing about the job.
 _MANY: Final = 0.25
 # More ranks are not told apart.
@@ -99,11 +103,26 @@ class Gathering:
     first_ns: Int64 = field(default_factory=_none)
     order: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
     ended_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    # When each row was known.
+    known_ns: Int64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
     values: Float64 = field(default_factory=lambda: np.empty((len(MEASURES), 0, 0)))
     counts: Counter[str] = field(default_factory=Counter)
+    waits_ns: int = WAITS_NS
 
-    def add(self, rows: Pulses) -> Iterator[Steps]:
-        """Take rows that are no beats, and yield the steps that are whole with them."""
+    def __post_init__(self) -> None:
+        """Complete a state of before these times were kept."""
+        if self.known_ns.shape != self.ended_ns.shape:
+            self.known_ns = self.ended_ns.copy()
+
+    def add(self, rows: Pulses, waits_ns: int = WAITS_NS) -> Iterator[Steps]:
+        """Take rows that are no beats, and yield the steps that are whole with them.
+
+        Parameters
+        ----------
+        waits_ns : int
+            How long a step waits for ranks that are missing.
+        """
+        self.waits_ns = waits_ns
         rows = self._sound(rows)
         while len(rows):
             following = np.flatnonzero(rows.attempt > self.attempt)
@@ -147,7 +166,7 @@ class Gathering:
 
     def _begin(self, attempt: int) -> None:
         counts, group, seen = self.counts, self.group, self.rows
-        fresh = Gathering()
+        fresh = Gathering(waits_ns=self.waits_ns)
         for name in Gathering.__slots__:
             setattr(self, name, getattr(fresh, name))
         self.counts, self.group, self.rows, self.attempt = counts, group + 1, seen, attempt
@@ -202,6 +221,7 @@ class Gathering:
             self.last_ns = np.append(self.last_ns, np.full(size, -1))
             self.order = np.pad(self.order, ((0, 0), (0, size)), constant_values=-1)
             self.ended_ns = np.pad(self.ended_ns, ((0, 0), (0, size)))
+            self.known_ns = np.pad(self.known_ns, ((0, 0), (0, size)))
             self.values = np.pad(self.values, ((0, 0), (0, 0), (0, size)), constant_values=np.nan)
         return rows
 
@@ -214,8 +234,8 @@ class Gathering:
         # Small integers are sorted by their digits.
         order = np.argsort(place.astype(np.int16), kind="stable")
         whose = place[order]
-        step = _highest_before(rows.step[order], whose, self.last_step)
-        time = _highest_before(rows.time_ns[order], whose, self.last_ns)
+        step = highest_before(rows.step[order], whose, self.last_step)
+        time = highest_before(rows.time_ns[order], whose, self.last_ns)
         repeated = np.empty(len(rows), np.bool_)
         repeated[order] = (rows.step[order] <= step) & (rows.time_ns[order] > time)
         return repeated
@@ -259,11 +279,12 @@ class Gathering:
         at, place = at[taken], place[taken]
         self.order[at, place] = order[taken]
         self.ended_ns[at, place] = rows.time_ns[taken]
+        self.known_ns[at, place] = rows.known_ns[taken]
         for number, name in enumerate(MEASURES):
             self.values[number, at, place] = getattr(rows, name)[taken]
         steps, first = np.unique(at, return_index=True)
         new = self.first_ns[steps] < 0
-        self.first_ns[steps[new]] = rows.time_ns[taken][first[new]]
+        self.first_ns[steps[new]] = rows.known_ns[taken][first[new]]
         yield from self._close()
         excess = len(self.steps) - max(64, _MOST_OPEN // len(self.ranks))
         if excess > 0:
@@ -276,10 +297,12 @@ class Gathering:
             return
         at = np.searchsorted(every, self.steps)
         shape = (len(every), len(self.ranks))
-        order, ended = np.full(shape, -1, np.int64), np.zeros(shape, np.int64)
+        order = np.full(shape, -1, np.int64)
+        ended, known = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         values = np.full((len(MEASURES), *shape), np.nan)
         first = np.full(len(every), -1, np.int64)
         order[at], ended[at], first[at] = self.order, self.ended_ns, self.first_ns
+        known[at], self.known_ns = self.known_ns, known
         values[:, at] = self.values
         self.steps, self.order, self.ended_ns, self.values = every, order, ended, values
         self.first_ns = first
@@ -336,10 +359,16 @@ class Gathering:
         there = np.where(self.order >= 0, self.order, _NEVER)
         arrived = np.partition(there, many - 1, axis=1)[:, many - 1]
         row = np.argmax(there == arrived[:, None], axis=1)
-        at_ns = np.where(arrived < _NEVER, self.ended_ns[np.arange(len(row)), row], -1)
+        known_ns, at_ns = (
+            np.where(arrived < _NEVER, times[np.arange(len(row)), row], -1)
+            for times in (self.known_ns, self.ended_ns)
+        )
+        began_ns = np.where(self.order >= 0, self.ended_ns, _NEVER - _DROPPED_NS).min(axis=1)
         # A later step counts once many ranks have ended it.
-        reached = np.maximum.accumulate(at_ns)
-        first = np.searchsorted(reached, self.first_ns + WAITS_NS)
+        first = np.minimum(
+            np.searchsorted(np.maximum.accumulate(known_ns), self.first_ns + self.waits_ns),
+            np.searchsorted(np.maximum.accumulate(at_ns), began_ns + _DROPPED_NS),
+        )
         number = np.arange(len(self.steps))
         first = np.maximum(np.minimum(first, number + _WAITS_STEPS), number + 1)
         soonest = np.append(np.minimum.accumulate(arrived[::-1])[::-1], _NEVER)
@@ -376,26 +405,7 @@ class Gathering:
         )
         self.steps, self.first_ns = self.steps[count:], self.first_ns[count:]
         self.order, self.ended_ns = self.order[count:], self.ended_ns[count:]
+        self.known_ns = self.known_ns[count:]
         self.values = self.values[:, count:]
         if len(steps.steps):
             yield steps
-
-
-def _highest_before(values: Int64, whose: Int64, known: Int64) -> Int64:
-    """Return for each row the highest value of its rank before it.
-
-    Parameters
-    ----------
-    values, whose : int64[rows]
-        Sorted by rank, in order within each.
-    known : int64[ranks]
-        The highest before all of them.
-    """
-    levels, level = np.unique(np.concatenate([known, values]), return_inverse=True)
-    base, own = level[: len(known)], level[len(known) :]
-    # Each rank's values lie above all of those before it.
-    lift = whose * len(levels)
-    so_far = np.maximum.accumulate(np.maximum(own, base[whose]) + lift) - lift
-    starts = np.append(True, whose[1:] != whose[:-1])
-    before = np.where(starts, base[whose], np.append(0, so_far[:-1]))
-    return np.asarray(levels[before])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -218,6 +218,8 @@ def look(container: Container, claim: PulseClaim) -> Advance:
             continue
         counts.update(sent.counts)
         rows = _of_these_days(sent.rows, row.received_at, counts)
+        came_ns = int(row.received_at.timestamp() * 1e9)
+        rows = replace(rows, came_ns=np.full(len(rows), came_ns))
         _place(detector, watched, rows, sent.host)
         parts.append(rows)
         files += sent.files

@@ -196,6 +196,21 @@ def test_pulses_out_of_order_come_to_the_same(installation: Installation) -> Non
     assert counted(installation, "pulse_block", "sum(rows)") == len(job.rows())
 
 
+def test_bodies_that_hold_many_seconds_come_one_after_the_other_and_none_is_late(
+    installation: Installation,
+) -> None:
+    """As after a server was away: the steps of one host are known before those of the other."""
+    job, truth = slow_job()
+    sent = list(bodies(job))
+    for first in range(0, len(sent), 6):
+        for host in range(2):
+            for body in sent[first + host : first + 6 : 2]:
+                send(installation, body)
+            take_all(installation)
+    assert noticed(installation)["counts"] == {}
+    assert [one["ranks"] for one in noticed(installation)["notices"]] == [list(truth.ranks)]
+
+
 def test_ranks_that_the_job_does_not_have_are_counted_and_change_nothing(
     installation: Installation,
 ) -> None:
