@@ -5,13 +5,7 @@ Real processes, on PostgreSQL with Redis and with the embedded ones; seconds of 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,9 +19,9 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
-from tests.support.nightly import every_night
+from tests.support.nightly import by_night, every_night
 from tests.support.pulses.live import LiveJob
-from tests.support.waiting import wait_for
+from tests.support.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,52 +30,24 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from tests.support.redis import RedisServer
 
-pytestmark = pytest.mark.slow
+# The same with ranks that train, by day as well: client/test_loop.py.
+pytestmark = [pytest.mark.slow, by_night]
 
 SENT = "/api/v1/jobs/live/attempts/1/pulse"
-
-
-@contextlib.contextmanager
-def running(environment: dict[str, str], *words: str) -> Iterator[None]:
-    """Run a command of the program, and stop it at the end."""
-    with subprocess.Popen(  # noqa: S603 - our own argument list
-        [sys.executable, "-c", "from app.cli.main import main; main()", *words],
-        env=os.environ | environment,
-    ) as process:
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
 
 
 @pytest.fixture(params=["postgresql and redis", *every_night("embedded")])
 def url(request: pytest.FixtureRequest, open_dir: Path) -> Iterator[str]:
     """Yield the address of an installation."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {"PACELINE_DATA_DIR": str(open_dir / "data"), "PACELINE_PORT": str(port)}
-    with contextlib.ExitStack() as stack:
-        if request.param == "embedded":
-            stack.enter_context(running(environment, "serve"))
-        else:
-            container: Container = request.getfixturevalue("container")
-            redis: RedisServer = request.getfixturevalue("redis_server")
-            environment |= {
-                "PACELINE_DATABASE_URL": str(container.settings.database_url),
-                "PACELINE_BROKER_URL": redis.url,
-            }
-            stack.enter_context(running(environment, "serve"))
-            stack.enter_context(running(environment, "worker"))
-        address = f"http://127.0.0.1:{port}"
-
-        def ready() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{address}/readyz", trust_env=False).is_success
-            return False
-
-        wait_for(ready, "server", limit_s=240)
+    urls = () if request.param == "embedded" else request.getfixturevalue("urls")
+    with serving(open_dir, *urls) as address:
         yield address
+
+
+@pytest.fixture
+def urls(container: Container, redis_server: RedisServer) -> tuple[str, str]:
+    """Return those of a database and a broker."""
+    return str(container.settings.database_url), redis_server.url
 
 
 def session_body(hosts: dict[int, str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _compiled() -> None:
+def compiled() -> None:
     """Have the compiled loops on disk, as an installation has.
 
     A worker that has to compile them takes messages, and starts on the first one minutes later
@@ -47,7 +47,7 @@ class WorkerProcess(Worker):
 
     def __init__(self, container: Container, log: Path, queue: str = ANALYSIS_QUEUE) -> None:
         if queue == ANALYSIS_QUEUE:
-            _compiled()
+            compiled()
         super().__init__(container, log, queue)
         self._container = container
         self._log = log

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 import paceline_client.torch as paceline
 from paceline_client import RetryPolicy
 from paceline_client.torch import session
+from tests.integration.client.lasting import Lasting
 from tests.integration.client.sharing import Experts, MegatronExperts, Sequences
 
 WIDTH = 16
@@ -185,6 +186,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--slow", type=int, default=-1, help="rank that computes longer")
     parser.add_argument("--slow-s", type=float, default=0.03, help="in each forward")
+    parser.add_argument("--work-s", type=float, default=0.02, help="of a job that lasts, a step")
     parser.add_argument("--pulse-s", default="5")
     parser.add_argument("--no-session", action="store_true", help="the pulse alone")
     given = parser.parse_args(words)
@@ -291,9 +293,12 @@ def train(given: argparse.Namespace, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def _job(kind: str, rank: int, ranks: int) -> Any:  # noqa: ANN401 - one of several
+def _job(given: argparse.Namespace, rank: int) -> Any:  # noqa: ANN401 - one of several
+    kind, ranks = given.kind, given.ranks
     if kind == "pipelining":
         return Pipeline(rank, ranks)
+    if kind == "lasting":
+        return Lasting(given.directory, given.work_s)
     sharing = {"experts": Experts, "megatron": MegatronExperts, "sequences": Sequences}
     return sharing[kind](rank, ranks) if kind in sharing else Loop(kind, rank, ranks)
 
@@ -310,7 +315,7 @@ def _attach(given: argparse.Namespace, job: Any, url: str) -> paceline.Monitor: 
 
 def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, Any]:
     COMPILES_S[:] = [given.stands_s]
-    job = _job(given.kind, rank, given.ranks)
+    job = _job(given, rank)
     monitor = None
     if given.fault == "disk full":
         # What is written beyond fails as on a full disk.
@@ -326,7 +331,7 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
     if given.kind == "powersgd":
         _compress(job.model)
     losses = []
-    for number in range(given.steps):
+    for number in _steps(given, job):
         losses.append(job.step(number))
         time.sleep(given.pause_s)
         _fault(given, rank, number, monitor)
@@ -341,6 +346,13 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
     if given.fault == "disk full":
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     return _document(losses, monitor)
+
+
+def _steps(given: argparse.Namespace, job: Any) -> Iterator[int]:  # noqa: ANN401
+    for number in range(given.steps):
+        yield number
+        if isinstance(job, Lasting) and job.is_last(number):
+            return
 
 
 def _close(given: argparse.Namespace, monitor: paceline.Monitor | None) -> None:
