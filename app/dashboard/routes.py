@@ -61,24 +61,23 @@ from app.lists.listing import PageRequest
 from app.services.alerts.onset import onset_of_job
 from app.services.alerts.views import open_by_job
 from app.services.container import Container
-from app.services.fixes.read import fixes_and_calibrations, realized_fixes
+from app.services.fixes.read import realized_fixes
 from app.services.fleet.listing import PAGE as FLEET_PAGE
 from app.services.fleet.listing import fleet_view
 from app.services.fleet.views import list_views, shared_view
 from app.services.fleet_report.jobs import job_figures
-from app.services.hangs.read import hangs_of_job
+from app.services.hangs.read import hangs_and_groups, hangs_of_job
 from app.services.history.axis import JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
-from app.services.plans.of_job import whole_job_of
+from app.services.plans.remedies import remedies
 from app.services.pulse.fleet import live_steps
 from app.services.pulse.live import live_job
 from app.services.sessions.fleet import fleet
 from app.services.sessions.history import PAGE, around, job_history
 from app.services.sessions.read import get_session
 from app.services.sessions.reports import heatmap, report_document
-from app.services.tensor.read import count_groups
 
 # Applied fixes on the page of the fleet.
 NEWEST_FIXES: Final = 10
@@ -155,8 +154,7 @@ def _add_fleet(routes: APIRouter, pages: Pages) -> None:
                 silent_page=query.silent_number,
             )
             views, running = list_views(tx, container.principal), live_steps(tx)
-            brought = fixes_and_calibrations(tx, most=NEWEST_FIXES)
-            fixes = fleet_fixes(*brought, "/fleet/fixes.csv", tx.now)
+            fixes = fleet_fixes(remedies(tx, most=NEWEST_FIXES), "/fleet/fixes.csv", tx.now)
             unheard = not found.groups and about.end is None and not query.archived
             status = installation_status(tx, container.settings) if unheard else None
             arrived = first_arrivals(tx) if unheard else None
@@ -200,8 +198,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
         about = time.about(ALL)
         parameters = {**time.parameters, "sort": sort, "page": page}
         with pages.reading(container) as (tx, nav):
-            found, groups = fleet(tx, job=job), count_groups(tx, job)
-            hangs, pulse = hangs_of_job(tx, job, HANGS), live_job(tx, job)
+            found, pulse = fleet(tx, job=job), live_job(tx, job)
+            hangs, groups = hangs_and_groups(tx, job, HANGS)
             incidents = open_by_job(tx, job).get(job, []) if found.jobs or pulse else []
             if found.jobs:
                 history = job_history(
@@ -213,10 +211,7 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     slow=STRAGGLING,
                 )
                 times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
-                whole_job = whole_job_line(whole_job_of(tx, shown_session(found.jobs[0]).id))
-                fixes = applied_fixes(
-                    *fixes_and_calibrations(tx, job=job), f"{job_url(job)}/fixes.csv", tx.now
-                )
+                done = remedies(tx, job=job, planned_by=shown_session(found.jobs[0]).id)
         live = None if pulse is None else live_view(pulse)
         if not found.jobs:
             if live is not None:
@@ -252,10 +247,10 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             page=shown,
             now=found.now,
             groups=groups,
-            applied=fixes,
+            applied=applied_fixes(done, f"{job_url(job)}/fixes.csv", found.now),
             hangs=[hang_line(row) for row in hangs],
             live=live,
-            whole_job=whole_job,
+            whole_job=whole_job_line(done.whole_job),
         )
 
     @routes.get("/sessions/{session}")
@@ -277,17 +272,8 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                 else None
             )
             incidents = open_by_job(tx, view.row.job).get(view.row.job, [])
-            fixes = applied_fixes(
-                *fixes_and_calibrations(tx, session=view.row.id),
-                f"/sessions/{view.row.id}/applied.csv",
-                view.now,
-                unapply=True,
-            )
-            whole_job = (
-                whole_job_of(tx, view.row.id)
-                if document is not None and view.row.headline is not None and kept(view).trace
-                else None
-            )
+            plannable = document is not None and view.row.headline is not None and kept(view).trace
+            done = remedies(tx, session=view.row.id, planned_by=view.row.id if plannable else None)
         report = (
             None
             if document is None
@@ -313,10 +299,12 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
             nav,
             page=page,
             now=page.now,
-            applied=fixes,
+            applied=applied_fixes(
+                done, f"/sessions/{view.row.id}/applied.csv", view.now, unapply=True
+            ),
             exact=query.exact,
-            whole_job=whole_job_line(whole_job),
-            whole_job_lacking=lacking_text(whole_job),
+            whole_job=whole_job_line(done.whole_job),
+            whole_job_lacking=lacking_text(done.whole_job),
         )
 
 

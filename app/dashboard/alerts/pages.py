@@ -20,10 +20,10 @@ from app.dashboard.alerts.exports import (
     undelivered_csv,
 )
 from app.dashboard.alerts.filters import IncidentsQuery
-from app.dashboard.alerts.incident_fixes import fixes_of, realized_of
+from app.dashboard.alerts.incident_fixes import fixes_of, realized_of, remedies_of
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
-from app.dashboard.fixes.whole_job import WholeJobLine, whole_job_line
+from app.dashboard.fixes.whole_job import whole_job_line
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
@@ -33,15 +33,12 @@ from app.services.alerts.everywhere import reads_several
 from app.services.alerts.onset import onset_of_incident
 from app.services.alerts.triage.evidence import evidence_of, evidence_zip
 from app.services.alerts.views import incident_life, incidents
-from app.services.plans.of_job import whole_job_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.dashboard.pages import Pages
-    from app.db.unit_of_work import Reads
     from app.services.alerts.channels.reads import ChannelView
-    from app.services.alerts.views import IncidentLife
     from app.services.container import Container
 
 IncidentsQueryParam = Annotated[IncidentsQuery, Depends()]
@@ -68,8 +65,7 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
                 # With the list they would cost it another statement.
-                fixes = None if life is None or incident is None else fixes_of(tx, life.view.row)
-                whole_job = None if life is None or fixes is None else _whole_job(tx, life)
+                done = None if life is None or incident is None else remedies_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
             onset = None if life is None else onset_of_incident(tx, life.view.row, STRAGGLING)
@@ -82,8 +78,8 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             nav,
             page=page,
             now=page.now,
-            applied=fixes,
-            whole_job=whole_job,
+            applied=None if done is None else fixes_of(done, f"/incidents/{chosen}", page.now),
+            whole_job=None if done is None else whole_job_line(done.whole_job),
         )
 
     @routes.get("/incidents")
@@ -93,12 +89,6 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/incidents/{incident}")
     def incident_route(container: Here, incident: str, query: IncidentsQueryParam) -> Response:
         return show(container, query, incident)
-
-
-def _whole_job(tx: Reads, life: IncidentLife) -> WholeJobLine | None:
-    """Return the plan of the whole job by the session that an incident is about."""
-    facts = life.view.row.incident.facts
-    return None if facts is None else whole_job_line(whole_job_of(tx, facts.session))
 
 
 def _add_evidence(routes: APIRouter, pages: Pages) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from app.services.fixes.read import Realized
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from app.services.plans.remedies import Remedies
+
 
 @dataclass(frozen=True, slots=True)
 class AppliedFixes:
@@ -29,32 +31,23 @@ class AppliedFixes:
 
 
 def applied_fixes(
-    found: Sequence[Realized],
-    figures: Mapping[str, Calibration],
-    csv: str,
-    now: datetime,
-    *,
-    unapply: bool = False,
+    found: Remedies, csv: str, now: datetime, *, unapply: bool = False
 ) -> AppliedFixes:
     """Return what pages show of applied fixes.
 
     Parameters
     ----------
-    figures : mapping of str to Calibration
-        By code of the fix; ``""`` is all of them.
     unapply : bool
         Whether the page lets a mark be removed.
     """
-    table = drawn(_columns(now, unapply=unapply), found, csv=csv, classes="plain applied")
-    return AppliedFixes(found, table, calibration_text(figures.get("")))
+    table = drawn(_columns(now, unapply=unapply), found.applied, csv=csv, classes="plain applied")
+    return AppliedFixes(found.applied, table, calibration_text(found.calibrations.get("")))
 
 
-def fleet_fixes(
-    found: Sequence[Realized], figures: Mapping[str, Calibration], csv: str, now: datetime
-) -> AppliedFixes:
+def fleet_fixes(found: Remedies, csv: str, now: datetime) -> AppliedFixes:
     """Return the applied fixes of all jobs."""
-    table = drawn(_fleet_columns(now), found, csv=csv, classes="fleet of-fixes")
-    return AppliedFixes(found, table, calibration_text(figures.get("")))
+    table = drawn(_fleet_columns(now), found.applied, csv=csv, classes="fleet of-fixes")
+    return AppliedFixes(found.applied, table, calibration_text(found.calibrations.get("")))
 
 
 def applied_csv(found: Sequence[Realized]) -> Table:

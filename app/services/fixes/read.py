@@ -11,8 +11,6 @@ from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import aliased
 
 from app.analysis.report.realized import Calibration, calibration, prediction_error
-from app.db.json_rows import as_json
-from app.db.models.access import Project
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import Job, Session
 from app.db.states import FixSource
@@ -101,44 +99,35 @@ def realized_fixes(  # noqa: PLR0913 - all that they are asked for
     most : int
         The newest of them.
     """
-    where = _of(job, session)
-    if since is not None:
-        where.append(AppliedFix.applied_at >= since)
-    if until is not None:
-        where.append(AppliedFix.applied_at <= until)
-    return read(tx, FIXES, *where, limit=most)
+    return read(tx, FIXES, *applied(job, session, since, until), limit=most)
 
 
-def fixes_and_calibrations(
-    tx: Reads, *, job: str | None = None, session: uuid.UUID | None = None, most: int = MOST_LISTED
-) -> tuple[list[Realized], Mapping[str, Calibration]]:
-    """Return `realized_fixes` and `calibrations`, with one statement."""
-    listed = FIXES.query().where(*_of(job, session)).order_by(*FIXES.ties).limit(most)
-    fixes, measured = tx.session.execute(
-        select(as_json(listed), as_json(_measured_gains()))
-        .select_from(Project)
-        .where(Project.id == tx.scope.project_id)
-    ).one()
-    return FIXES.rows(fixes or ()), _calibrations(
-        (one["action"], one["predicted_gain"], one["realized_gain"]) for one in measured or ()
-    )
-
-
-def _of(job: str | None, session: uuid.UUID | None) -> list[ColumnElement[bool]]:
+def applied(
+    job: str | None = None,
+    session: uuid.UUID | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[ColumnElement[bool]]:
+    """Return what a row of `FIXES` has to meet; see `realized_fixes`."""
     where: list[ColumnElement[bool]] = []
     if job is not None:
         where.append(Job.name == job)
     if session is not None:
         where.append(or_(AppliedFix.session_id == session, AppliedFix.measured_by == session))
+    if since is not None:
+        where.append(AppliedFix.applied_at >= since)
+    if until is not None:
+        where.append(AppliedFix.applied_at <= until)
     return where
 
 
 def calibrations(tx: Reads) -> Mapping[str, Calibration]:
     """Return how the predictions of each kind of fix turned out; ``""`` is all of them."""
-    return _calibrations(map(tuple, tx.session.execute(_measured_gains())))
+    return calibrations_of(map(tuple, tx.session.execute(measured_gains())))
 
 
-def _measured_gains() -> Select[*tuple[Any, ...]]:
+def measured_gains() -> Select[*tuple[Any, ...]]:
+    """Return the query of what was predicted and measured, of the latest fixes of every kind."""
     return (
         select(AppliedFix.action, AppliedFix.predicted_gain, AppliedFix.realized_gain)
         .where(
@@ -151,7 +140,8 @@ def _measured_gains() -> Select[*tuple[Any, ...]]:
     )
 
 
-def _calibrations(rows: Iterable[tuple[str, float, float]]) -> Mapping[str, Calibration]:
+def calibrations_of(rows: Iterable[tuple[str, float, float]]) -> Mapping[str, Calibration]:
+    """Return how predictions turned out, of rows of `measured_gains`."""
     errors: dict[str, list[float]] = {}
     for action, predicted, realized in rows:
         error = prediction_error(predicted, realized)

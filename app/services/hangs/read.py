@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Select, select
+from pydantic import TypeAdapter
+from sqlalchemy import Select, func, select
 
 from app.alerts.facts import HangFacts
 from app.analysis.hangs.said import HangKind
 from app.db.documents import open_hang
+from app.db.json_rows import as_json
+from app.db.models.access import Project
 from app.db.models.noticed import StoredHang
 from app.db.models.sessions import Job
+from app.db.models.tensor import TensorGroup
 from app.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -87,10 +91,26 @@ class HangRow:
         return self.facts.gpu_hours(self.now)
 
 
+_HANGS: Final = TypeAdapter(list[HangRow])
+
+
 def hangs_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[HangRow]:
     """Return the hangs of a job, the latest first."""
-    query = _rows().where(Job.name == job).order_by(StoredHang.created_at.desc()).limit(most)
+    query = _latest(job, most)
     return [HangRow(**row._asdict(), now=tx.now) for row in tx.session.execute(query)]
+
+
+def hangs_and_groups(tx: Reads, job: str, most: int = MOST_LISTED) -> tuple[list[HangRow], int]:
+    """Return the same, and how many tensor-parallel groups a job reports, with one statement."""
+    groups = select(func.count(func.distinct(TensorGroup.name))).join(
+        Job, Job.id == TensorGroup.job_id
+    )
+    rows, count = tx.session.execute(
+        select(as_json(_latest(job, most)), groups.where(Job.name == job).scalar_subquery())
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    return _HANGS.validate_python([{**row, "now": tx.now} for row in rows or ()]), count
 
 
 def get_hang(tx: Reads, hang: uuid.UUID) -> tuple[HangRow, HangDocument]:
@@ -108,6 +128,10 @@ def get_hang(tx: Reads, hang: uuid.UUID) -> tuple[HangRow, HangDocument]:
     row = found._asdict()
     document = open_hang(row.pop("document"))
     return HangRow(**row, now=tx.now), document
+
+
+def _latest(job: str, most: int) -> Select[*tuple[Any, ...]]:
+    return _rows().where(Job.name == job).order_by(StoredHang.created_at.desc()).limit(most)
 
 
 def _rows() -> Select[*tuple[Any, ...]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import Double, Text, cast, select, true
 
 from app.analysis.trace.metadata import parse_metadata
@@ -16,7 +17,7 @@ from app.errors import InvalidMetadataError, InvalidSpecError
 from app.inputs.plans.session import session_job
 
 if TYPE_CHECKING:
-    from app.db.unit_of_work import Reads
+    from sqlalchemy import Select
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,26 @@ class WholeJob:
         return not self.lacking and not self.unfit
 
 
-def whole_job_of(tx: Reads, session_id: uuid.UUID) -> WholeJob | None:
-    """Return the plan of a session's whole job; None without a verdict, or without operations."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A session with its newest plan."""
+
+    number: int
+    meta: dict[str, Any]
+    plan: uuid.UUID | None
+    state: PlanState | None
+    planned: float | None
+    running: float | None
+
+
+_FOUND: Final = TypeAdapter(tuple[_Found, ...])
+
+
+def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
+    """Return the query of what `whole_job` reads: no row without a verdict or operations."""
     newest = (
         select(
-            Plan.id,
+            Plan.id.label("plan"),
             Plan.state,
             Plan.outline["iteration_time_ms"]["simulated"].astext.cast(Double).label("planned"),
             Plan.spec["as_it_runs"]["iteration_ms"].astext.cast(Double).label("running"),
@@ -55,11 +71,11 @@ def whole_job_of(tx: Reads, session_id: uuid.UUID) -> WholeJob | None:
         .limit(1)
         .lateral()
     )
-    row = tx.session.execute(
+    return (
         select(
             Session.number,
             Session.meta,
-            newest.c.id,
+            newest.c.plan,
             newest.c.state,
             newest.c.planned,
             newest.c.running,
@@ -70,7 +86,18 @@ def whole_job_of(tx: Reads, session_id: uuid.UUID) -> WholeJob | None:
             Session.state == SessionState.ANALYZED,
             Session.trace_removed_at.is_(None),
         )
-    ).one_or_none()
+    )
+
+
+def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
+    """Return the plan of a session's whole job; None without a verdict, or without operations.
+
+    Parameters
+    ----------
+    rows : object
+        What `whole_job_query` found, as JSON.
+    """
+    row = next(iter(_FOUND.validate_python(rows or ())), None)
     if row is None:
         return None
     try:
@@ -84,7 +111,7 @@ def whole_job_of(tx: Reads, session_id: uuid.UUID) -> WholeJob | None:
     return WholeJob(
         session_id,
         row.number,
-        plan=row.id,
+        plan=row.plan,
         state=row.state,
         iteration_ms=row.planned,
         running_ms=row.running,

@@ -135,15 +135,6 @@ class JobGroups:
     groups: tuple[GroupRow, ...]
 
 
-def count_groups(tx: Reads, job: str) -> int:
-    """Return how many tensor-parallel groups a job reports."""
-    return tx.session.execute(
-        select(func.count(func.distinct(TensorGroup.name)))
-        .join(Job, Job.id == TensorGroup.job_id)
-        .where(Job.name == job)
-    ).scalar_one()
-
-
 def list_groups(tx: Reads, job: str) -> JobGroups:
     """Return a job's groups by name, each of its newest attempt.
 

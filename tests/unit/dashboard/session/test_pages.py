@@ -23,6 +23,7 @@ from app.dashboard.session.view import session_page
 from app.dashboard.ui.assets import installed_assets
 from app.db.states import SessionState
 from app.services.alerts.navigation import Navigation
+from app.services.plans.remedies import Remedies
 from app.services.sessions.history import Around
 from app.services.sessions.read import SessionRow, SessionView
 from tests.support import reports
@@ -153,7 +154,7 @@ def page_text(report: Report) -> str:
         Navigation(0, ()),
         page=page,
         now=page.now,
-        applied=applied_fixes((), {}, "", page.now),
+        applied=applied_fixes(Remedies((), {}, None), "", page.now),
         exact=False,
         whole_job=None,
         whole_job_lacking="",
