@@ -45,6 +45,7 @@ from app.run.http import HttpServer, address_of, listen
 from app.services.sessions.analyze import analyze_session
 from app.services.tasks.task_runs import claim
 from app.settings import Settings
+from app.system.collector import answering
 from app.web import create_app
 from benchmarks.support.copies import copy_session, let_fire
 from benchmarks.support.painting import Painted, paint, painted_table
@@ -183,6 +184,8 @@ def measure(
         listener = listen(settings)
         http = HttpServer(create_app(container), listener)
         http.start(lambda: False)
+        # As `paceline serve` does.
+        answering()
         try:
             with httpx.Client(
                 base_url=address_of(listener), timeout=600, trust_env=False

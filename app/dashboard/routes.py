@@ -67,7 +67,7 @@ from app.services.fleet.listing import fleet_view
 from app.services.fleet.views import list_views, shared_view
 from app.services.fleet_report.jobs import job_figures
 from app.services.hangs.read import hangs_and_groups, hangs_of_job
-from app.services.history.axis import JobAxis, job_axis
+from app.services.history.axis import DRAWN_POINTS, JobAxis, job_axis
 from app.services.history.notes import known_job
 from app.services.ingest.arrivals import first_arrivals
 from app.services.installation.status import installation_status
@@ -210,7 +210,9 @@ def _add_pages(routes: APIRouter, pages: Pages) -> None:
                     request=PageRequest(sort, page_number(page), PAGE),
                     slow=STRAGGLING,
                 )
-                times_of = job_axis(tx, job, since=about.since(found.now), until=about.end)
+                times_of = job_axis(
+                    tx, job, since=about.since(found.now), until=about.end, most=DRAWN_POINTS
+                )
                 done = remedies(tx, job=job, planned_by=shown_session(found.jobs[0]).id)
         live = None if pulse is None else live_view(pulse)
         if not found.jobs:

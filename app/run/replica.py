@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from app.system import child
-from app.system.collector import loading
+from app.system.collector import answering, loading
 
 
 def main() -> int:
@@ -37,6 +37,7 @@ def main() -> int:
     server = HttpServer(create_app(container, place), listener)
     try:
         server.start(stop.is_set)
+        answering()
         stop.wait()
     finally:
         server.stop()

@@ -33,6 +33,7 @@ from app.run.workers import (
 )
 from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
+from app.system.collector import answering
 from app.system.logs import configure_logging
 from app.system.processes import SupervisedChild
 from app.system.scratch import Scratch
@@ -134,6 +135,7 @@ def _serve(
     for worker in workers:
         worker.tend()
     http.start(stop.is_set)
+    answering()
     if not stop.is_set():
         url = _announce(address_of(listener))
         running.enter_context(meanwhile.begin(url, settings))

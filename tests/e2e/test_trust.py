@@ -137,12 +137,12 @@ def test_what_was_before_is_not_the_discarded_session(
 
 def test_every_session_of_a_job_is_a_link_away(place: Place, visitor: Visitor) -> None:
     analyzed(place.alerting.container, small_trace(), "llm")
-    for _ in range(120):
+    for _ in range(60):
         store(place.alerting.container, small_trace())
     page = visitor.open(f"{place.url}/jobs/llm")
-    expect(page.locator("main")).to_contain_text("Sessions 1 to 100 of 121")
+    expect(page.locator("main")).to_contain_text("Sessions 1 to 50 of 61")
     page.get_by_role("link", name="Next").click()
-    expect(page.locator("main")).to_contain_text("Sessions 101 to 121 of 121")
+    expect(page.locator("main")).to_contain_text("Sessions 51 to 61 of 61")
 
 
 def test_few_workers_are_said_once_to_recover_half_of_the_lost_time(

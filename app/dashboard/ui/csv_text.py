@@ -125,10 +125,10 @@ def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
 
 def _plain(cell: object) -> object:
     """Return a cell that a spreadsheet takes for text, not for a formula."""
-    # Most cells are a number or nothing, and files have many.
+    # Most cells are a number, nothing or plain text, and files have many.
     if cell is None or type(cell) in _NUMBERS:
         return cell
-    found = _value(cell)
+    found = cell if type(cell) is str else _value(cell)
     if not isinstance(found, str):
         return found
     # The writer quotes line feeds alone; readers end a line at either.

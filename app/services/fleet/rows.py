@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from sqlalchemy import ARRAY, Uuid, func, literal
+
 from app.alerts.states import IncidentState
 from app.db.models.sessions import Session
 from app.lists.columns import Column
@@ -100,4 +102,6 @@ def standing_of(
 
 def sessions_of(tx: Reads, ids: set[UUID]) -> dict[UUID, SessionRow]:
     """Return sessions by id."""
-    return {row.id: row for row in read(tx, SESSIONS, Session.id.in_(ids))}
+    # One value: of a thousand, each of its own, the statement alone takes 20 ms to write and read.
+    wanted = func.any(literal(list(ids), ARRAY(Uuid)))
+    return {row.id: row for row in read(tx, SESSIONS, Session.id == wanted)}

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # The latest ones of the time that is asked for.
 MOST_POINTS: Final = 1000
+# Those that a figure as wide as a page can show apart.
+DRAWN_POINTS: Final = 500
 # Of these the latest are looked at for changes: it takes some 20 ms.
 LOOKED_AT: Final = 200
 SECONDS_AN_HOUR: Final = 3600
@@ -132,10 +134,15 @@ class JobAxis:
 
 
 def job_axis(
-    tx: Reads, job: str, *, since: datetime | None = None, until: datetime | None = None
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    most: int = MOST_POINTS,
 ) -> JobAxis:
-    """Return a job over a time: of many sessions the latest `MOST_POINTS`."""
-    points, layouts = _points(tx, job, since, until)
+    """Return a job over a time: of many sessions the latest, `most` of them."""
+    points, layouts = _points(tx, job, since, until, most)
     marks = _marks(tx, job, since, until)
     changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, layouts, marks)]
     changes.sort(key=lambda change: (change.at, change.measure), reverse=True)
@@ -143,7 +150,7 @@ def job_axis(
 
 
 def _points(
-    tx: Reads, job: str, since: datetime | None, until: datetime | None
+    tx: Reads, job: str, since: datetime | None, until: datetime | None, most: int
 ) -> tuple[list[TimePoint], list[str]]:
     """Return the sessions, and the sizes and the work of a step of each."""
     analyzed = Session.state == SessionState.ANALYZED
@@ -175,7 +182,7 @@ def _points(
         .outerjoin(*OF_SESSION)
         .where(Job.name == job)
         .order_by(Session.received_at.desc(), Session.id)
-        .limit(MOST_POINTS)
+        .limit(most)
     )
     if since is not None:
         query = query.where(Session.received_at >= since)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ONSETS: Final = TypeAdapter(tuple[Onset | None])
 # Sessions on a page.
-PAGE: Final = 100
+PAGE: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
