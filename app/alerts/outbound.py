@@ -120,6 +120,12 @@ class Outbound:
         raise DeliveryError("connection.failed", f"{host} is not reachable: {failure}")
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Send a body, whatever its answer is; see `request`."""
+        return self.request("POST", url, body, headers)
+
+    def request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
         """Send a request, whatever its answer is; `check` tells good answers from bad.
 
         Raises
@@ -130,7 +136,7 @@ class Outbound:
         check_url(url)
         all_headers = [("User-Agent", USER_AGENT), *headers.items()]
         try:
-            with self._pool.stream("POST", url, headers=all_headers, content=body) as response:
+            with self._pool.stream(method, url, headers=all_headers, content=body) as response:
                 return Response(
                     response.status,
                     {

@@ -7,6 +7,7 @@ from typing import Final
 
 from app.actions.kinds.event import EVENTS
 from app.actions.kinds.kind import ActionKind
+from app.actions.kinds.kubernetes import KUBERNETES
 from app.actions.kinds.slurm import SLURM
 
-KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, SLURM)}
+KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, KUBERNETES, SLURM)}

@@ -1,0 +1,277 @@
+"""Kubernetes: a node gets a taint, a condition and an event, and is cordoned where asked.
+
+Plain HTTP to the API server. Taints are a list that a patch replaces whole: it is patched under the
+``resourceVersion`` that was read, so that no taint of others is lost. What is ours is known by the
+id of the action: nothing of others is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from pydantic import Field, TypeAdapter
+
+from app.actions.kinds.event import HttpsUrl, LoopbackUrl
+from app.actions.kinds.kind import ActionKind
+from app.actions.order import Means, Order
+from app.alerts.channels.kind import Secret
+from app.alerts.delivery import DeliveryError, ReceiverAnswer
+from app.alerts.machines.cordon import is_one_node
+from app.alerts.outbound import Outbound, check
+
+TAINT: Final = "paceline.dev/straggler"
+EFFECT: Final = "NoSchedule"
+CONDITION: Final = "PacelineStraggler"
+# On a node that this action cordoned, and no person before.
+CORDONED_BY: Final = "paceline.dev/cordoned-by"
+MERGE: Final = "application/merge-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
+# An event's message may be so long.
+MESSAGE_CHARACTERS: Final = 1000
+# Of a node that changed between reading and patching.
+CONFLICT: Final = 409
+NOT_FOUND: Final = 404
+DENIED: Final = (401, 403)
+# How often it is read again within an attempt.
+TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    """Where the API server is, and who asks it."""
+
+    server: Annotated[
+        HttpsUrl | LoopbackUrl, Field(examples=["https://kubernetes.example.com:6443"])
+    ]
+    token: Annotated[Secret, Field(description="Of a service account.")]
+    ca_certificate: Annotated[
+        str | None,
+        Field(max_length=20_000, description="PEM, where the system's authorities do not sign."),
+    ] = None
+    cordon: Annotated[bool, Field(description="Whether the node is cordoned as well.")] = False
+
+    def __post_init__(self) -> None:
+        if self.ca_certificate is not None:
+            _tls(self.ca_certificate)
+
+
+def describe(config: KubernetesConfig, order: Order) -> str:
+    """Return the commands that come to the same."""
+    taint = f"kubectl taint nodes {order.node} {TAINT}={order.id.hex}:{EFFECT}"
+    return f"{taint} && kubectl cordon {order.node}" if config.cordon else taint
+
+
+def act(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Taint the node; what runs there goes on."""
+    with _Api.of(config, order, means) as api:
+        for _ in range(TRIES):
+            node = api.node()
+            patch = _with_taint(node, order, cordon=config.cordon)
+            if patch is None or api.patch_node(patch):
+                break
+        else:
+            raise _busy()
+        api.condition(on=True)
+        api.event(node["metadata"].get("uid", ""))
+    return ReceiverAnswer(None, "tainted and cordoned" if config.cordon else "tainted")
+
+
+def release(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:
+    """Take the taint of this action away, and what else it did."""
+    with _Api.of(config, order, means) as api:
+        for _ in range(TRIES):
+            patch = _without_taint(api.node(), order)
+            if patch is None or api.patch_node(patch):
+                break
+        else:
+            raise _busy()
+        api.condition(on=False)
+    return ReceiverAnswer(None, "not tainted any more" if patch is None else "taint removed")
+
+
+def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str, Any] | None:
+    """Return the patch that taints a node; None where it is tainted by this action.
+
+    Raises
+    ------
+    DeliveryError
+        ``kubernetes.tainted`` where another action did so.
+    """
+    spec, taints = node["spec"], node["spec"].get("taints") or []
+    ours = next((one for one in taints if one["key"] == TAINT and one["effect"] == EFFECT), None)
+    if ours is not None:
+        if ours.get("value") == order.id.hex:
+            return None
+        raise DeliveryError(
+            "kubernetes.tainted", "Another action has tainted the node.", permanent=True
+        )
+    changed: dict[str, Any] = {
+        "taints": [*taints, {"key": TAINT, "value": order.id.hex, "effect": EFFECT}]
+    }
+    metadata: dict[str, Any] = {"resourceVersion": node["metadata"]["resourceVersion"]}
+    if cordon and not spec.get("unschedulable"):
+        changed["unschedulable"] = True
+        metadata["annotations"] = {CORDONED_BY: order.id.hex}
+    return {"metadata": metadata, "spec": changed}
+
+
+def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
+    """Return the patch that takes back what an action did; None where nothing is left of it."""
+    taints = node["spec"].get("taints") or []
+    left = [one for one in taints if (one["key"], one.get("value")) != (TAINT, order.id.hex)]
+    annotations = node["metadata"].get("annotations") or {}
+    cordoned = annotations.get(CORDONED_BY) == order.id.hex
+    if len(left) == len(taints) and not cordoned:
+        return None
+    changed: dict[str, Any] = {"taints": left}
+    metadata: dict[str, Any] = {"resourceVersion": node["metadata"]["resourceVersion"]}
+    if cordoned:
+        changed["unschedulable"] = None
+        metadata["annotations"] = {CORDONED_BY: None}
+    return {"metadata": metadata, "spec": changed}
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """The API server, asked about one node."""
+
+    config: KubernetesConfig
+    order: Order
+    outbound: Outbound
+
+    @classmethod
+    @contextmanager
+    def of(cls, config: KubernetesConfig, order: Order, means: Means) -> Iterator[_Api]:
+        if not is_one_node(order.node):
+            raise DeliveryError(
+                "action.not_one_node", "The host's name is not that of one node.", permanent=True
+            )
+        tls = None if config.ca_certificate is None else _tls(config.ca_certificate)
+        outer = means.outbound
+        with Outbound(outer.guard, outer.left_s(), tls=tls) as outbound:
+            yield cls(config, order, outbound)
+
+    @property
+    def _path(self) -> str:
+        return f"/api/v1/nodes/{quote(self.order.node, safe='')}"
+
+    def node(self) -> dict[str, Any]:
+        """Return the node."""
+        _, found = self._ask("GET", self._path)
+        return found
+
+    def patch_node(self, patch: dict[str, Any]) -> bool:
+        """Patch the node; return False where it changed since it was read."""
+        status, _ = self._ask("PATCH", self._path, patch, MERGE, passing=CONFLICT)
+        return status != CONFLICT
+
+    def condition(self, *, on: bool) -> None:
+        """Say in the node's status whether it is slow."""
+        at = self._at()
+        condition = {
+            "type": CONDITION,
+            "status": "True" if on else "False",
+            "reason": "Blamed" if on else "Released",
+            "message": self._message() if on else f"Released by Paceline action {self.order.id}",
+            "lastHeartbeatTime": at,
+            "lastTransitionTime": at,
+        }
+        patch = {"status": {"conditions": [condition]}}
+        self._ask("PATCH", f"{self._path}/status", patch, STRATEGIC)
+
+    def event(self, uid: str) -> None:
+        """Write the event of this action; it is there already where it was tried before."""
+        at, name = self._at(), self.order.node
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"paceline.{self.order.id.hex}", "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid},
+            "type": "Warning",
+            "reason": CONDITION,
+            "message": self._message(),
+            "source": {"component": "paceline"},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        path = "/api/v1/namespaces/default/events"
+        self._ask("POST", path, event, "application/json", passing=CONFLICT)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        document: dict[str, Any] | None = None,
+        media_type: str = "application/json",
+        *,
+        passing: int | None = None,
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the status and the document of an answer that is good, or that may pass."""
+        headers = {
+            "Authorization": f"Bearer {self.config.token}",
+            "Accept": "application/json",
+            "Content-Type": media_type,
+        }
+        body = None if document is None else json.dumps(document).encode()
+        url = self.config.server.rstrip("/") + path
+        response = self.outbound.request(method, url, body, headers)
+        if response.status == passing:
+            return response.status, {}
+        if response.status == NOT_FOUND:
+            raise DeliveryError(
+                "kubernetes.unknown_node",
+                "Kubernetes knows no node of this name.",
+                permanent=True,
+                answer=response.answer,
+            )
+        if response.status in DENIED:
+            raise DeliveryError(
+                "kubernetes.denied",
+                "The service account may not do this.",
+                permanent=True,
+                answer=response.answer,
+            )
+        check(response)
+        try:
+            found = json.loads(response.body)
+        except ValueError as error:
+            raise DeliveryError("kubernetes.answer", "The answer is no JSON.") from error
+        if not isinstance(found, dict):
+            raise DeliveryError("kubernetes.answer", "The answer is no object.")
+        return response.status, found
+
+    def _at(self) -> str:
+        return self.order.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _message(self) -> str:
+        return f"{self.order.cause_title}, {self.order.evidence_url}"[:MESSAGE_CHARACTERS]
+
+
+def _busy() -> DeliveryError:
+    return DeliveryError("kubernetes.busy", "The node changes faster than it can be patched.")
+
+
+def _tls(certificate: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=certificate)
+    except ssl.SSLError as error:
+        raise ValueError("is no certificate in PEM") from error
+
+
+KUBERNETES: Final = ActionKind(
+    name="kubernetes",
+    title="Kubernetes",
+    config=TypeAdapter(KubernetesConfig),
+    secrets=frozenset({"token"}),
+    describe=describe,
+    act=act,
+    release=release,
+)

@@ -1,0 +1,178 @@
+"""Kubernetes, by a server that speaks its protocol: taint, condition and event, and back."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.actions.kinds.kubernetes import CORDONED_BY, KubernetesConfig, act, release
+from app.actions.order import Means, Order
+from app.actions.states import ActionMode
+from app.alerts.addresses import AddressGuard
+from app.alerts.delivery import DeliveryError
+from app.alerts.outbound import Outbound
+from app.errors import InvalidActionError
+from app.services.actions.orders import put_back
+from app.services.actions.policies import get_policy, set_policy
+from tests.support.kubernetes import TOKEN, Kubernetes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.acting import Acting
+
+ORDER = Order(
+    id=uuid.UUID(int=7),
+    at=datetime(2026, 11, 27, tzinfo=UTC),
+    node="node-1",
+    gpus=("GPU-1",),
+    cause="slow_worker",
+    cause_title="Slow worker",
+    confidence=0.97,
+    sessions=2,
+    lost_each_hour=1.0,
+    job="llm",
+    incident=uuid.UUID(int=8),
+    evidence_url="https://paceline.example/incidents/8/evidence",
+    source_url="https://paceline.example/",
+    confirmed=True,
+)
+OURS = {"key": "paceline.dev/straggler", "value": ORDER.id.hex, "effect": "NoSchedule"}
+OTHER = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Kubernetes]:
+    with Kubernetes("node-1", "node-2") as running:
+        yield running
+
+
+@pytest.fixture
+def means() -> Iterator[Means]:
+    with Outbound(AddressGuard((ip_network("127.0.0.0/8"),)), 15.0) as outbound:
+        yield Means(outbound)
+
+
+def _config(cluster: Kubernetes, *, cordon: bool = False) -> KubernetesConfig:
+    return KubernetesConfig(cluster.url, TOKEN, cordon=cordon)
+
+
+def test_what_is_blamed_is_tainted_and_put_back(acting: Acting, cluster: Kubernetes) -> None:
+    config = {"server": cluster.url, "token": TOKEN}
+    set_policy(acting.container, "kubernetes", mode=ActionMode.AUTOMATIC, config=config)
+    for node in ("node-1", "node-2"):
+        acting.blame(node, job=f"job-on-{node}")
+    acting.work()
+    action = acting.action_of("node-1")
+    assert str(action.state) == "done"
+    [taint] = cluster.taints("node-1")
+    assert taint == {**OURS, "value": action.id.hex}
+    assert cluster.taints("node-2") == []
+    assert cluster.condition("node-1") == "True"
+    [event] = cluster.events
+    assert event["involvedObject"]["name"] == "node-1"
+    assert "https://paceline.example/" in event["message"]
+    assert not cluster.nodes["node-1"]["spec"].get("unschedulable")
+    with acting.container.reading() as tx:
+        assert TOKEN not in repr(get_policy(tx, "kubernetes"))
+    put_back(acting.container, action.id)
+    acting.work()
+    assert (cluster.taints("node-1"), cluster.condition("node-1")) == ([], "False")
+
+
+def test_done_twice_it_comes_to_the_same(cluster: Kubernetes, means: Means) -> None:
+    for _ in range(2):
+        act(_config(cluster, cordon=True), ORDER, means)
+    assert cluster.taints("node-1") == [OURS]
+    assert len(cluster.events) == 1
+    for _ in range(2):
+        release(_config(cluster), ORDER, means)
+    assert cluster.taints("node-1") == []
+
+
+def test_a_node_is_cordoned_where_asked_and_only_ours_is_taken_back(
+    cluster: Kubernetes, means: Means
+) -> None:
+    cluster.change("node-2", {"unschedulable": True})
+    for node in ("node-1", "node-2"):
+        act(_config(cluster, cordon=True), replace(ORDER, node=node), means)
+        assert cluster.nodes[node]["spec"]["unschedulable"]
+    assert CORDONED_BY in cluster.nodes["node-1"]["metadata"]["annotations"]
+    for node in ("node-1", "node-2"):
+        release(_config(cluster, cordon=True), replace(ORDER, node=node), means)
+    assert "unschedulable" not in cluster.nodes["node-1"]["spec"]
+    # A person cordoned it before.
+    assert cluster.nodes["node-2"]["spec"]["unschedulable"]
+
+
+def test_taints_of_others_stay_whoever_changes_the_node_meanwhile(
+    cluster: Kubernetes, means: Means
+) -> None:
+    cluster.change("node-1", {"taints": [OTHER]})
+    cluster.changes = 3
+    act(_config(cluster), ORDER, means)
+    assert cluster.taints("node-1") == [OTHER, OURS]
+    cluster.changes = 3
+    release(_config(cluster), ORDER, means)
+    assert cluster.taints("node-1") == [OTHER]
+    cluster.changes = 99
+    with pytest.raises(DeliveryError) as refused:
+        act(_config(cluster), ORDER, means)
+    assert (refused.value.code, refused.value.permanent) == ("kubernetes.busy", False)
+
+
+def test_what_another_action_tainted_is_left_to_it(cluster: Kubernetes, means: Means) -> None:
+    act(_config(cluster), ORDER, means)
+    other = replace(ORDER, id=uuid.UUID(int=9))
+    with pytest.raises(DeliveryError) as refused:
+        act(_config(cluster), other, means)
+    assert refused.value.code == "kubernetes.tainted"
+    release(_config(cluster), other, means)
+    assert cluster.taints("node-1") == [OURS]
+
+
+def test_nodes_of_another_cluster_and_rights_that_are_missing_have_codes(
+    cluster: Kubernetes, means: Means
+) -> None:
+    with pytest.raises(DeliveryError) as refused:
+        act(_config(cluster), replace(ORDER, node="node-77"), means)
+    assert (refused.value.code, refused.value.permanent) == ("kubernetes.unknown_node", True)
+    cluster.denied = True
+    with pytest.raises(DeliveryError) as refused:
+        act(_config(cluster), ORDER, means)
+    assert (refused.value.code, refused.value.permanent) == ("kubernetes.denied", True)
+
+
+@pytest.mark.parametrize(
+    "node", ["", "..", "node-1/status", "node-1?x=1", "n" * 300, "nöde-1", "a b", "ALL", "%2e"]
+)
+def test_names_that_are_no_single_node_s_are_never_asked_for(
+    cluster: Kubernetes, means: Means, node: str
+) -> None:
+    for do in (act, release):
+        with pytest.raises(DeliveryError) as refused:
+            do(_config(cluster), replace(ORDER, node=node), means)
+        assert refused.value.code == "action.not_one_node"
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server": "http://kubernetes.example.com"},
+        {"ca_certificate": "no certificate"},
+        {"token": None},
+        {"server": "https://169.254.169.254"},
+    ],
+)
+def test_configurations_that_cannot_be_used_are_refused(
+    acting: Acting, change: dict[str, str | None]
+) -> None:
+    config = {"server": "https://kubernetes.example.com", "token": TOKEN} | change
+    with pytest.raises(InvalidActionError):
+        set_policy(acting.container, "kubernetes", config=config)
