@@ -109,6 +109,16 @@ class Beats:
             if len(part):
                 self._of_attempt(part, hosts, offsets, limits)
 
+    def moves(self, limits: Limits) -> bool:
+        """Return whether each rank has begun another operation lately, though no step may end.
+
+        Such a job is slow and does not hang: what its ranks say is of different moments.
+        """
+        lately_ns = limits.waits_ns // 2
+        return bool(self.signs) and all(
+            sign.heard_ns - sign.since_ns < lately_ns for sign in self.signs.values()
+        )
+
     def _begin(self, attempt: int) -> None:
         self._over(self.last_step, self.ended_ns)
         self.attempt, self.signs, self.ended_ns, self.last_step = attempt, {}, 0, -1

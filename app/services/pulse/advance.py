@@ -282,7 +282,8 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if ended:
             end_before(tx, claim.job_id, claim.attempt)
         write_notices(tx, claim.job_id, claim.attempt, changes)
-        keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
+        if not detector.beats.moves(limits_of(container.settings)):
+            keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
         write_kept(tx, claim.job_id, claim.attempt, advance.kept, detector.hosts)
     for notice in changes.notices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,21 @@ def test_the_state_of_a_process_that_says_nothing_is_part_of_the_verdict(
     (culprit,) = hang["document"]["verdict"]["culprits"]
     assert (culprit["rank"], culprit["kind"]) == (job.culprit, "silent")
     assert "process 7 is stopped" in culprit["evidence"]
+
+
+def test_a_job_that_is_only_slow_has_no_culprit_though_its_ranks_speak_of_different_moments(
+    installation: Installation,
+) -> None:
+    job = Job(installation)
+    job.send(job.rows)
+    assert job.incidents() != []
+    # No step ends, but each rank begins one operation after the other.
+    beats = job.last_beats
+    job.send(replace(beats, since_ns=beats.time_ns - 10**9), job.files())
+    assert job.hangs() == []
+
+    job.send(beats, job.files())
+    assert len(job.hangs()) == 1
 
 
 def test_files_of_a_job_that_goes_on_are_dropped_and_rubbish_is_counted(

@@ -99,3 +99,15 @@ def test_ranks_that_send_nothing_while_steps_go_on_are_not_silent() -> None:
     rows = with_beats(job, rng)
 
     assert notices_in(rows.take((rows.rank != 2) | (rows.step < 40))) == ()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_job_hangs_where_a_rank_stays_in_its_operation_and_else_it_is_slow(gone: bool) -> None:  # noqa: FBT001
+    rng = stream(7, "moves", str(gone))
+    job = PulseJob.healthy(DIALS, rng)
+    rows, truth = hanging(job, rng, seconds=90, gone=gone)
+    for begun, moves in ((rows.since_ns, False), (rows.time_ns - 10**9, True)):
+        detector = Detector(hosts=dict(job.hosts))
+        (notice,) = detector.advance(replace(rows, since_ns=begun)).notices
+        assert notice.kind is truth.kind
+        assert detector.beats.moves(Limits()) is moves
