@@ -311,7 +311,7 @@ lock: install-dev ## Write the lock files from pyproject.toml, keeping versions 
 		--output-file requirements/build.txt && \
 	compile --group docs --constraints requirements/runtime.txt \
 		--output-file requirements/docs.txt && \
-	compile pyproject.toml --extra server --extra embedded --extra apprise --extra s3 --group dev \
+	compile pyproject.toml --extra server --extra embedded --extra apprise --extra mcp --extra s3 --group dev \
 		--constraints requirements/runtime.txt --constraints requirements/build.txt \
 		--constraints requirements/docs.txt --constraints requirements/s3.txt \
 		--output-file requirements/dev.txt

@@ -43,6 +43,7 @@ from app.inputs.plans.request import WrittenRequest
 from app.inputs.pulse.body import PulseBody
 from app.inputs.tensor.spec import WrittenMitigation
 from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
+from app.mcp.over_http import tools_over_http
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -123,6 +124,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         metrics.router(counted),
         docs.router(app),
         dashboard.own_router(container, pages),
+        *tools_over_http(),
     )
     # Not included: the framework would build each of them once more for it.
     app.router.routes.extend(route for router in routers for route in router.routes)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PROJECT_HEADER: Final = "paceline-project"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api/"
+# Where no person is led to the sign-in.
+OF_PROGRAMS: Final = (API, "/mcp")
 SIGN_IN: Final = "/sign-in"
 
 # Of their own: requests do not wait for another's page or body before they are known.
@@ -163,7 +165,7 @@ def guard(app: FastAPI, container: Container) -> None:
 
 def _leads_to_sign_in(scope: Scope, need: Need) -> bool:
     """Return whether who is not known is asked to sign in: a person before a page."""
-    return not scope["path"].startswith(API) and need is not Open.METRICS
+    return not scope["path"].startswith(OF_PROGRAMS) and need is not Open.METRICS
 
 
 def _check_site(scope: Scope, shown: Shown) -> None:

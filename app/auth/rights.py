@@ -93,6 +93,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "DELETE /api/v1/sessions/{session}/fixes/{action}": _OPERATE,
     "GET /api/v1/fixes": _READ,
     # what happened: launchers and deployments say so with the job's own token
+    "POST /mcp": _READ,
     "GET /api/v1/jobs": _READ,
     "GET /api/v1/jobs/{job}/history": _READ,
     "GET /api/v1/jobs/{job}/notes": _READ,

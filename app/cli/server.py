@@ -103,10 +103,10 @@ class Server:
         self._url = url
         self._client = httpx.Client(
             base_url=url,
-            headers=_credentials(),
+            headers=credentials(),
             timeout=TIMEOUT,
             # A proxy of the environment does not lead to this machine.
-            trust_env=not _is_loopback(url),
+            trust_env=not is_loopback(url),
         )
 
     def __enter__(self) -> Self:
@@ -313,7 +313,7 @@ def _retry_after_s(answer: httpx.Response) -> float:
     return min(float(value), LONGEST_RETRY_S) if value.isdecimal() else 1.0
 
 
-def _credentials() -> dict[str, str]:
+def credentials() -> dict[str, str]:
     """Return the headers that say who asks."""
     caller, found = Caller.of_environment(), {}
     if caller.token is not None:
@@ -323,7 +323,8 @@ def _credentials() -> dict[str, str]:
     return found
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Return whether an address is of this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -7,6 +7,7 @@ import typer
 from app.cli.commands import (
     access,
     alerts,
+    assistants,
     hangs,
     planning,
     pulses,
@@ -23,5 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (sessions, retention, storing, serving, planning, hangs, pulses, alerts, access):
+for commands in (
+    *(sessions, retention, storing, serving, planning, hangs, pulses, alerts, access),
+    assistants,
+):
     app.add_typer(commands.app)

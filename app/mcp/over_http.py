@@ -1,0 +1,76 @@
+"""Tools for assistants at `/mcp`, by streamable HTTP.
+
+Each request is answered by itself, so that any process of a server may take it. The tools ask this
+server's own API, in this process, with the request's credentials.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from fastapi import APIRouter, Request, Response
+
+from app.auth.addresses import server_address
+from app.auth.guard import PROJECT_HEADER, GuardedRoute
+from app.auth.here import Here
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# A name that every server answers.
+_ITSELF: Final = "http://localhost"
+
+
+def tools_over_http() -> tuple[APIRouter, ...]:
+    """Return the route, or nothing where the extra is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        return ()
+    routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
+
+    @routes.post("/mcp")
+    def call(request: Request, container: Here) -> Response:
+        address = server_address(request, container.settings) + container.pages_at
+        return _Tools(request.app, address, request.scope.get("state", {}).get("project"))
+
+    return (routes,)
+
+
+class _Tools(Response):
+    """The answer of the tools, which read the request themselves."""
+
+    def __init__(self, itself: ASGIApp, address: str, project: str | None) -> None:
+        super().__init__()
+        self._itself = itself
+        self._address = address
+        self._project = project
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        from mcp.server.transport_security import (  # noqa: PLC0415 - an extra, loaded when asked
+            TransportSecuritySettings,
+        )
+
+        from app.mcp.server import make_server  # noqa: PLC0415
+
+        # Read here, so that a body that is too large is refused as everywhere.
+        body = await Request(scope, receive).body()
+
+        async def again() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        headers = list(scope["headers"])
+        if self._project is not None:
+            headers.append((PROJECT_HEADER.encode(), self._project.encode()))
+        inner = httpx.ASGITransport(self._itself, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=inner, base_url=_ITSELF, timeout=None) as client:  # noqa: S113 - within this process
+            server = make_server(client, self._address)
+            tools = server.streamable_http_app(
+                json_response=True,
+                stateless_http=True,
+                # The application's own guards have looked at the host and the site.
+                transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            )
+            async with server.session_manager.run():
+                await tools({**scope, "path": "/mcp", "headers": headers}, again, send)
