@@ -7,6 +7,7 @@ its own. What tells of a process itself (`process_…`, `python_…`) is that of
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
@@ -40,11 +41,10 @@ class MetricsOfAll:
     def __init__(self, place: Place, registry: CollectorRegistry) -> None:
         self._place = place
         self._registry = registry
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Begin to write, until the server has ended: its directory goes with it."""
         self._thread.start()
 
     def collect(self) -> Iterator[Metric]:
@@ -59,13 +59,14 @@ class MetricsOfAll:
     def _run(self) -> None:
         path = self._place.directory / f"metrics-{self._place.number}"
         written = path.with_suffix(".new")
-        while not self._stop.wait(WRITE_EVERY_S):
-            written.write_bytes(generate_latest(self._registry))
-            written.replace(path)
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
+        while True:
+            time.sleep(WRITE_EVERY_S)
+            content = generate_latest(self._registry)
+            try:
+                written.write_bytes(content)
+                written.replace(path)
+            except FileNotFoundError:
+                return
 
 
 def added(processes: Iterable[list[Metric]]) -> list[Metric]:

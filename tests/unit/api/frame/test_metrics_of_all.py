@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.api.frame import metrics_of_all
 from app.api.frame.metrics_of_all import MetricsOfAll
 from app.system.shared import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def counted(requests: int, seconds: tuple[float, ...], free: int) -> CollectorRegistry:
@@ -41,3 +45,17 @@ def test_counts_of_all_processes_add_up_and_what_all_see_alike_does_not(tmp_path
         ("duration_seconds_sum",): 5.0,
         ("paceline_spool_free_bytes",): 80,
     }
+
+
+def test_nothing_is_written_once_the_directory_of_a_stopped_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(metrics_of_all, "WRITE_EVERY_S", 0.001)
+    before = set(threading.enumerate())
+    MetricsOfAll(Place(tmp_path / "gone", 0, 2), counted(1, (), 1)).start()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert not failed
