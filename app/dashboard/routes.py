@@ -348,7 +348,10 @@ def _add_exports(routes: APIRouter) -> None:
             with container.reading() as tx:
                 return csv_file("paceline-fixes.csv", applied_csv(realized_fixes(tx)))
         pages = one_of(FLEET, name)
-        return csv_file(f"paceline-{name}.csv", fleet_csv(pages(container, time.about(), query)))
+        with container.reading() as tx:
+            running = live_steps(tx)
+        jobs = pages(container, time.about(), query)
+        return csv_file(f"paceline-{name}.csv", fleet_csv(jobs, running))
 
     @routes.get("/sessions/{session}/{name}.csv")
     def export_route(container: Here, session: uuid.UUID, name: str, step: Step = None) -> Response:

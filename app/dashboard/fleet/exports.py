@@ -22,8 +22,11 @@ from app.services.fleet.standing import Moment
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
     from app.services.history.axis import JobAxis
+    from app.services.pulse.fleet import LiveStep
 
 _SHARES: Final = ("lost_to_stragglers", "lost_between_steps", "lost_together")
+# Of the last minute of a job's pulse.
+_LIVE: Final = ("live_step_s", "live_change", "live_suspicions")
 # Jobs that are read at once.
 BATCH: Final = 2000
 
@@ -78,13 +81,20 @@ def marks_csv(found: JobAxis) -> Table:
     )
 
 
-def fleet_csv(jobs: Iterable[Standing]) -> Table:
-    """Return jobs as a list of the fleet has them."""
+def fleet_csv(jobs: Iterable[Standing], running: Iterable[LiveStep]) -> Table:
+    """Return jobs as a list of the fleet has them.
+
+    Parameters
+    ----------
+    running : iterable of LiveStep
+        Jobs whose pulse comes now.
+    """
+    live = {one.job: one for one in running}
     return Table(
         ("job", "state", "incident", "session", "received_at", "slowdown", "slowdown_low",
          "slowdown_high", "published_s", "gpu_hours_lost_per_hour", "cause", "where", "owner",
-         "labels", "gpus", "dp", "pp", "tp", "cp", "vpp", *_SHARES),
-        map(_job, jobs),
+         "labels", "gpus", "dp", "pp", "tp", "cp", "vpp", *_SHARES, *_LIVE),
+        ((*_job(job), *_live(live.get(job.name))) for job in jobs),
     )  # fmt: skip
 
 
@@ -102,6 +112,13 @@ def _job(job: Standing) -> Sequence[object]:
         *(told.dp, told.pp, told.tp, told.cp, told.vpp),
         *_lost(told.losses),
     )
+
+
+def _live(step: LiveStep | None) -> Sequence[object]:
+    """Return what `_LIVE` names, of a job that runs."""
+    if step is None:
+        return (None,) * len(_LIVE)
+    return step.step_s, step.change, ". ".join(step.suspicions)
 
 
 def _lost(losses: Losses | None) -> tuple[float | None, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -121,6 +123,22 @@ def test_metrics_are_those_of_the_last_whole_minute(installation: Installation) 
     place = of_host.index(truth.ranks[0])
     ratio = installation.metric("paceline_rank_compute_ratio", gpu=str(place), node=host, **labels)
     assert ratio == pytest.approx(1.5, rel=0.1)
+
+
+def test_the_file_of_the_fleet_has_what_its_live_column_shows(installation: Installation) -> None:
+    model = JobModel(Sizes(dp=8, pp=2), microbatches=2, steps=3)
+    for name in ("llm", "still"):
+        store(installation.container, synthesize(model, seed=1).trace, job=name)
+    job, truth = slow_job()
+    for body in bodies(job):
+        send(installation, body)
+    take_all(installation)
+    text_of_file = installation.client.get("/fleet/jobs.csv").text
+    rows = {row["job"]: row for row in csv.DictReader(io.StringIO(text_of_file))}
+    assert float(rows["llm"]["live_step_s"]) > 0
+    assert float(rows["llm"]["live_change"]) > 0
+    assert f"ank {truth.ranks[0]} (" in rows["llm"]["live_suspicions"]
+    assert {value for key, value in rows["still"].items() if key.startswith("live_")} == {""}
 
 
 def test_retention_takes_old_rows_but_not_those_around_a_notice(
