@@ -130,6 +130,23 @@ def test_the_fleet_names_live_jobs_and_a_session_is_asked_for_on_a_job_s_page(
     keep(page, "job-live-with-session")
 
 
+def test_step_times_of_live_jobs_are_fetched_anew_while_the_fleet_is_looked_at(
+    site: str, container: Container, visitor: Visitor
+) -> None:
+    store(container, small_trace(), job="llm")
+    send(site, container)
+    with container.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM pulse_notice")
+    Minutes(ranks=16, minutes=60, step_s=2.0).keep(container, "llm")
+    page = visitor.open(f"{site}/")
+    listed = page.locator("#jobs tbody tr")
+    expect(listed).to_contain_text("2.0")
+    page.evaluate("window.same = true")
+    Minutes(ranks=16, minutes=60, step_s=7.3).keep(container, "llm")
+    expect(listed).to_contain_text("7.3", timeout=30_000)
+    assert page.evaluate("window.same")
+
+
 def test_a_project_refuses_pulses_from_a_button_on(site: str, visitor: Visitor) -> None:
     page = visitor.open(f"{site}/retention")
     page.get_by_role("button", name="Refuse pulses").click()

@@ -4,6 +4,7 @@ import { ask } from '../ask.js';
 import { destroy } from '../destroying.js';
 
 const TYPING_MS = 300;
+const LOOK_MS = 10_000;
 const FIELDS = ['q', 'owner', 'label', 'show', 'sort', 'labels', 'range', 'from', 'to'];
 
 // Selected jobs, kept when the page is replaced.
@@ -140,12 +141,28 @@ function mountSelection(main, bar, signal) {
   show();
 }
 
+/** Jobs that run have other step times soon; whoever is typing or choosing is not disturbed. */
+function lookAgain(signal) {
+  let waiting = 0;
+  const soon = () => {
+    waiting = setTimeout(async () => {
+      const busy = document.hidden || opened || document.querySelector('dialog[open]') || document.activeElement?.matches('input, select');
+      if (!busy) await refresh().catch(() => {});
+      // The page that was fetched has a timer of its own.
+      if (!signal.aborted) soon();
+    }, LOOK_MS);
+  };
+  soon();
+  signal.addEventListener('abort', () => clearTimeout(waiting));
+}
+
 function mount({ main, stop }) {
   const form = main.querySelector('#asking');
   const bar = main.querySelector('[data-bulk]');
   if (main.dataset.view !== 'fleet' || !form) return;
   mountFilters(form, stop.signal);
   mountSelection(main, bar, stop.signal);
+  if ('live' in main.dataset) lookAgain(stop.signal);
 }
 
 onPage(mount);
