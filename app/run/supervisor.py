@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from app.services.access.administrators import can_be_administered
 from app.services.access.first_token import make_first_token
 from app.system.collector import answering
 from app.system.logs import configure_logging
+from app.system.open_files import allow_open_files
 from app.system.processes import SupervisedChild
 from app.system.scratch import Scratch
 from app.system.shared import Place
@@ -89,7 +89,7 @@ def serve(settings: Settings, *, meanwhile: Meanwhile | None = None, processes: 
         Something does not start, or ended without being asked to.
     """
     configure_logging(json=settings.log_json, level=settings.log_level)
-    _raise_open_files_limit()
+    allow_open_files()
     with refusals_in_the_log(settings), stop_signals() as stop, contextlib.ExitStack() as running:
         try:
             _serve(settings, running, stop, meanwhile or _nothing(), processes)
@@ -221,12 +221,3 @@ def _announce(url: str) -> str:
     sys.stderr.write(f"Paceline is ready: {url}\n")
     sys.stderr.flush()
     return url
-
-
-def _raise_open_files_limit() -> None:
-    """Allow as many open files as the system lets us: every producer holds a connection."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # macOS says "infinity" and refuses it.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

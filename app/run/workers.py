@@ -26,6 +26,7 @@ from app.run.standby import Standby
 from app.services.installation.sweep import sweep
 from app.system import scratch
 from app.system.logs import configure_logging
+from app.system.open_files import allow_open_files
 from app.system.processes import SupervisedChild
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def run_workers(settings: Settings, processes: int = 1) -> None:
             "Set PACELINE_DATABASE_URL for workers of their own."
         )
     configure_logging(json=settings.log_json, level=settings.log_level)
+    allow_open_files()
     with refusals_in_the_log(settings), stop_signals() as stop, contextlib.ExitStack() as running:
         require_schema(settings)
         workers = workers_of(settings, running, processes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -319,20 +318,3 @@ def test_workers_without_a_database_are_refused_in_words(present_user: User) -> 
         _, words = workers.communicate(timeout=LIMIT_S)
     assert workers.returncode == 1
     assert "PACELINE_DATABASE_URL" in words
-
-
-# -- limits ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
-def test_as_many_open_files_as_the_system_allows(present_user: User) -> None:
-    program = (
-        "import json, resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))\n"
-        "import app.run.supervisor\n"
-        "app.run.supervisor._raise_open_files_limit()\n"
-        "print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
-    )
-    with present_user.popen("-c", program, stdout=subprocess.PIPE) as process:
-        limits, _ = process.communicate(timeout=LIMIT_S)
-    assert json.loads(limits) == [4096, 4096]

@@ -32,7 +32,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, Protocol
@@ -70,8 +70,8 @@ _CODES: Final = {
 class Files(Protocol):
     """Where entries are written to."""
 
-    def new(self, number: int) -> tuple[IO[bytes], Path]:
-        """Return an empty file, and where it can be opened once more."""
+    def new(self, number: int) -> AbstractContextManager[tuple[IO[bytes], Path]]:
+        """Return an empty file to write, and where it can be opened once more."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def unpacked(
             store = _Nameless(stack, directory)
         else:
             made = stack.enter_context(tempfile.TemporaryDirectory(dir=directory))
-            store = _Named(stack, Path(made))
+            store = _Named(Path(made))
         yield _entries(path, limits, store)
 
 
@@ -130,20 +130,23 @@ class _Nameless:
     def __init__(self, stack: ExitStack, directory: Path | None) -> None:
         self._stack, self._directory = stack, directory
 
-    def new(self, number: int) -> tuple[IO[bytes], Path]:  # noqa: ARG002 - they have no names
+    @contextmanager
+    def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:  # noqa: ARG002 - they have no names
         # Closed with the context of all of them.
         made = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see above
         file = self._stack.enter_context(made)
-        return file, Path(f"/dev/fd/{file.fileno()}")
+        yield file, Path(f"/dev/fd/{file.fileno()}")
 
 
 class _Named:
-    def __init__(self, stack: ExitStack, directory: Path) -> None:
-        self._stack, self._directory = stack, directory
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
-    def new(self, number: int) -> tuple[IO[bytes], Path]:
+    @contextmanager
+    def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:
         path = self._directory / str(number)
-        return self._stack.enter_context(path.open("wb", buffering=0)), path
+        with path.open("wb", buffering=0) as file:
+            yield file, path
 
 
 class _Unpacking:
@@ -186,11 +189,11 @@ class _Unpacking:
             for piece in pieces:
                 self._count(entry, piece)
             return
-        file, path = self._store.new(entry.number)
         try:
-            for piece in pieces:
-                self._count(entry, piece)
-                _write(file, piece)
+            with self._store.new(entry.number) as (file, path):
+                for piece in pieces:
+                    self._count(entry, piece)
+                    _write(file, piece)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 message = "There is no room on the disk to unpack the archive."

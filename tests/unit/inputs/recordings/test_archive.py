@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import resource
 import stat
 import struct
 import tarfile
@@ -245,6 +246,20 @@ def test_an_extended_header_is_not_taken_into_memory(tmp_path: Path) -> None:
 def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
     info = member("rank0.json", tarfile.GNUTYPE_SPARSE)
     assert refusal(written(tmp_path, "a.tar", tar([info]))).stable_code == "archive.unsupported"
+
+
+def test_files_with_names_are_open_while_they_are_written_alone(tmp_path: Path) -> None:
+    path = tmp_path / "many.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(300):
+            archive.addfile(tarfile.TarInfo(f"rank{number}.json"), io.BytesIO())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(one.name) for one in Path("/dev/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+    try:
+        assert len(entries(path, nameless=False)) == 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nameless_files_are_gone_with_the_process(tmp_path: Path) -> None:
