@@ -95,6 +95,8 @@ NO_ACT = {
     "POST /api/v1/plans",
     "POST /api/v1/plans/of-session/{session}",
     "POST /api/v1/mitigation/plan",
+    # what its tools read; they ask the routes above
+    "POST /mcp",
     "POST /api/v1/alert-rules/preview",
     "POST /api/v1/retention/preview",
     # a person's own bookmarks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from app.access.principals import Right
 from tests.integration.api import bodies
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from tests.integration.access.conftest import Company
@@ -35,7 +35,7 @@ def called(url: str, token: str, tool: str, **arguments: object) -> tuple[bool, 
         assert content.type == "text"
         return bool(result.is_error), content.text
 
-    return asyncio.run(run())
+    return in_a_loop(run)
 
 
 def sent(company: Company) -> str:

@@ -21,10 +21,10 @@ PROJECTS = {"default": "ours", "other": "theirs"}
 
 
 def send(company: Company) -> None:
-    """Send the pulse of a job of each project, and have it read."""
+    """Send minutes of the pulse of a job of each project, and have it read."""
     for project, job in PROJECTS.items():
         with company.client(company.token(Right.INGEST, project=project)) as client:
-            for body in islice(bodies(slow_job()[0]), 8):
+            for body in islice(bodies(slow_job()[0]), 32):
                 assert client.post(SENT.format(job), content=body).status_code == 202
     while advance_pulses(company.container, timedelta(0)):
         pass

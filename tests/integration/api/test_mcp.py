@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from app.mcp.answers import MAX_BYTES
 from app.mcp.server import make_server
 from app.mcp.tools import TOOLS
 from tests.integration.api import bodies
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
@@ -39,7 +39,7 @@ def asked(
         ):
             return await work(client)
 
-    return asyncio.run(run())
+    return in_a_loop(run)
 
 
 def text_of(result: CallToolResult) -> str:
@@ -189,7 +189,7 @@ def test_the_command_serves_them_over_its_streams(installation: Installation) ->
         async with Client(command) as client:
             return text_of(await client.call_tool("get_session", {"session": session}))
 
-    assert json.loads(asyncio.run(run()))["facts"]["job"] == "llama"
+    assert json.loads(in_a_loop(run))["facts"]["job"] == "llama"
 
 
 def test_a_server_that_is_away_is_said() -> None:
@@ -200,6 +200,6 @@ def test_a_server_that_is_away_is_said() -> None:
         ):
             return await client.call_tool("list_jobs", {})
 
-    result = asyncio.run(run())
+    result = in_a_loop(run)
     assert result.is_error
     assert "[server.unreachable]" in text_of(result)

@@ -58,8 +58,10 @@ def test_a_rank_that_is_killed_costs_its_own_last_steps_and_is_named(
     (early,) = report["coverage"]["chunks"]["ended_early"]
     assert early["producer"] == "rank-1"
     # What it had sent, a chunk every 0.2 s of steps of 0.1 s, but not all.
-    assert 8 <= early["last_step"] <= 14
-    assert report["steps"]["analyzed"] == list(range(2, early["last_step"] + 1))
+    last = early["last_step"]
+    assert 8 <= last <= 14
+    # Of the last one its end may be missing.
+    assert report["steps"]["analyzed"] in (list(range(2, last + 1)), list(range(2, last)))
     assert report["coverage"]["chunks"]["sealed_by"] == "silence"
     page = installation.client.get(f"/sessions/{session['id']}").text
     assert f"rank-1 after step {early['last_step']}" in page

@@ -203,9 +203,11 @@ def test_a_rank_of_a_training_gets_slow_and_well_again(
     assert (fired["notice"]["outcome"], fired["notice"]["cause"]) == ("confirmed", "slow_worker")
     assert (fired["cause"], fired["id"]) == ("slow_rank", over["id"])
     assert fired["facts"]["worst"][0]["dp"] == SLOW_RANK
-    assert fired["facts"]["fix"]["gain"] > 0
+    # On a busy machine the replay may be too far from the recording to promise anything.
+    fix = fired["facts"]["fix"]
+    assert fix is None or fix["gain"] > 0
+    assert ("predicted \N{MINUS SIGN}" in over["why_resolved"]) == (fix is not None)
     assert "the pulse is as before" in over["why_resolved"]
-    assert "predicted \N{MINUS SIGN}" in over["why_resolved"]
     assert "a step takes \N{MINUS SIGN}" in over["why_resolved"]
 
 
