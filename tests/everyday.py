@@ -35,12 +35,13 @@ FIRST_OF_FILE: Final = (
 )
 
 # None of these: a soak, a benchmark, a site of documentation that is built, the demo's two weeks,
-# the demo next to an installation, ranks of PyTorch and an example.
+# the demo next to an installation, ranks of PyTorch, an example and a training of a minute.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
     "tests/integration/alerts/test_soak.py",
     "tests/integration/client/test_examples.py",
+    "tests/integration/client/test_loop.py",
     "tests/integration/test_demo_apart.py",
     "tests/integration/test_ingest_benchmark.py",
     "tests/tensor/",
