@@ -86,18 +86,18 @@ def test_new_minutes_appear_without_a_reload(
     site: str, container: Container, visitor: Visitor
 ) -> None:
     send(site, container)
-    Minutes(ranks=16, minutes=60, until_ago=1).keep(container, "llm")
+    Minutes(ranks=16, minutes=50, until_ago=1).keep(container, "llm")
     page = visitor.open(f"{site}/jobs/llm")
     chart = page.locator("#pulse-map")
-    expect(chart).to_have_attribute("data-drawn", "59")
+    expect(chart).to_have_attribute("data-drawn", "49")
     page.evaluate("window.same = true")
-    Minutes(ranks=16, minutes=60, slow=3, slow_minutes=1, factor=1.6).keep(container, "llm")
+    Minutes(ranks=16, minutes=50, slow=3, slow_minutes=1, factor=1.6).keep(container, "llm")
     # Or one more, where a minute has begun meanwhile.
-    expect(chart).to_have_attribute("data-drawn", re.compile("^6[01]$"))
+    expect(chart).to_have_attribute("data-drawn", re.compile("^5[01]$"))
     chart.focus()
     expect(page.locator("#pulse-cell")).to_contain_text("Rank 3")
     assert page.evaluate("window.same")
-    # An hour is all there is; another choice stands in the address.
+    # There is less than an hour; another choice stands in the address.
     expect(page.get_by_role("button", name="1 h", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )
