@@ -17,8 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.kind import ActionKind
 from app.actions.order import Means, Order
-from app.alerts.channels.kind import Secret
-from app.alerts.channels.webhook import signature, signing_key
+from app.alerts.channels.webhook import SigningSecrets, signature, signing_key
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.outbound import check
 
@@ -86,14 +85,7 @@ class EventConfig:
     """Where events go, and the secrets that sign them."""
 
     url: Annotated[HttpsUrl | LoopbackUrl, Field(examples=["https://hardware.example.com/events"])]
-    signing_secrets: Annotated[
-        tuple[Secret, ...],
-        Field(
-            max_length=4,
-            description="Each one signs, so that a new one can precede the removal of the old one.",
-            examples=["whsec_…"],
-        ),
-    ] = ()
+    signing_secrets: SigningSecrets = ()
 
     def __post_init__(self) -> None:
         for secret in self.signing_secrets:

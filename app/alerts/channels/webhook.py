@@ -25,20 +25,23 @@ MIN_SECRET_BYTES: Final = 24
 MAX_SECRET_BYTES: Final = 64
 
 
+# ``whsec_…``; each signs, so that a new one can be added before the old one is taken away
+SigningSecrets = Annotated[
+    tuple[Secret, ...],
+    Field(
+        max_length=4,
+        description="Each one signs, so that a new one can precede the removal of the old one.",
+        examples=["whsec_…"],
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
     """A URL, and the secrets that sign what is sent there."""
 
     url: Annotated[Url, Field(examples=["https://ops.example.com/alerts"])]
-    # ``whsec_…``; each signs, so that a new one can be added before the old one is taken away
-    signing_secrets: Annotated[
-        tuple[Secret, ...],
-        Field(
-            max_length=4,
-            description="Each one signs, so that a new one can precede the removal of the old one.",
-            examples=["whsec_…"],
-        ),
-    ] = ()
+    signing_secrets: SigningSecrets = ()
 
     def __post_init__(self) -> None:
         for secret in self.signing_secrets:
