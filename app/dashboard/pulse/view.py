@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from app.alerts.notices.facts import STANDING_STILL, TITLES, Outcome
+from app.analysis.pulse.ledger import named
+from app.analysis.pulse.notices import NoticeKind
 from app.analysis.wording import gpu_time, hours
 from app.dashboard.pulse.steps import StepLines, step_lines
 from app.dashboard.ui import html, moments
@@ -39,6 +41,8 @@ _STANDS: Final = StateLabel("firing", "Stands still", -4)
 _ENDED: Final = StateLabel("warn", "No pulse", 5)
 _OVER: Final = StateLabel("resolved", "Over", 5)
 _GOES_ON: Final = StateLabel("pending", "Goes on", 0)
+# What is noticed of these is that ranks compute long: what the map shows.
+_COMPUTE_LONG: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
 _OUTCOMES: Final = {
     Outcome.CONFIRMED: "confirmed by a session",
     Outcome.EXPLAINED: "a session names another cause",
@@ -103,7 +107,7 @@ def live_view(live: LiveJob) -> LiveView:
         asked=_asked(live.asked),
         can_record=live.sends,
         steps=step_lines(live),
-        map_title=_map_title(slowest),
+        map_title=_map_title(live, slowest),
         places=_places(live.minutes),
         noticed=_noticed(live, f"{url}/pulse/notices.csv"),
         noticed_title=f"{plural(len(live.notices), 'notice')}, {count(len(live.open))} open"
@@ -193,7 +197,12 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
     if slowest:
         first = slowest[0]
         found.append(
-            Fact("Longest computing", f"Rank {first.rank}, {times(first.ratio)}", _place(first))
+            Fact(
+                "Longest computing",
+                f"Rank {first.rank}, {times(first.ratio)}",
+                _place(first),
+                "In the last whole minute",
+            )
         )
     found.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
     found.append(Fact("Pulse", "", "since the last one", moment=live.heard_at))
@@ -223,13 +232,40 @@ def _last_whole(live: LiveJob) -> SpanRow | None:
     return found[-1] if found else None
 
 
-def _map_title(slowest: Sequence[SlowRank]) -> str:
+def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
+    """Return what the map shows, by the same facts as the page's heading.
+
+    Of what goes on the notice tells, which the last whole minute may not have yet, or still has.
+    """
+    blamed = [one for one in live.open if one.kind in _COMPUTE_LONG and one.ranks]
+    if blamed:
+        worst = _most_pressing(blamed)
+        computes = "computes" if len(worst.ranks) == 1 else "compute"
+        return f"{_who(worst)} {computes} {_compared(live, worst)}"
+    over = _just_over(live)
+    if not live.open and over is not None and over.kind in _COMPUTE_LONG and over.ranks:
+        return f"{_who(over)} computed {_compared(live, over)} until a moment ago"
+    if any(one.kind in STANDING_STILL for one in live.open):
+        return "Computing of the ranks until no step ended any more"
     slow = [one for one in slowest if one.ratio >= _SLOW]
     if not slow:
         return "All ranks compute as long as their peers"
     first = slow[0]
     where = f" ({_place(first)})" if first.host else ""
     return f"Rank {first.rank}{where} computes {times(first.ratio)} as long as its peers"
+
+
+def _who(notice: NoticeRow) -> str:
+    return _capital(named(tuple(notice.ranks), tuple(notice.hosts)))
+
+
+def _compared(live: LiveJob, notice: NoticeRow) -> str:
+    its = "its" if len(notice.ranks) == 1 else "their"
+    against = f"{its} peers" if live.ranks > 1 else "before"
+    at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
+    if notice.factor is None:
+        return f"longer than {against}{at_times}"
+    return f"{times(notice.factor)} as long as {against}{at_times}"
 
 
 def _places(minutes: Sequence[SpanRow]) -> dict[int, str]:

@@ -1,0 +1,125 @@
+"""What the page of a job, live, says: its sentence and the heading of its map."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.analysis.pulse.notices import Evidence, NoticeKind
+from app.dashboard.pulse.view import live_view
+from app.services.pulse.live import LiveJob
+from app.services.pulse.read import NoticeRow
+from app.services.pulse.spans import SlowRank, SpanRow
+
+NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+SLOW_LAST = (
+    "A step takes 1.00\u00a0s; in the last minute rank 5 computed 1.40× as long as its peers"
+)
+AS_LONG = "All ranks compute as long as their peers"
+
+
+def minute(ratio: float, rank: int = 5) -> SpanRow:
+    return SpanRow(
+        attempt=1,
+        start=NOW - timedelta(seconds=121),
+        ranks=8,
+        steps=60,
+        step_median_s=1.0,
+        step_p95_s=1.1,
+        step_worst_s=1.2,
+        compute_median_s=0.8,
+        compute_p95_s=0.9,
+        tokens_per_s=None,
+        lost_gpu_s=0.0,
+        slowest=[SlowRank(rank, "node-001", 1, ratio)],
+    )
+
+
+def notice(
+    kind: NoticeKind = NoticeKind.SLOW_RANK,
+    ranks: tuple[int, ...] = (3,),
+    factor: float | None = 1.31,
+    cleared_s: int | None = None,
+) -> NoticeRow:
+    return NoticeRow(
+        attempt=1,
+        number=0,
+        kind=kind,
+        ranks=list(ranks),
+        hosts=["node-000"] if ranks else [],
+        factor=factor,
+        from_step=100,
+        noticed_step=104,
+        noticed_time_ns=0,
+        noticed_at=NOW - timedelta(seconds=40),
+        cleared_step=None if cleared_s is None else 150,
+        evidence=Evidence("rank 3 (node-000): what was seen"),
+        cleared_at=None if cleared_s is None else NOW - timedelta(seconds=cleared_s),
+        outcome=None,
+        session=None,
+        cause="",
+        gpu_hours=0.0,
+    )
+
+
+def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
+    return LiveJob(
+        job="llm",
+        now=NOW,
+        attempt=1,
+        heard_at=NOW,
+        sends=True,
+        ranks=ranks,
+        step_s=1.0,
+        minutes=[minute(ratio)],
+        notices=list(notices),
+        asked=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("live", "title", "said"),
+    [
+        # The last whole minute does not have it yet.
+        (
+            job(1.0, notice()),
+            "Rank 3 (node-000) computes 1.31× as long as its peers",
+            "Rank 3 (node-000): what was seen",
+        ),
+        (
+            job(1.0, notice(ranks=(2, 3), kind=NoticeKind.SPELLS)),
+            "Ranks 2, 3 (node-000) compute 1.31× as long as their peers at times",
+            "Rank 3 (node-000): what was seen",
+        ),
+        (
+            job(1.0, notice(), ranks=1),
+            "Rank 3 (node-000) computes 1.31× as long as before",
+            "Rank 3 (node-000): what was seen",
+        ),
+        # It still has it.
+        (
+            job(1.4, notice(cleared_s=20)),
+            "Rank 3 (node-000) computed 1.31× as long as its peers until a moment ago",
+            "A step takes 1.00\u00a0s; no rank is slow any more",
+        ),
+        (
+            job(1.0, notice(NoticeKind.HANG, (), None)),
+            "Computing of the ranks until no step ended any more",
+            "Rank 3 (node-000): what was seen",
+        ),
+        # No rank is to blame, and none computes long.
+        (job(1.0, notice(NoticeKind.SLOW_JOB, ())), AS_LONG, "Rank 3 (node-000): what was seen"),
+        (
+            job(1.4),
+            "Rank 5 (node-001, GPU\u00a01) computes 1.40× as long as its peers",
+            SLOW_LAST,
+        ),
+        (job(1.0), AS_LONG, "A step takes 1.00\u00a0s; no rank is slow"),
+    ],
+)
+def test_the_map_s_heading_and_the_sentence_tell_of_the_same(
+    live: LiveJob, title: str, said: str
+) -> None:
+    view = live_view(live)
+    assert (view.map_title, view.heading) == (title, said)
