@@ -117,11 +117,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=260, help="jobs, a third of them healthy")
     parser.add_argument("--steps", type=int, default=4000, help="steps of a healthy job")
+    parser.add_argument("--healthy", action="store_true", help="all jobs are healthy")
     options = parser.parse_args()
     tallies = {kind.name: Tally() for kind in KINDS} | {name: Tally() for name in _HANGS}
     false: list[tuple[int, Notice]] = []
     hours = 0.0
-    faulty = options.jobs * 2 // 3
+    faulty = 0 if options.healthy else options.jobs * 2 // 3
     for number in range(faulty):
         seed = options.seed + number
         row = number % (len(KINDS) + len(_HANGS))
@@ -203,13 +204,17 @@ def _print(
             f"  job {seed}: {notice.kind} {notice.ranks} {notice.factor} "
             f"{notice.from_step}-{notice.noticed_step}\n"
         )
+    summary = f"false {healthy} in {hours:.0f} rank-hours\n"
+    if not any(tally.drawn for tally in tallies.values()):
+        out.write(summary)
+        return
     slow = [tallies[f"rank {share} %"] for share in (10, 50)]
     ranks = [tally for name, tally in tallies.items() if name not in _HANGS and tally.noticed]
     right = sum(t.right_ranks for t in ranks) / max(1, sum(t.noticed for t in ranks))
     out.write(
         f"slow 10 %: {_quantiles(slow[0].steps)[1]:.0f} steps, "
         f"slow 50 %: {_quantiles(slow[1].steps)[1]:.0f} steps, "
-        f"right {100 * right:.1f} %, false {healthy} in {hours:.0f} rank-hours\n"
+        f"right {100 * right:.1f} %, {summary}"
     )
 
 
