@@ -38,6 +38,8 @@ class Held:
     rows: list[Row]
     beats: list[Beat]
     files: dict[str, str] = field(default_factory=dict)
+    # what GPUs say of themselves, each with the rank that computes on it
+    readings: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -93,9 +95,10 @@ def without(held: list[Held], sent: int, beats: list[Beat]) -> list[Held]:
     has_files = not sent
     for one in held:
         files = one.files if has_files else {}
+        readings = one.readings if has_files else []
         left = one.rows[sent:]
         sent = max(0, sent - len(one.rows))
         mine = [beat for beat in one.beats if beat in beats]
-        if left or mine or files:
-            kept.append(Held(one.at_s, left, mine, files))
+        if left or mine or files or readings:
+            kept.append(Held(one.at_s, left, mine, files, readings))
     return kept

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 # Of a phase's name; the server cuts longer ones.
 _LONGEST_PHASE: Final = 200
@@ -48,16 +49,23 @@ _KEYS: Final = Beat._fields[:5]
 _MEASURES: Final = Row._fields[5:]
 
 
-def body_of(
-    host: str,
-    rows: Iterable[Row],
-    beats: Iterable[Beat],
-    files: Mapping[str, str] | None = None,
-    world: int | None = None,
-) -> bytes:
-    """Return the compressed body of a host's rows and beats, and of what its ranks say.
+class Said(NamedTuple):
+    """What a body says once, for all of its host.
 
-    `world` is the number of the job's ranks: the server takes none beyond it.
+    `files` are of ranks that stand still, `readings` what GPUs say of themselves; `world` is the
+    number of the job's ranks: the server takes none beyond it.
+    """
+
+    files: Mapping[str, str] = MappingProxyType({})
+    readings: Sequence[Mapping[str, Any]] = ()
+    world: int | None = None
+
+
+_NOTHING: Final = Said()
+
+
+def body_of(host: str, rows: Iterable[Row], beats: Iterable[Beat], said: Said = _NOTHING) -> bytes:
+    """Return the compressed body of a host's rows and beats, and of what else it says.
 
     Rows of one rank follow one another, so that differences from one to the next are small.
     """
@@ -78,10 +86,12 @@ def body_of(
     ]
     columns["since_ns"] = [*none_of_steps, *_differences([beat.since_ns for beat in last])]
     head: dict[str, object] = {"pulse": 1, "host": host, "phases": phases}
-    if world is not None:
-        head["world"] = world
-    if files:
-        head["files"] = dict(files)
+    if said.world is not None:
+        head["world"] = said.world
+    if said.files:
+        head["files"] = dict(said.files)
+    if said.readings:
+        head["hardware"] = list(said.readings)
     return _packed(head, columns)
 
 

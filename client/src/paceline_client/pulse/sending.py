@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, Fate, RetryPolicy, job_url, send_pulse
 from paceline_client.pulse.holding import Asked, Counts, Held, Told, files_of, without
-from paceline_client.pulse.rows import Beat, Row, body_of
+from paceline_client.pulse.rows import Beat, Row, Said, body_of
 from paceline_client.pulse.seat import Seat, is_ours, read_all
 from paceline_client.pulse.standing import Say, Standing
 from paceline_client.runs import Run
@@ -48,6 +48,8 @@ _PHASES: Final = 1 << 16
 # An older server has no such route; a project may be off.
 _NO_PULSE: Final = frozenset({404, 405, 409})
 
+# Returns what the rank's GPU says of itself; None where nothing does.
+Read = Callable[[], "dict[str, Any] | None"]
 # Called with a session that the server asks for.
 Hear = Callable[[Asked], None]
 
@@ -83,6 +85,9 @@ class Pulse:
     say : callable, optional
         Called on the thread while no step of the job ends: returns what this rank is in, as texts
         by the names of their files. Without it neither that nor the state of others is told.
+    read : callable, optional
+        Called on the thread with each body: returns what the rank's GPU says of itself, where that
+        is due.
     """
 
     def __init__(
@@ -91,10 +96,12 @@ class Pulse:
         beat: Callable[[bool], Beat | None],
         hear: Hear,
         say: Say | None = None,
+        read: Read = lambda: None,
     ) -> None:
         self._where = where
         self._beat = beat
         self._hear = hear
+        self._read = read
         self._standing = Standing(say)
         self._files_asked = False
         self.counts = Counts()
@@ -191,10 +198,13 @@ class Pulse:
         while self._rows:
             rows.append(self._rows.popleft())
         beat = self._beat(self._closing.is_set() and self._finished)
+        reading = self._read()
         now_s = time.monotonic()
         files = self._standing.own(now_s, self._every_s) if self._files_asked else {}
+        beats = [] if beat is None else [beat]
+        readings = [] if reading is None else [reading]
         with self._lock:
-            self._state.held.append(Held(now_s, rows, [] if beat is None else [beat], files))
+            self._state.held.append(Held(now_s, rows, beats, files, readings))
             self._forget(now_s)
         if not self.sends:
             if self._hands_in():
@@ -228,6 +238,7 @@ class Pulse:
             "rows": rows,
             "beats": [beat for one in held for beat in one.beats][-1:],
             "files": files_of(held),
+            "readings": [reading for one in held for reading in one.readings][-1:],
             "pid": os.getpid(),
         }
         within_s = min(_HAND_IN_WITHIN_S, max(0.1, self._give_up_at_s - time.monotonic()))
@@ -278,7 +289,9 @@ class Pulse:
         rows = [Row(*row) for row in message["rows"]]
         beats = [Beat(*beat) for beat in message["beats"]]
         with self._lock:
-            self._state.held.append(Held(now_s, rows, beats, dict(message["files"])))
+            self._state.held.append(
+                Held(now_s, rows, beats, dict(message["files"]), list(message["readings"]))
+            )
             self._forget(now_s)
             self._standing.heard(int(message["rank"]), int(message["pid"]), now_s)
             told = self._state.told.document(int(message["rank"]), self._where.rank)
@@ -291,6 +304,7 @@ class Pulse:
         # Of each rank the last beat says all that those before it did.
         beats = list({beat.rank: beat for one in held for beat in one.beats}.values())
         files = files_of(held)
+        readings = [reading for one in held for reading in one.readings]
         if self._files_asked:
             with self._lock:
                 files |= self._standing.silent(time.monotonic(), self._every_s)
@@ -305,8 +319,8 @@ class Pulse:
             url = f"{job_url(where.server, where.job)}/attempts/{attempt}/pulse"
             while sent < max(1, len(rows)):
                 part = rows[sent : sent + _ROWS_OF_BODY]
-                aside = ([], {}) if sent else (beats, files)
-                body = body_of(where.host, part, *aside, where.world)
+                said = Said(world=where.world) if sent else Said(files, readings, where.world)
+                body = body_of(where.host, part, () if sent else beats, said)
                 answer = send_pulse(url, body, policy.timeout_s)
                 self.counts.sent += len(part)
                 self.counts.bytes += len(body)

@@ -14,6 +14,7 @@ import torch
 
 from paceline_client.delivery import RetryPolicy, session_url
 from paceline_client.machine import labels_of, machine_of
+from paceline_client.pulse.hardware import Hardware
 from paceline_client.pulse.sending import Destination
 from paceline_client.runs import Run, run_from_environment
 from paceline_client.spool import Spool
@@ -31,7 +32,7 @@ from paceline_client.torch.tap import SHARED, Tap, Timeline
 from paceline_client.torch.targets.kind import Job, Level, Undo
 from paceline_client.torch.targets.registry import TARGETS
 from paceline_client.version import VERSION
-from paceline_client.whereabouts import whereabouts
+from paceline_client.whereabouts import gpu_of, whereabouts
 
 _log = logging.getLogger("paceline_client")
 
@@ -165,7 +166,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
         beating = None
         if pulse:
             where = Destination(url, job, run, rank, _local_rank(), machine_of().node, world)
-            beating = RankPulse(tap, where, place, record, stacks=stacks)
+            beating = RankPulse(tap, where, place, record, stacks=stacks, hardware=_hardware())
         target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
         undo, left_out = _attach_targets(target_job, wanted, pulse=pulse)
         meta = _metadata(
@@ -230,6 +231,12 @@ def _new_run() -> str:
     Launchers name processes; one process may attach several times.
     """
     return json.dumps(run_from_environment(once=True).document())
+
+
+def _hardware() -> Hardware | None:
+    gpu = gpu_of(torch.cuda) if torch.cuda.is_initialized() else {}
+    uuid, address = gpu.get("gpu_uuids", ""), gpu.get("gpu_pci", "")
+    return Hardware(uuid, address) if uuid or address else None
 
 
 def _local_rank() -> int:

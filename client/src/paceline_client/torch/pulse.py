@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from paceline_client.pulse.budget import RecordBudget, Requests
+from paceline_client.pulse.hardware import Hardware
 from paceline_client.pulse.holding import Asked, Counts
 from paceline_client.pulse.rows import Beat
 from paceline_client.pulse.sending import Destination, Pulse
@@ -33,12 +34,13 @@ _FINISHED: Final = "finished"
 class RankPulse:
     """Sums each step of a rank to a row, and has a thread send these.
 
-    `record` says whether the server may ask for sessions: within a budget (``"auto"`` is the usual
-    one), or not at all (``"ask"``). With `stacks` it says, while no step ends and the server asks,
-    which lines the thread that trains is in, and what PyTorch's recorder holds as pending.
+    `hardware` reads its GPU. `record` says whether the server may ask for sessions: within a budget
+    (``"auto"`` is the usual one), or not at all (``"ask"``). With `stacks` it says, while no step
+    ends and the server asks, which lines the thread that trains is in, and what PyTorch's recorder
+    holds as pending.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a rank
         self,
         tap: Tap,
         where: Destination,
@@ -46,11 +48,15 @@ class RankPulse:
         record: RecordWhen,
         *,
         stacks: bool = True,
+        hardware: Hardware | None = None,
     ) -> None:
         self._tap = tap
+        self._hardware = hardware
         self._place = where.rank, layout.dp_rank, layout.pp_rank
         self._thread = threading.get_ident()
-        self._pulse = Pulse(where, self._beat, self._hear, self._say if stacks else None)
+        self._pulse = Pulse(
+            where, self._beat, self._hear, self._say if stacks else None, self._read
+        )
         self._steps = Steps(where.rank, layout, self._pulse.add)
         self._requests = None if record == "ask" else Requests(_budget(record))
         self._ask: Callable[[int], bool] = lambda _: False
@@ -76,7 +82,9 @@ class RankPulse:
         tap = self._tap
         self._thread = threading.get_ident()
         skipped, tap.skipped = tap.skipped, {}
-        ended = partial(self._steps.end, tap.step, int(tokens or 0), skipped)
+        known, tap.tokens = tap.tokens, 0
+        told = int(known if tokens is None else tokens)
+        ended = partial(self._steps.end, tap.step, told, skipped)
         operations = tap.end_step(ended)
         if tap.sink is not None:
             return
@@ -117,6 +125,13 @@ class RankPulse:
             return None
         since_ns = now_ns - max(0, time.monotonic_ns() - phase[1])
         return Beat(tap.step, *self._place, now_ns, phase[0], since_ns)
+
+    def _read(self) -> dict[str, Any] | None:
+        hardware = self._hardware
+        if hardware is None or not hardware.due(time.monotonic()):
+            return None
+        reading = hardware.read()
+        return None if reading is None else reading.document(self._place[0])
 
     def _say(self) -> dict[str, str]:
         rank = self._place[0]

@@ -1,0 +1,154 @@
+"""What a GPU says of itself, read by NVIDIA's own module from a driver library of these tests.
+
+The functions, structures and errors are those of `pynvml`; only the library behind them, which
+comes with a driver, is not NVIDIA's here. `make gpu-check` reads a real one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+import pytest
+
+from app.inputs.pulse.body import read_pulse
+from paceline_client.pulse.hardware import Hardware, Reading
+from paceline_client.pulse.rows import Row, Said, body_of
+
+UUID = "GPU-8f6c4a1e-0000-0000-0000-000000000000"
+MIB = 1 << 20
+
+
+class Driver:
+    """A driver's library: each function fills what it was given a reference to.
+
+    `refused` are the functions that a device does not support; `xids` are told one by one.
+    """
+
+    def __init__(self, *refused: str, xids: tuple[int, ...] = ()) -> None:
+        self.refused = refused
+        self.xids = list(xids)
+        self.asked: list[str] = []
+        self.handles: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def function(*given: Any) -> int:  # noqa: ANN401 - of ctypes
+            self.asked.append(name)
+            if name in self.refused:
+                return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return self.answer(name, *given)
+
+        return function
+
+    def answer(self, name: str, *given: Any) -> int:  # noqa: ANN401 - of ctypes
+        numbers = {
+            "nvmlDeviceGetClockInfo": 1230,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetTemperature": 83,
+            "nvmlDeviceGetPowerUsage": 412_000,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x20,
+        }
+        if name in numbers:
+            given[-1]._obj.value = numbers[name]
+        elif name == "nvmlDeviceGetTotalEccErrors":
+            given[-1]._obj.value = 2 if given[1].value == 1 else 17
+        elif name == "nvmlDeviceGetMemoryInfo":
+            given[-1]._obj.used = 61 * MIB
+        elif name == "nvmlDeviceGetHandleByUUID":
+            self.handles.append(given[0].value)
+        elif name == "nvmlEventSetWait_v2":
+            if not self.xids:
+                return int(pynvml.NVML_ERROR_TIMEOUT)
+            given[1]._obj.eventData = self.xids.pop(0)
+        return 0
+
+
+def driven(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Hardware:
+    monkeypatch.setattr(pynvml, "nvmlLib", driver)
+    # It keeps the functions that it has found.
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return Hardware(UUID, "")
+
+
+def test_a_device_is_read_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    assert driven(monkeypatch, driver).read() == Reading(
+        clock_mhz=1230,
+        most_clock_mhz=1980,
+        temperature_c=83,
+        power_mw=412_000,
+        throttle=0x20,
+        ecc_corrected=17,
+        ecc_uncorrected=2,
+        memory_used=61 * MIB,
+    )
+    assert driver.handles == [UUID.encode()]
+
+
+def test_what_a_device_does_not_support_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetPowerUsage")
+    reading = driven(monkeypatch, driver).read()
+    assert reading is not None
+    assert reading.document(3) == {
+        "rank": 3,
+        "clock_mhz": 1230,
+        "most_clock_mhz": 1980,
+        "temperature_c": 83,
+        "throttle": 0x20,
+        "memory_used": 61 * MIB,
+    }
+
+
+def test_errors_of_the_driver_are_kept_the_last_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(xids=tuple(range(40, 50)))
+    device = driven(monkeypatch, driver)
+    first = device.read()
+    driver.xids = [79]
+    again = device.read()
+    assert first is not None
+    assert first.xids == tuple(range(42, 50))
+    assert again is not None
+    assert again.xids == (*range(43, 50), 79)
+
+
+@pytest.mark.parametrize("lacks", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"])
+def test_a_device_that_is_not_there_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    driver = Driver(lacks)
+    device = driven(monkeypatch, driver)
+    assert device.read() is None
+    asked = len(driver.asked)
+    assert device.read() is None
+    assert len(driver.asked) == asked
+
+
+def test_without_a_driver_or_its_module_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The real loader, on a machine without a driver.
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", _no_library)
+    assert Hardware(UUID, "").read() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert Hardware(UUID, "").read() is None
+
+
+def _no_library(name: str) -> None:
+    raise OSError(name)
+
+
+def test_it_is_read_once_a_minute() -> None:
+    device = Hardware(UUID, "")
+    assert [device.due(now_s) for now_s in (5.0, 10.0, 64.9, 65.0, 70.0)] == [
+        *(True, False, False, True, False)
+    ]
+    assert not Hardware("", "").due(5.0)
+
+
+def test_a_body_holds_what_gpus_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = driven(monkeypatch, Driver(xids=(79,))).read()
+    assert reading is not None
+    row = Row(1, 3, 3, 0, 10**18, 10**9, 8 * 10**8, 0, 0, 0, 0, 0)
+    body = body_of("node-000", [row], [], Said(readings=[reading.document(3)]))
+    assert len(read_pulse(body, 1).rows) == 1
