@@ -208,7 +208,7 @@ format: install-dev ## Format, and repair what can be repaired
 bench-client: install-dev ## What the client costs a training: an operation, a step, a burst, memory
 	@$(BIN)/python -m benchmarks.client $(ARGS)
 
-gpu-check: install-dev ## The hooks on a real GPU: order, clocks, cost; without one it says so
+gpu-check: install-dev ## Hooks, pulse and NVML on a real GPU: order, clocks, cost; without one it says so
 	@$(BIN)/python -m benchmarks.gpu_check
 
 pages: install-dev ## What pages weigh and take: small, 1,000 jobs of 10 sessions, a session of 1,024 × 16

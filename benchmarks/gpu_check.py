@@ -1,29 +1,40 @@
-"""`make gpu-check`: the hooks on a real GPU: order of events, clocks, and what recording costs.
+"""`make gpu-check`: hooks, pulse and NVML on a real GPU: order, clocks, and what they cost.
 
 A small transformer under FSDP2, on one GPU, is recorded for some steps to nowhere. Every operation
 has to lie within its step by the host's clock, in the order of the program, with the waits for
-earlier reductions inside of the backward. Without a GPU it says so and does nothing.
+earlier reductions inside of the backward. Meanwhile its pulse goes to a listener of this process:
+rows have to follow the host's clock, what is compiled must not count as computing, and the device
+is read by NVML. Without a GPU it says so and does nothing; without ``nvidia-ml-py`` only the
+reading is left out. It needs PyTorch and the client, and no server.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-NOWHERE: Final = "http://127.0.0.1:9"
 STEPS: Final = 40
 WARM_UP: Final = 10
 # By so much a device's clock may be off the host's: an event is read a little after it happened.
 CLOCK_NS: Final = 2_000_000
 _GZIP: Final = b"\x1f\x8b"
+# A step of the pulse differs from that of the host's clock by as much, of single steps and of all.
+_STEP_OFF: Final = 0.25
+_ALL_OFF: Final = 0.05
+_COMPILES_S: Final = 1.0
+_READINGS: Final = 20
 _ORDER: Final = ("forward-compute", "backward-compute", "optimizer")
 
 
@@ -47,14 +58,156 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("skipped: there is no GPU")
         return 0
-    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name:
-        faults = list(_checked(torch, Path(name)))
+    os.environ |= {"PACELINE_PULSE_S": "1", "no_proxy": "127.0.0.1"}
+    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name, _listening() as heard:
+        faults = [*_checked(torch, Path(name), heard), *_read(torch, heard)]
     for fault in faults:
         print(f"wrong: {fault}")
     return 1 if faults else 0
 
 
-def _checked(torch: Any, folder: Path) -> Iterator[str]:  # noqa: ANN401 - not typed here
+@dataclass
+class Heard:
+    """What came of the pulse: bodies, by the address that they are sent to."""
+
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    def steps(self) -> dict[int, dict[str, int]]:
+        """Return the measures of each step."""
+        found = {}
+        for body in self.bodies:
+            columns = body["columns"]
+            # Null where there is none, else the difference to the last value that was there.
+            values = {name: _summed(column) for name, column in columns.items()}
+            for at, took in enumerate(columns["step_ns"]):
+                if took is not None:
+                    found[values["step"][at]] = {name: of[at] for name, of in values.items()}
+        return found
+
+
+def _summed(column: list[int | None]) -> list[int]:
+    return list(accumulate(value or 0 for value in column))
+
+
+@contextmanager
+def _listening() -> Iterator[Heard]:
+    """Take the pulse as a server does; shares of sessions are refused for now, and stay."""
+    heard = Heard()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            if self.path.endswith("/pulse"):
+                heard.bodies.append(json.loads(gzip.decompress(body)))
+                self._answer(202, {"record": None, "pulse_s": 1, "files": False})
+            elif self.path.endswith("/attempts"):
+                self._answer(201, {"attempt": 1})
+            else:
+                self._answer(503, {})
+
+        do_PUT = do_POST  # noqa: N815 - name of the library
+
+        def _answer(self, status: int, document: dict[str, Any]) -> None:
+            content = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    heard.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield heard
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
+    """Read the device by NVML; yield what is wrong with that, and with what the pulse says."""
+    from paceline_client.pulse.hardware import Hardware  # noqa: PLC0415 - as PyTorch
+    from paceline_client.whereabouts import gpu_of  # noqa: PLC0415
+
+    try:
+        import pynvml  # noqa: PLC0415 - not installed everywhere
+    except ImportError:
+        print("not read: nvidia-ml-py is not installed")
+        return
+    gpu = gpu_of(torch.cuda)
+    uuid, address = gpu.get("gpu_uuids", ""), gpu.get("gpu_pci", "")
+    by_uuid, by_address = Hardware(uuid, ""), Hardware("", address)
+    reading, other = by_uuid.read(), by_address.read()
+    began_s = time.perf_counter()
+    for _ in range(_READINGS):
+        by_uuid.read()
+    cost_ms = 1e3 * (time.perf_counter() - began_s) / _READINGS
+    print(f"{uuid} at {address}, nvidia-ml-py {pynvml.__version__}: {reading}")
+    print(f"a reading takes {cost_ms:.2f} ms")
+    for name, one in (("UUID", reading), ("PCI address", other)):
+        if one is None:
+            yield f"NVML does not find the device by its {name}"
+    if reading is None:
+        return
+    known = [
+        ("clock_mhz", 100, reading.most_clock_mhz or 10_000),
+        ("most_clock_mhz", 500, 10_000),
+        ("temperature_c", 10, 120),
+        ("power_mw", 5_000, 2_000_000),
+        ("memory_used", 1 << 20, torch.cuda.get_device_properties(0).total_memory * 1.1),
+    ]
+    for name, least, most in known:
+        value = getattr(reading, name)
+        if value is None or not least <= value <= most:
+            yield f"{name} is {value}, and not from {least} to {most:.0f}"
+    if reading.throttle is None:
+        yield "NVML does not tell why clocks are low"
+    told = [one for body in heard.bodies for one in body.get("hardware", [])]
+    if len(told) != 1 or told[0].get("clock_mhz") is None:
+        yield f"the pulse of half a minute has {told} of its device, and not one reading"
+
+
+def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -> Iterator[str]:
+    """Yield what is wrong with the rows of a pulse.
+
+    `ends_ns` are the ends of steps from `first` on by the host's clock; in step `compiled` code was
+    compiled.
+    """
+    steps = heard.steps()
+    print(f"the pulse has {len(steps)} steps in {len(heard.bodies)} bodies")
+    last = first + len(ends_ns) - 1
+    if missing := [step for step in range(last) if step not in steps]:
+        yield f"the pulse lacks steps {missing[:8]}"
+        return
+    own = [steps[step] for step in range(first, last)]
+    took = [end - begin for begin, end in pairwise(ends_ns)]
+    off = [abs(row["step_ns"] / by_host - 1) for row, by_host in zip(own, took, strict=True)]
+    print(f"steps of the pulse are {sum(off) / len(off):.1%} off the host's clock, {max(off):.1%}")
+    if sum(off) / len(off) > _ALL_OFF or sorted(off)[len(off) // 2] > _STEP_OFF:
+        yield f"steps of the pulse are {sum(off) / len(off):.1%} off those of the host's clock"
+    for step, row in enumerate(own, first):
+        busy = row["compute_ns"] + row["wait_ns"] + row["optimizer_ns"]
+        if not 0 < row["compute_ns"] <= busy <= 1.02 * row["step_ns"]:
+            yield f"step {step} of {row['step_ns']} ns was busy for {busy} ns"
+    found = steps.get(compiled)
+    if found is None:
+        yield f"the pulse lacks step {compiled}, in which code was compiled"
+        return
+    print(
+        f"a step with a compilation took {found['step_ns'] / 1e9:.2f} s, "
+        f"computing {found['compute_ns'] / 1e9:.3f} s"
+    )
+    if not found["compute_ns"] < found["step_ns"] - 0.9e9 * _COMPILES_S:
+        yield "what was compiled counts as computing"
+
+
+def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
     import paceline_client.torch as paceline  # noqa: PLC0415 - needs PyTorch
     from paceline_client.delivery import RetryPolicy  # noqa: PLC0415
 
@@ -72,7 +225,7 @@ def _checked(torch: Any, folder: Path) -> Iterator[str]:  # noqa: ANN401 - not t
     dist.fsdp.fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
     monitor = paceline.attach(
-        NOWHERE,
+        heard.url,
         "gpu-check",
         model=model,
         every=None,
@@ -99,8 +252,24 @@ def _checked(torch: Any, folder: Path) -> Iterator[str]:  # noqa: ANN401 - not t
     train(3)
     ends_ns = train(STEPS)
     monitor.wait(30.0)
-    monitor.close()
+
+    # The same forward, through code that takes a second to compile anew: the first time the
+    # compiler is loaded, too.
+    def compiles(module: Any, _inputs: Any) -> Any:  # noqa: ANN401 - not typed here
+        time.sleep(_COMPILES_S)
+        return module.forward
+
+    doubled = torch.compile(lambda tensor: tensor * 2.0, backend=compiles, dynamic=False)
+    doubled(x[:1])
+    train(1)
+    handle = layers[0].register_forward_pre_hook(lambda _, given: (doubled(given[0]),))
+    compiled = first + STEPS + 1
+    train(1)
+    handle.remove()
+    train(2)
+    monitor.close(30.0)
     dist.destroy_process_group()
+    yield from _pulse_faults(heard, ends_ns, first, compiled)
     rows = list(_rows(folder / "spool"))
     per_step = len(rows) / STEPS
     cost_ns = (_typical(ends_ns) - without_ns) / max(per_step, 1.0)
