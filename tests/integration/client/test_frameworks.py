@@ -37,11 +37,15 @@ FACTOR: Final = 1.8
 
 @dataclass(frozen=True)
 class Kind:
-    """An example, the places of its ranks as (DP rank, stage), and whether it has a loader."""
+    """An example, the places of its ranks as (DP rank, stage), and whether it has a loader.
+
+    `tokens` are those of a step of a replica, where the framework tells them.
+    """
 
     script: str
     places: tuple[tuple[int, int], ...]
     loads: bool = False
+    tokens: int = 0
 
 
 REPLICAS: Final = tuple((rank, 0) for rank in range(RANKS))
@@ -50,7 +54,8 @@ KINDS: Final = (
     Kind("hand_written", STAGES),
     Kind("lightning_ddp", REPLICAS, loads=True),
     Kind("accelerate_ddp", REPLICAS),
-    Kind("megatron_core", STAGES),
+    # Eight microbatches of one sequence of four tokens.
+    Kind("megatron_core", STAGES, tokens=32),
 )
 
 
@@ -100,6 +105,7 @@ def test_rows_say_what_each_rank_of_a_framework_did_itself(
         # Processes of multiprocessing end without the handlers that send the rest.
         assert steps == list(range(len(steps)))
         assert len(steps) >= ALL_STEPS - LOST
+        assert set(own.tokens.tolist()) == {kind.tokens}
         assert {(int(dp), int(pp)) for dp, pp in zip(own.dp_rank, own.pp_rank, strict=True)} == {
             place
         }

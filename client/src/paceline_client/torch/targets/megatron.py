@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ _OF_TIMER: Final = {
     "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce": "embedding-grads-all-reduce",
 }
+# What a step's tokens are the product of.
+_SIZES: Final = ("num_microbatches", "micro_batch_size", "seq_length")
 # Whose backward may be to come; evaluations with gradients have none.
 _MOST_FORWARDS: Final = 4096
 
@@ -99,6 +102,20 @@ def _schedule_table(job: Job, original: Function) -> Function:
         return table
 
     return get_schedule_table
+
+
+def _passes(job: Job, original: Function) -> Function:
+    """Count the tokens of a replica's step, as its arguments say them, unless lengths vary."""
+
+    def forward_backward(*args: Any, **kwargs: Any) -> Any:
+        varies = getattr(job.megatron_config, "variable_seq_lengths", False)
+        if job.tap.on and not varies and not kwargs.get("forward_only"):
+            sizes = [size for name in _SIZES if isinstance(size := kwargs.get(name), int)]
+            if len(sizes) == len(_SIZES):
+                job.tap.tokens += math.prod(sizes)
+        return original(*args, **kwargs)
+
+    return forward_backward
 
 
 class _Timer:
@@ -280,6 +297,14 @@ MEGATRON: Final = Target(
     "Megatron-Core",
     wanted=lambda job: job.megatron_config is not None,
     hooks=(
+        *(
+            Hook(f"{_SCHEDULES}:forward_backward_{name}", (), Level.COMPUTE, _passes)
+            for name in (
+                "no_pipelining",
+                "pipelining_without_interleaving",
+                "pipelining_with_interleaving",
+            )
+        ),
         Hook(
             f"{_SCHEDULES}:forward_step",
             ("forward_step_func", "data_iterator", "model", "num_microbatches"),
