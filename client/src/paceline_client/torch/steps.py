@@ -7,7 +7,7 @@ from typing import Final
 
 from paceline_client.pulse.rows import Row
 from paceline_client.torch.layout import Layout
-from paceline_client.torch.tap import DATA_LOADING, EVALUATION, GC, OPTIMIZER
+from paceline_client.torch.tap import COMPILE, DATA_LOADING, EVALUATION, GC, OPTIMIZER
 
 _COMPUTE: Final = "compute"
 
@@ -27,6 +27,7 @@ class Steps:
         # By type of operation: how many were measured, what they took, and waited inside.
         self._computed: dict[str, list[int]] = {}
         self._inside_ns = 0  # of waits inside of the computation that has not ended
+        self._compiled_ns = 0  # the same of what was compiled
         self._waited: dict[str, list[int]] = {}  # the same of waits outside of computations
         self._optimizer_ns = 0
         self._gc_ns = 0
@@ -38,11 +39,16 @@ class Steps:
         """Take an operation inside of a computation."""
         if op == GC:
             self._gc_ns += duration_ns
+        elif op == COMPILE:
+            self._compiled_ns += duration_ns
         elif not op.endswith(_COMPUTE):
             self._inside_ns += duration_ns
 
     def outside(self, op: str, start_ns: int, duration_ns: int, *_where: int | None) -> None:
         """Take a computation, or an operation outside of computations."""
+        if self._compiled_ns and op.endswith(_COMPUTE):
+            duration_ns -= min(duration_ns, self._compiled_ns)
+            self._compiled_ns = 0
         known = self._computed.get(op)
         if known is not None:
             known[0] += 1
@@ -54,6 +60,9 @@ class Steps:
         if op == GC:
             self._gc_ns += duration_ns
             self._gc_outside_ns += duration_ns
+            self._aside.append((op, start_ns, duration_ns))
+            return
+        if op == COMPILE:
             self._aside.append((op, start_ns, duration_ns))
             return
         if self._first_ns is None:

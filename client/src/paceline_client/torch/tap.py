@@ -21,6 +21,8 @@ GC: Final = "gc"
 DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
+# Neither computing nor waiting, wherever it happens; for the pulse only.
+COMPILE: Final = "compile"
 # How operations of tensor-, context- and expert-parallel ranks begin.
 SHARED: Final = ("tp-", "cp-", "ep-")
 
@@ -97,6 +99,8 @@ class Tap:
         # The pulse, which takes operations between sessions as well.
         self.pulse: PulseSink | None = None
         self.aside = 0  # above 0, what runs is no part of a step
+        # Of this rank in the step, as far as hooks know them.
+        self.tokens = 0
         # Operations that begin so are for the pulse only.
         self.hidden: tuple[str, ...] = ()
         # The operation begun last, and when by the monotonic clock.
@@ -127,6 +131,10 @@ class Tap:
                 self.skipped[op] = self.skipped.get(op, 0) + 1
                 return None
         return self.now()
+
+    def goes_on(self, op: str) -> None:
+        """Note that what began last is over, so that this goes on."""
+        self.phase = op, time.monotonic_ns()
 
     def ends(self, op: str, start: Any, mb: int | None = None, mc: int | None = None) -> None:
         """Record an operation from the mark that `begins` returned until now."""
@@ -381,7 +389,7 @@ class Between(Span):
         tap.aside -= 1
         if self._before is not None:
             # That is over; what comes next is not known yet.
-            tap.phase = self._before[0], time.monotonic_ns()
+            tap.goes_on(self._before[0])
         if tap.step == self._step and tap.sink is None:
             # A step that ended meanwhile may have ended the session.
             tap.sink = self._sink

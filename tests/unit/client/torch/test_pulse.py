@@ -6,16 +6,20 @@ import copy
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.analysis.pulse.columns import NO_BEAT, joined
 from app.inputs.pulse.body import read_pulse
 from tests.support.extras import of_real_jobs
 from tests.unit.client.conftest import Answer, Receiver
 
 torch = of_real_jobs("torch")
+
+from torch._dynamo.callback import callback_handler  # noqa: E402
 
 import paceline_client.torch as paceline  # noqa: E402
 from paceline_client.pulse.rows import Row  # noqa: E402
@@ -61,6 +65,49 @@ def test_evaluation_is_no_part_of_a_step_and_what_was_not_measured_is_as_what_wa
     row = rows[0]
     assert (row.step_ns, row.data_ns) == (500, 100)
     assert (row.compute_ns, row.wait_ns) == (4 * 90, 4 * 10 + 2 * 20)
+
+
+def test_what_is_compiled_is_neither_computing_nor_loading() -> None:
+    rows: list[Row] = []
+    steps = Steps(0, Layout(), rows.append)
+    # Before the first operation, inside of a forward and a wait, and again in the next one.
+    steps.outside("compile", 0, 300)
+    steps.inside("compile", 420, 500)
+    steps.inside("params-all-gather", 930, 10)
+    steps.outside("forward-compute", 400, 600)
+    steps.outside("forward-compute", 1_000, 80)
+    steps.inside("compile", 1_100, 40)
+    steps.outside("backward-compute", 1_090, 60)
+    steps.end(0, 0, {}, 9_000, 1_200, 1_200)
+
+    row = rows[0]
+    assert (row.compute_ns, row.wait_ns, row.data_ns) == (90 + 80 + 20, 10, 100)
+
+
+def test_a_job_that_compiles_anew_says_so_and_computes_no_longer_than_before(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    phases: list[str] = []
+
+    def slow_backend(module: Any, _inputs: Any) -> Any:  # noqa: ANN401 - of PyTorch
+        phases.append((monitor._tap.phase or ("",))[0])
+        time.sleep(0.5)
+        return module.forward
+
+    monitor, model = attach(receiver, tmp_path)
+    compiled = torch.compile(model, backend=slow_backend, dynamic=False)
+    for batch in (1, 1, 2, 2):
+        compiled(torch.zeros(batch, 4)).sum().backward()
+        monitor.step()
+    monitor.close(60)
+
+    assert phases == ["compile", "compile"]
+    bodies = [read_pulse(request.body, 1).rows for request in receiver.pulses]
+    rows = joined([body.take(body.phase == NO_BEAT) for body in bodies])
+    assert (rows.step_ns[[0, 2]] > 500_000_000).all()
+    assert (rows.compute_ns < rows.step_ns - 500_000_000)[[0, 2]].all()
+    # What PyTorch calls is as it was.
+    assert not any("paceline" in repr(one) for one in callback_handler.start_callbacks)
 
 
 def attach(receiver: Receiver, spool: Path, **how: Any) -> tuple[paceline.Monitor, Any]:  # noqa: ANN401

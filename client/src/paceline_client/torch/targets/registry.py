@@ -6,6 +6,7 @@ from typing import Final
 
 from paceline_client.torch.targets.between import BETWEEN
 from paceline_client.torch.targets.collectives import COLLECTIVES
+from paceline_client.torch.targets.compiling import COMPILING
 from paceline_client.torch.targets.ddp import DDP
 from paceline_client.torch.targets.fsdp2 import FSDP2
 from paceline_client.torch.targets.garbage import GARBAGE
@@ -29,4 +30,5 @@ TARGETS: Final[tuple[Target, ...]] = (
     OPTIMIZERS,
     GARBAGE,
     BETWEEN,
+    COMPILING,
 )
