@@ -16,6 +16,7 @@ from app.auth.guard import GuardedRoute
 from app.auth.here import Here
 from app.dashboard.access.pages import add_access_pages
 from app.dashboard.access.sign_in import add_sign_in
+from app.dashboard.actions.pages import add_action_pages
 from app.dashboard.alerts.pages import add_alert_pages
 from app.dashboard.alerts.parts import actions
 from app.dashboard.alerts.rule_pages import add_rule_pages
@@ -101,6 +102,7 @@ def router(assets: Assets, pages: Pages) -> APIRouter:
     add_hang_pages(routes, pages)
     add_rule_pages(routes, pages)
     add_host_pages(routes, pages)
+    add_action_pages(routes, pages)
     add_compare_pages(routes, pages)
     add_report_pages(routes, pages)
     add_operation_pages(routes, pages)

@@ -105,6 +105,7 @@ def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[
         "/channels": "/channels",
         "/channels/new": "/channels/new",
         "/channels/{channel}": f"/channels/{channel}",
+        "/actions": "/actions",
         "/rules": "/rules",
         "/rules/{rule}": f"/rules/{rule.id}",
         "/report": "/report",

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from app.actions.states import ActionState
 from app.alerts.lines import lines_of
 from app.alerts.machines.cordon import cordon_commands
 from app.alerts.machines.inside import machine_of, node_of, place_of
@@ -20,6 +21,7 @@ from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import DeliveryState
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.wording import NBSP, gpu_time, hours, percent
+from app.dashboard.actions.lines import ActionLine, machine_lines
 from app.dashboard.alerts.parts import (
     STATES,
     Actions,
@@ -36,6 +38,7 @@ from app.dashboard.alerts.parts import (
 from app.dashboard.ui.format import age, count, interval, listing, plural, times
 from app.dashboard.ui.moments import when
 from app.dashboard.ui.parts import Fact, StateLabel, since_when
+from app.dashboard.ui.places import actions_url
 from app.services.alerts.incident_reads import COMMENTS_LISTED
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
+    from app.services.actions.listed import MachineActions
     from app.services.alerts.channels.reads import ChannelView
     from app.services.alerts.deliveries.reads import DeliveryRow
     from app.services.alerts.incident_reads import EventRow, IncidentRow
@@ -159,10 +163,17 @@ class ChosenIncident:
     # The best fix, and where a machine is at fault how to take it out.
     remedy: Sequence[str] = ()
     evidence_url: str = ""
+    # what is done to its machine, and the page of that
+    doing: Sequence[ActionLine] = ()
+    doing_title: str = ""
+    doing_url: str = ""
 
 
 def chosen_incident(
-    life: IncidentLife, channels: Sequence[ChannelView], onset: Onset | None = None
+    life: IncidentLife,
+    channels: Sequence[ChannelView],
+    onset: Onset | None = None,
+    doing: MachineActions | None = None,
 ) -> ChosenIncident:
     """Return the selected incident."""
     row, incident = life.view.row, life.view.row.incident
@@ -204,7 +215,20 @@ def chosen_incident(
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
         remedy=_remedy(incident),
         evidence_url=f"/incidents/{incident.id}/evidence",
+        doing=[] if doing is None else machine_lines(doing),
+        doing_title=_doing_title(doing),
+        doing_url=actions_url(machine_of(incident)),
     )
+
+
+def _doing_title(doing: MachineActions | None) -> str:
+    rows = () if doing is None else doing.rows
+    asked = sum(row.state is ActionState.ASKED for row in rows)
+    if asked:
+        return (
+            f"{plural(asked, 'action')} on its machine {'waits' if asked == 1 else 'wait'} for you"
+        )
+    return "Actions on its machine"
 
 
 def _facts(row: IncidentRow) -> list[Fact]:

@@ -13,6 +13,7 @@ from app.alerts.message import cause_name
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.states import IncidentState
 from app.analysis.wording import hours
+from app.dashboard.actions.lines import machine_lines
 from app.dashboard.alerts.channel_health import ChannelHealth, channels_title, health
 from app.dashboard.alerts.filters import PATH, FilterBar, IncidentsQuery, filter_bar
 from app.dashboard.alerts.incident_life import ChosenIncident, chosen_incident
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from app.alerts.facts import Facts
     from app.alerts.incidents import Incident
+    from app.services.actions.listed import MachineActions
     from app.services.alerts.channels.reads import ChannelView, Tally
     from app.services.alerts.incident_reads import IncidentRow
     from app.services.alerts.onset import Onset
@@ -104,6 +106,7 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     query: IncidentsQuery,
     *,
     onset: Onset | None = None,
+    doing: MachineActions | None = None,
     chosen: bool = False,
 ) -> IncidentsPage:
     """Return the page of incidents.
@@ -112,6 +115,8 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     ----------
     onset : Onset, optional
         Since when the chosen one's job is slow.
+    doing : MachineActions, optional
+        What is done to the machine of the chosen one.
     chosen : bool
         Whether the chosen one was asked for by its address.
     """
@@ -137,11 +142,11 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
         over_title=_over_title(found),
         over=over,
         over_alone=found.filtered.over,
-        chosen=None if life is None else chosen_incident(life, channels, onset),
+        chosen=None if life is None else chosen_incident(life, channels, onset, doing),
         selected=chosen and life is not None,
         channels_title=channels_title(channels),
         channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
-        version=_version(found, life, channels),
+        version=_version(found, life, channels, doing),
         table=Drawn(
             files.but(),
             "inc tri",
@@ -326,7 +331,12 @@ def _slowdown(facts: Facts | None) -> float | None:
     return facts.headline.slowdown if facts and facts.headline else None
 
 
-def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[ChannelView]) -> str:
+def _version(
+    found: Incidents,
+    life: IncidentLife | None,
+    channels: Sequence[ChannelView],
+    doing: MachineActions | None,
+) -> str:
     """Return a short text that is the same as long as the page says the same."""
     parts: list[object] = [
         (
@@ -343,4 +353,6 @@ def _version(found: Incidents, life: IncidentLife | None, channels: Sequence[Cha
     if life is not None:
         parts += [len(life.view.events), len(life.view.comments)]
         parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
+    if doing is not None:
+        parts += [line.version for line in machine_lines(doing)]
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
+from app.alerts.machines.inside import machine_of
 from app.analysis.replay.metrics import STRAGGLING
 from app.auth.here import Here
 from app.dashboard.alerts.channels import channels_page
@@ -26,6 +27,7 @@ from app.dashboard.fixes.applied import applied_csv
 from app.dashboard.fixes.whole_job import whole_job_line
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
+from app.services.actions.listed import machine_actions
 from app.services.alerts.channels.reads import channels_and_tallies, no_channel
 from app.services.alerts.channels.views import undelivered
 from app.services.alerts.deliveries.deliver import apprise_is_usable
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.dashboard.pages import Pages
+    from app.db.unit_of_work import Reads
+    from app.services.actions.listed import MachineActions
     from app.services.alerts.channels.reads import ChannelView
+    from app.services.alerts.views import IncidentLife
     from app.services.container import Container
 
 IncidentsQueryParam = Annotated[IncidentsQuery, Depends()]
@@ -69,9 +74,17 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
             onset = None if life is None else onset_of_incident(tx, life.view.row, STRAGGLING)
+            doing = None if life is None or incident is None else _doing(container, tx, life)
             channels, tallies = channels_and_tallies(tx)
         page = incidents_page(
-            found, life, channels, tallies, query, onset=onset, chosen=incident is not None
+            found,
+            life,
+            channels,
+            tallies,
+            query,
+            onset=onset,
+            doing=doing,
+            chosen=incident is not None,
         )
         return pages.render(
             "alerts/incidents.html",
@@ -181,6 +194,12 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
     @routes.get("/channels/{channel}")
     def channel_route(container: Here, channel: str) -> Response:
         return show(container, channel)
+
+
+def _doing(container: Container, tx: Reads, life: IncidentLife) -> MachineActions | None:
+    """Return what is done to the machine of an incident; None where none is at fault."""
+    host = machine_of(life.view.row.incident)
+    return machine_actions(tx, container.settings, host) if host else None
 
 
 def _find(channels: Sequence[ChannelView], channel_id: uuid.UUID) -> ChannelView:

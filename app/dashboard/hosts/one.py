@@ -31,7 +31,7 @@ from app.dashboard.ui.format import (
     times,
 )
 from app.dashboard.ui.parts import Fact, StateLabel
-from app.dashboard.ui.places import host_url
+from app.dashboard.ui.places import actions_url, host_url
 from app.dashboard.ui.ranges import Range, RangeChoices, range_choices
 from app.services.hosts.listed import BLAMED_FROM
 from app.services.hosts.outcomes import Outcome
@@ -146,6 +146,8 @@ class HostPage:
     guessed: str
     moves: Sequence[MoveLine]
     moves_title: str
+    # the page of what was done to it
+    actions_url: str
 
 
 def host_page(view: HostView, about: Range, address: Address) -> HostPage:
@@ -182,6 +184,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
         guessed=GUESSED if view.guessed else "",
         moves=[_move(one, view.host) for one in view.moves],
         moves_title=f"{plural(len(view.moves), 'GPU')} moved" if view.moves else "",
+        actions_url=actions_url(view.host),
     )
 
 

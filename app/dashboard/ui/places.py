@@ -10,6 +10,11 @@ def host_url(host: str) -> str:
     return f"/hosts/{quote(host, safe='')}"
 
 
+def actions_url(host: str) -> str:
+    """Return the page of what was done to a host."""
+    return f"/actions?{urlencode({'host': host})}"
+
+
 def job_url(job: str) -> str:
     """Return the path of a job's page."""
     return f"/jobs/{quote(job)}"

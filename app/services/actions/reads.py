@@ -27,8 +27,8 @@ class ActionRow:
     """An action on a machine."""
 
     id: uuid.UUID
-    kind: str
-    host: str
+    kind: Annotated[str, Column(sort="kind")]
+    host: Annotated[str, Column(sort="host")]
     state: ActionState
     limits: Annotated[
         Sequence[str],
@@ -37,14 +37,14 @@ class ActionRow:
     ]
     command: Annotated[str, Field(description="What is done, as a command.")]
     job: str
-    cause: str
+    cause: Annotated[str, Column(sort="cause")]
     incident_id: Annotated[uuid.UUID, Column(csv=None)]
     gpus: Annotated[Sequence[str], Column(csv=None)]
     confidence: float | None
     sessions: Annotated[int, Field(description="That blame the machine.")]
     lost_each_hour: Annotated[float | None, Field(description="GPU-hours.")]
     attempt: Annotated[int, Column(csv=None)]
-    created_at: datetime
+    created_at: Annotated[datetime, Column(sort="-created")]
     ordered_at: datetime | None
     ordered_by: Annotated[
         str | None, Field(description="The person; null where every limit let it pass.")

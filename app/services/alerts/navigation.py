@@ -1,4 +1,4 @@
-"""What every page shows of alerts: how many incidents fire, and which channels are dead."""
+"""What every page shows: how many incidents fire, which channels are dead, what asks a person."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select, true
 
+from app.actions.states import ActionState
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertChannel, AlertIncident
+from app.db.models.hosts import MachineAction
 from app.services.alerts.channels.reads import is_dead
 from app.services.alerts.store import INSIDE
 
@@ -23,6 +25,7 @@ class Navigation:
     firing: int  # incidents that fire and are not acknowledged
     # Names of the channels that deliver nothing although no user disabled them.
     dead_channels: tuple[str, ...]
+    asked: int = 0  # actions on machines that wait for a person
     signed_in: str = ""  # name of the person whose page it is; empty without sign-in
     operates: bool = True  # whether they may act in the project
     ingests: bool = True  # whether they may send recordings to it
@@ -37,10 +40,12 @@ def navigation(tx: Reads) -> Navigation:
         .where(AlertIncident.state == IncidentState.FIRING, ~INSIDE)
         .subquery()
     )
+    asked = select(func.count()).where(MachineAction.state == ActionState.ASKED)
     rows = tx.session.execute(
         select(
             func.now().label("now"),
             firing.c.firing,
+            asked.scalar_subquery().label("asked"),
             AlertChannel.name,
             AlertChannel.readable,
             AlertChannel.enabled,
@@ -56,6 +61,7 @@ def navigation(tx: Reads) -> Navigation:
     tx.is_at(rows[0].now)
     return Navigation(
         firing=rows[0].firing,
+        asked=rows[0].asked,
         dead_channels=tuple(
             row.name
             for row in rows

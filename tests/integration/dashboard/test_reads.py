@@ -28,6 +28,7 @@ from app.web import create_app
 from benchmarks.support.receiver import Reply
 from tests import factories
 from tests.integration.api.pulse.sending import bodies, slow_job
+from tests.support.acting import machine_action
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.plans import ask, do, small_spec
 from tests.support.project import build
@@ -68,7 +69,7 @@ STATEMENTS: Final = {
     "/hosts": 8,
     "/hosts/{host}": 10,
     "/incidents": 10,
-    "/incidents/{incident}": 10,
+    "/incidents/{incident}": 11,
     "/incidents/{incident}/evidence": 5,
     "/channels": 3,
     "/channels/{channel}": 3,
@@ -76,6 +77,7 @@ STATEMENTS: Final = {
     "/rules/{rule}": 4,
     "/plans": 2,
     "/plans/{plan}": 4,
+    "/actions": 5,
     "/quotas": 3,
     "/retention": 5,
 }
@@ -195,6 +197,9 @@ def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, obje
         plan = ask(container, small_spec(), name=f"plan {number}")
         assert do(container, plan)
     alerting.pass_and_work()
+    with container.uow() as tx:
+        for number in range(first, end):
+            tx.session.add(machine_action(uuid.uuid4(), f"node-{number}", tx.now))
     for number in range(first, end):
         alerting.fast(f"over-{number}")
         straggling = TrainingJob(site.client, group=f"0-{number}")

@@ -1,5 +1,6 @@
 // Actions on incidents, on their page and on sessions' pages; the list is updated.
 import { acting } from '../acting.js';
+import { mountOrders } from '../actions/orders.js';
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
@@ -63,6 +64,8 @@ const busy = (main) => main.querySelector('form.ask:not([hidden])')
 function mount({ main, stop }) {
   mountNames(main, stop.signal);
   for (const region of main.querySelectorAll('[data-incident]')) mountActions(region, stop.signal);
+  const doing = main.querySelector('#doing');
+  if (doing) mountOrders(doing, stop.signal);
   mountReplays(main, stop.signal);
   mountNotes(main, stop.signal);
   mountList(main, stop.signal);

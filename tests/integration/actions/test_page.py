@@ -1,0 +1,105 @@
+"""The page of actions: what it lists, its file, and who may change what."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from app.actions.states import ActionMode, ActionState
+from app.dashboard.actions.lines import STATES
+from app.run.http import HttpServer, address_of, listen
+from app.services.actions.listed import SHOWN, Show, machine_actions
+from app.web import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.acting import Acting
+    from tests.support.receiver import Receiver
+
+
+@pytest.fixture
+def client(acting: Acting) -> Iterator[httpx.Client]:
+    container = acting.container
+    listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    server.start(lambda: False)
+    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
+        yield client
+    server.stop()
+
+
+def rows(client: httpx.Client, query: str = "") -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(client.get(f"/actions.csv{query}").text)))
+
+
+def test_actions_are_found_by_what_is_asked_for(
+    acting: Acting, receiver: Receiver, client: httpx.Client
+) -> None:
+    acting.events(receiver)
+    acting.blame("node-1", job="one")
+    acting.blame("node-2", job="two", confidence=0.5)
+    acting.work()
+    assert {(row["host"], row["state"]) for row in rows(client)} == {
+        ("node-1", "done"),
+        ("node-2", "held"),
+    }
+    for query, hosts in (
+        ("?show=person", ["node-2"]),
+        ("?show=out", ["node-1"]),
+        ("?show=over", []),
+        ("?host=node-1", ["node-1"]),
+        ("?host=node", []),
+        ("?q=two", ["node-2"]),
+        ("?q=slow+worker+node-1", ["node-1"]),
+        ("?q=%25", []),
+        ("?kind=slurm", []),
+        ("?sort=host", ["node-1", "node-2"]),
+        ("?sort=-host", ["node-2", "node-1"]),
+        ("?show=nothing&page=x&sort=-host&q=%00&kind=%00", ["node-2", "node-1"]),
+    ):
+        assert [row["host"] for row in rows(client, query)] == hosts, query
+        page = client.get(f"/actions{query}")
+        assert page.status_code == 200, query
+        assert page.text.count('class="cmd"') == len(hosts), query
+
+
+def test_what_holds_an_action_and_its_command_are_on_the_page(
+    acting: Acting, receiver: Receiver, client: httpx.Client
+) -> None:
+    acting.events(receiver)
+    acting.blame("x; reboot")
+    acting.work()
+    page = client.get("/actions").text
+    assert "The host&#39;s name is not that of one node" in page
+    # No person can allow it: they may say no.
+    assert 'data-order="allow"' not in page
+    assert 'data-order="decline"' in page
+    assert receiver.url not in page
+
+
+def test_of_a_machine_only_what_is_the_project_s_is_read(
+    acting: Acting, receiver: Receiver
+) -> None:
+    acting.events(receiver, ActionMode.ASK)
+    acting.blame()
+    acting.work()
+    container = acting.container
+    with container.reading() as tx:
+        found = machine_actions(tx, container.settings, "node-7")
+    assert [row.state for row in found.rows] == [ActionState.ASKED]
+    assert found.modes == {"event": ActionMode.ASK}
+    other = container.within(container.project_id + 1)
+    with other.reading() as tx:
+        foreign = machine_actions(tx, container.settings, "node-7")
+    assert (foreign.rows, foreign.modes) == ([], {})
+
+
+def test_every_state_has_a_word_and_a_place() -> None:
+    assert set(STATES) == set(ActionState)
+    parts = [state for show, states in SHOWN.items() if show is not Show.ALL for state in states]
+    assert sorted(parts) == sorted(ActionState)
