@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pydantic import TypeAdapter
 
-# text, secret: a line; lines: one value a line; pairs: ``name=value`` a line; checks: any of some.
-Control = Literal["text", "secret", "number", "select", "lines", "pairs", "checks"]
+# text, secret: a line; area: several; lines: one value a line; pairs: ``name=value`` a line;
+# flag: yes or no; checks: any of some.
+Control = Literal["text", "secret", "area", "number", "flag", "select", "lines", "pairs", "checks"]
 
-NAMES: Final = {"url": "URL", "urls": "URLs"}
+_BY_TYPE: Final[Mapping[str, Control]] = {
+    "object": "pairs",
+    "integer": "number",
+    "number": "number",
+    "boolean": "flag",
+}
+
+# Longer values have line breaks, as certificates do.
+LINE_CHARACTERS: Final = 5000
+
+NAMES: Final = {"url": "URL", "urls": "URLs", "ca_certificate": "CA certificate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +163,21 @@ def _field(  # noqa: PLR0913 - what a field depends on
 def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
     if "enum" in described:
         return "select"
-    match described.get("type"):
-        case "array":
-            return "checks" if "enum" in described.get("items", {}) else "lines"
-        case "object":
-            return "pairs"
-        case "integer" | "number":
-            return "number"
+    kind = described.get("type", "")
+    if kind == "array":
+        return "checks" if "enum" in described.get("items", {}) else "lines"
+    if kind in _BY_TYPE:
+        return _BY_TYPE[kind]
     # People check an address before they send it; any other secret stays hidden.
-    is_address = described.get("pattern", "").startswith("^https?:")
-    return "secret" if secret and not is_address else "text"
+    is_address = described.get("pattern", "").startswith("^http")
+    if secret and not is_address:
+        return "secret"
+    return "area" if described.get("maxLength", 0) > LINE_CHARACTERS else "text"
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - of any type
     """Return a value as its control holds it."""
-    if value is None:
+    if value is None or value is False:
         return ""
     if isinstance(value, dict):
         return "\n".join(f"{name}={content}" for name, content in value.items())

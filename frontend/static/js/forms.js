@@ -17,6 +17,7 @@ const control = (field) => field.querySelector('input:not([data-clear]), select,
 function held(field) {
   const kind = field.dataset.control;
   if (kind === 'checks') return [...field.querySelectorAll('input:checked')].map((box) => box.value);
+  if (kind === 'flag') return control(field).checked;
   const text = control(field).value.trim();
   if (!text && 'secret' in field.dataset) return field.querySelector('[data-clear]')?.checked ? null : undefined;
   const separator = 'inline' in field.dataset ? ',' : '\n';
