@@ -301,6 +301,18 @@ class InvalidActionError(PacelineError):
     code = "action.invalid"
 
 
+class InvalidSlackError(PacelineError):
+    """A body from Slack that is none of a button of ours."""
+
+    code = "slack.invalid"
+
+
+class SlackRefusedError(PacelineError):
+    """A button in Slack that is not obeyed: not signed, too late, twice, or not a member's."""
+
+    code = "slack.signature"
+
+
 class InvalidRuleError(PacelineError):
     """A rule of alerts that can never hold; `faults` says where."""
 

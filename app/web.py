@@ -14,6 +14,7 @@ from app.api import fixes, fleet, history, jobs, notes, operation, plans, views
 from app.api.access import routes as access
 from app.api.actions import routes as actions
 from app.api.alerts import routes as alerts
+from app.api.alerts import slack
 from app.api.frame import docs, health, metrics, problems
 from app.api.frame.bodies import BodyLimits, Pace
 from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
@@ -124,6 +125,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
         metrics.router(counted),
         docs.router(app),
         dashboard.own_router(container, pages),
+        slack.router(container),
         *tools_over_http(),
     )
     # Not included: the framework would build each of them once more for it.

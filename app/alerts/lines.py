@@ -73,6 +73,8 @@ def lines_of(alert: Alert, at: datetime) -> MessageLines:
         also = "Also silent" if alert.cause == NO_DATA_CAUSE else "Also slowed by this machine"
         fields.append((also, _jobs(alert.jobs)))
     fields.append(("Since", f"{moment(alert.since)} ({duration(at - alert.since)})"))
+    if alert.asks:
+        fields.append(("Waits for a person", "; ".join(one.command for one in alert.asks)))
     if alert.rules:
         fields.append(("Rule", ", ".join(alert.rules)))
     return MessageLines(_summary(alert), fields, _evidence(alert))

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from app.alerts.facts import Facts, HangFacts
 from app.alerts.grouping import Content, IncidentItem, Status
 from app.alerts.incidents import Incident
-from app.alerts.machines.inside import Inside, place_of, silent_since
+from app.alerts.machines.inside import Inside, machine_of, place_of, silent_since
 from app.alerts.notices.facts import TITLES, NoticeFacts
 from app.alerts.readings import (
     ALL_SLOW_CAUSE,
@@ -57,6 +57,16 @@ class JobInside:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """An action on the machine of an incident that waits for a person."""
+
+    action: UUID
+    kind: str  # as people call it
+    host: str
+    command: str  # what is run when they say yes
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """An incident in a message."""
 
@@ -80,6 +90,7 @@ class Alert:
     hang: HangFacts | None = None  # that it is about
     silent_since: datetime | None = None  # of a job that sends nothing
     notice: NoticeFacts | None = None  # of the pulse, that it is about
+    asks: tuple[Asked, ...] = ()  # what a person may have done to its machine
 
     @property
     def found(self) -> str:
@@ -129,6 +140,8 @@ class Message:
     """A test message: it only has to arrive."""
     digest: bool = False
     """Whether it is of many jobs; `job` is the worst one's then."""
+    channel: UUID | None = None
+    """To which it goes; None of an example."""
 
     @property
     def present(self) -> list[Alert]:
@@ -225,6 +238,8 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     base_url: str,
     repeat: timedelta,
     inside: Mapping[UUID, Sequence[Inside]] = MappingProxyType({}),
+    asks: Mapping[str, Sequence[Asked]] = MappingProxyType({}),
+    channel: UUID | None = None,
 ) -> Message:
     """Return the message that says `content`.
 
@@ -234,6 +249,8 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     incidents : mapping of UUID to Incident
         All those in `content`.
     repeat : timedelta
+    asks : mapping of str to sequence of Asked
+        Actions that wait for a person, by machine.
     """
     alerts = [
         replace(
@@ -246,6 +263,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
                 news=item not in told_before,
             ),
             jobs=_jobs(inside.get(item.incident, ())),
+            asks=_asks(incidents[item.incident], item, asks),
         )
         for item in (*content.present, *content.resolved)
     ]
@@ -258,7 +276,14 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
             alert.since,
         )
     )
-    return Message(id, number, at, job, receiver, tuple(alerts), base_url, repeat)
+    return Message(id, number, at, job, receiver, tuple(alerts), base_url, repeat, channel=channel)
+
+
+def _asks(
+    incident: Incident, item: IncidentItem, asks: Mapping[str, Sequence[Asked]]
+) -> tuple[Asked, ...]:
+    over = item.status is Status.RESOLVED
+    return () if over else tuple(asks.get(machine_of(incident), ()))
 
 
 def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:

@@ -260,3 +260,15 @@ class AlertDelivery(OfProject, Base):
     error: Mapped[str | None]
     answer_status: Mapped[int | None]
     answer: Mapped[str | None]
+
+
+class SlackRequest(OfProject, Base):
+    """A request of Slack's that was taken, so that none is done twice; for minutes."""
+
+    __tablename__ = "slack_request"
+    __table_args__ = (in_project(), Index("ix_slack_request_project_id_at", "project_id", "at"))
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # SHA-256 of its signature
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    at: Mapped[datetime]

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.alerts.grouping import CONTENT, Audience, Content, IncidentItem, content_for, is_due
+from app.alerts.machines.inside import machine_of
 from app.alerts.message import MESSAGE, Message, make_message
 from app.alerts.states import DeliveryState
 from app.services.access.projects import pages_at, project_name
+from app.services.alerts.deliveries.asking import asked_of
 from app.services.alerts.deliveries.digests import digest, riders_of
 from app.services.alerts.routing import audience, group_now, with_heard_of
 from app.services.alerts.store import rule_names, timing
@@ -103,6 +105,8 @@ def _fix(
         rule_names=rule_names(list(here_now.rules.values())),
         base_url=base_url(container.settings, tx),
         repeat=intervals.repeat_interval,
+        asks=asked_of(tx, {machine_of(incident) for incident in meant}),
+        channel=channel.id,
     )
     delivery.content = CONTENT.dump_python(content, mode="json")
     delivery.message = MESSAGE.dump_python(message, mode="json")
