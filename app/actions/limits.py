@@ -42,6 +42,7 @@ class Limit(StrEnum):
     PUT_BACK = "action.put_back"
     ONE_AN_HOUR = "action.one_an_hour"
     TOO_MANY_OUT = "action.too_many_out"
+    TOO_MANY_EVERYWHERE = "action.too_many_everywhere"
 
     # No person can allow these.
     HARD = nonmember((NOT_ONE_NODE, GUESSED, UNKNOWN_NODE, STOPPED))
@@ -60,6 +61,9 @@ SENTENCES: Final[Mapping[Limit, str]] = {
     Limit.PUT_BACK: "A person put the machine back within the last day.",
     Limit.ONE_AN_HOUR: "Another machine was taken out within the last hour.",
     Limit.TOO_MANY_OUT: f"More than {MAX_SHARE:.0%} of the known nodes would be out.",
+    Limit.TOO_MANY_EVERYWHERE: (
+        f"With those of other projects more than {MAX_SHARE:.0%} of all known nodes would be out."
+    ),
 }
 
 
@@ -89,6 +93,10 @@ class Fleet:
     taken_at: Mapping[str, datetime]
     stopped: bool  # whether the kill switch is on
     behind: bool  # whether sessions wait for their analysis
+    # Of all projects, of which one may not know another's machines: nodes out, and known ones. A
+    # node that two projects know counts once.
+    out_everywhere: int = 0
+    nodes_everywhere: int = 0
 
 
 def limits_of(case: Case, fleet: Fleet) -> tuple[Limit, ...]:
@@ -130,4 +138,9 @@ def _checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.PUT_BACK, back is not None and fleet.now - back < RESPECTED
     others = (at for node, at in fleet.taken_at.items() if node != case.node)
     yield Limit.ONE_AN_HOUR, any(fleet.now - at < APART for at in others)
-    yield Limit.TOO_MANY_OUT, len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
+    too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
+    yield Limit.TOO_MANY_OUT, too_many
+    # Of one project alone it says the same.
+    everywhere = fleet.out_everywhere + (case.node not in fleet.out)
+    beyond = everywhere > may_be_out(fleet.nodes_everywhere)
+    yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many

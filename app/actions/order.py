@@ -30,6 +30,26 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class HangOrder:
+    """An action that tells of a job that hangs; there is nothing to take back."""
+
+    id: UUID  # the same on every try
+    at: datetime  # when it was ordered
+    job: str
+    hang: UUID
+    began: datetime
+    ranks: int
+    waiting: int  # ranks that wait for others
+    confidence: float
+    sentence: str
+    culprits: str  # ranks with host and GPU
+    remedy: str
+    incident: UUID
+    evidence_url: str  # absolute
+    source_url: str  # of the project's pages
+
+
+@dataclass(frozen=True, slots=True)
 class Means:
     """What an attempt may use."""
 

@@ -31,7 +31,7 @@ def signed(body: bytes, timestamp: str, secret: str = SIGNING_SECRET) -> str:
 
 def buttons(message: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the buttons of a message that Slack sends when they are pressed."""
-    found = []
+    found: list[dict[str, Any]] = []
     for block in message["blocks"]:
         found += block.get("elements", []) if block["type"] == "actions" else []
         found += [block["accessory"]] if "accessory" in block else []

@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.kind import ActionKind
-from app.actions.order import Means, Order
+from app.actions.order import HangOrder, Means, Order
 from app.alerts.channels.webhook import SigningSecrets, signature, signing_key
 from app.alerts.delivery import ReceiverAnswer
 from app.alerts.outbound import check
@@ -36,12 +36,14 @@ class EventType(StrEnum):
     DEGRADED = "dev.paceline.machine.degraded"  # a person asked for it before all limits let it
     CONFIRMED = "dev.paceline.machine.confirmed"
     RECOVERED = "dev.paceline.machine.recovered"
+    HANG = "dev.paceline.job.hang"  # no machine is said to be at fault
 
 
 RECOMMENDED: Final[Mapping[EventType, Literal["inspect", "replace", "return"]]] = {
     EventType.DEGRADED: "inspect",
     EventType.CONFIRMED: "replace",
     EventType.RECOVERED: "return",
+    EventType.HANG: "inspect",
 }
 
 
@@ -77,7 +79,44 @@ class MachineEvent:
     data: MachineData
 
 
+@dataclass(frozen=True, slots=True)
+class HangData:
+    """What an event says of a job that hangs."""
+
+    job: str
+    hang: UUID
+    began: datetime
+    ranks: Annotated[int, Field(ge=0)]
+    waiting: Annotated[int, Field(ge=0)]  # ranks that wait for others
+    cause: Literal["hang"]
+    cause_title: str  # a sentence
+    culprits: str  # ranks with host and GPU; may be empty
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    lost_gpu_hours_each_hour: Annotated[float, Field(ge=0)]
+    incident: UUID
+    evidence_url: str
+    remedy: str
+    recommended_action: Literal["inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class HangEvent:
+    """A CloudEvent about a job that hangs."""
+
+    specversion: Literal["1.0"]
+    id: str  # the same on every try
+    source: str  # address of the project's pages
+    type: EventType
+    subject: str  # the job
+    time: datetime
+    datacontenttype: Literal["application/json"]
+    dataschema: str
+    data: HangData
+
+
+Event = MachineEvent | HangEvent
 EVENT: Final = TypeAdapter(MachineEvent)
+HANG_EVENT: Final = TypeAdapter(HangEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +133,12 @@ class EventConfig:
 
 def schema_of(kind: EventType) -> dict[str, Any]:
     """Return the JSON Schema of a type of event."""
-    schema = EVENT.json_schema()
+    of_job = kind is EventType.HANG
+    schema = (HANG_EVENT if of_job else EVENT).json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = kind.value
     schema["properties"]["type"] = {"const": kind.value}
-    data = schema["$defs"]["MachineData"]
+    data = schema["$defs"]["HangData" if of_job else "MachineData"]
     data["properties"]["recommended_action"] = {"const": RECOMMENDED[kind]}
     del schema["$defs"]["EventType"]
     return schema
@@ -131,6 +171,37 @@ def event_of(order: Order, kind: EventType) -> MachineEvent:
     )
 
 
+def hang_event_of(order: HangOrder) -> HangEvent:
+    """Return the event that tells of a job that hangs."""
+    return HangEvent(
+        specversion="1.0",
+        id=_id(order, EventType.HANG),
+        source=order.source_url,
+        type=EventType.HANG,
+        subject=order.job,
+        time=order.at,
+        datacontenttype="application/json",
+        dataschema=f"{order.source_url}{SCHEMA_PATH}{EventType.HANG}",
+        data=HangData(
+            job=order.job,
+            hang=order.hang,
+            began=order.began,
+            ranks=order.ranks,
+            waiting=order.waiting,
+            cause="hang",
+            cause_title=order.sentence,
+            culprits=order.culprits,
+            confidence=order.confidence,
+            # every rank's GPU computes nothing as long as it lasts
+            lost_gpu_hours_each_hour=float(order.ranks),
+            incident=order.incident,
+            evidence_url=order.evidence_url,
+            remedy=order.remedy,
+            recommended_action="inspect",
+        ),
+    )
+
+
 def describe(config: EventConfig, order: Order) -> str:
     """Return which event goes where; the address is a secret, its host is not."""
     del config
@@ -147,16 +218,21 @@ def release(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
     return _post(config, event_of(order, EventType.RECOVERED), means)
 
 
+def tell_hang(config: EventConfig, order: HangOrder, means: Means) -> ReceiverAnswer:
+    """Send that a job hangs."""
+    return _post(config, hang_event_of(order), means)
+
+
 def _type(order: Order) -> EventType:
     return EventType.CONFIRMED if order.confirmed else EventType.DEGRADED
 
 
-def _id(order: Order, kind: EventType) -> str:
+def _id(order: Order | HangOrder, kind: EventType) -> str:
     return f"{order.id.hex}_{kind.rpartition('.')[2]}"
 
 
-def _post(config: EventConfig, event: MachineEvent, means: Means) -> ReceiverAnswer:
-    body = EVENT.dump_json(event)
+def _post(config: EventConfig, event: Event, means: Means) -> ReceiverAnswer:
+    body = HANG_EVENT.dump_json(event) if isinstance(event, HangEvent) else EVENT.dump_json(event)
     timestamp, message_id = str(int(time.time())), f"evt_{event.id}"
     headers = {
         "Content-Type": CONTENT_TYPE,
@@ -178,4 +254,5 @@ EVENTS: Final = ActionKind(
     describe=describe,
     act=act,
     release=release,
+    tell_hang=tell_hang,
 )

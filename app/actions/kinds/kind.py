@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from app.actions.order import Means, Order
+from app.actions.order import HangOrder, Means, Order
 from app.alerts.delivery import ReceiverAnswer
 
 
@@ -31,3 +31,6 @@ class ActionKind:
     release: Callable[[Any, Order, Means], ReceiverAnswer]
     # Whether the operator has to allow it, by naming scontrol: it acts with rights of the server.
     needs_scontrol: bool = False
+    # Takes a configuration and an order, and tells of a job that hangs; None where the kind acts
+    # on machines alone.
+    tell_hang: Callable[[Any, HangOrder, Means], ReceiverAnswer] | None = None

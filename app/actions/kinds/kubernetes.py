@@ -8,6 +8,7 @@ id of the action: nothing of others is taken back.
 from __future__ import annotations
 
 import json
+import shlex
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,8 +65,13 @@ class KubernetesConfig:
 
 def describe(config: KubernetesConfig, order: Order) -> str:
     """Return the commands that come to the same."""
-    taint = f"kubectl taint nodes {order.node} {TAINT}={order.id.hex}:{EFFECT}"
-    return f"{taint} && kubectl cordon {order.node}" if config.cordon else taint
+    taint = shlex.join(["kubectl", "taint", "nodes", order.node, _taint(order)])
+    cordon = shlex.join(["kubectl", "cordon", order.node])
+    return f"{taint} && {cordon}" if config.cordon else taint
+
+
+def _taint(order: Order) -> str:
+    return f"{TAINT}={order.id.hex}:{EFFECT}"
 
 
 def act(config: KubernetesConfig, order: Order, means: Means) -> ReceiverAnswer:

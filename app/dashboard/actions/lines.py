@@ -37,6 +37,11 @@ STATES: Final[Mapping[ActionState, StateLabel]] = {
     ActionState.WITHDRAWN: StateLabel("none", "Withdrawn", 9, quiet=True),
 }
 
+REPAIRED: Final = (
+    "A repair is noted since: where nothing runs no session can show that it helped, so undo it "
+    "once the machine is ready"
+)
+
 # Policies under which a person may say yes.
 _ACTING: Final = (ActionMode.ASK, ActionMode.AUTOMATIC)
 
@@ -114,13 +119,13 @@ def action_line(
     taken = any(
         one.id != row.id and (one.kind, one.host) == (row.kind, row.host)
         for one in rows
-        if one.state in ActionState.OPEN
+        if one.state in ActionState.OPEN and row.hang is None
     )
     allowable = row.state in ActionState.ALLOWABLE and acting and not hard and not taken
     return ActionLine(
         id=row.id,
-        host=row.host,
-        host_url=host_url(row.host),
+        host=row.host or row.job,
+        host_url=host_url(row.host) if row.hang is None else f"/hangs/{row.hang}",
         kind=kind_title(row.kind),
         state=STATES[row.state],
         cause=cause_name(row.cause),
@@ -137,7 +142,7 @@ def action_line(
         or row.created_at,
         can_approve=allowable,
         can_decline=row.state in ActionState.DECLINABLE,
-        can_undo=row.state is ActionState.DONE and not stopped,
+        can_undo=row.state is ActionState.DONE and row.hang is None and not stopped,
         approve="Try again" if row.state is ActionState.FAILED else "Approve",
         version=f"{row.id} {row.state} {row.attempt} {row.limits} {row.error_code} {allowable}",
     )
@@ -158,7 +163,7 @@ def limit_sentence(limit: str) -> str:
 
 def _sure(row: ActionRow) -> str:
     parts = [] if row.confidence is None else [percent(row.confidence, 0)]
-    parts.append(plural(row.sessions, "session"))
+    parts += [plural(row.sessions, "session")] if row.hang is None else []
     if row.lost_each_hour is not None:
         parts.append(f"{hours(row.lost_each_hour)} GPU-hours each hour")
     return ", ".join(parts)
@@ -179,14 +184,20 @@ def _why(row: ActionRow) -> str:  # noqa: PLR0911 - a sentence for each state
             by = _undone(row) if row.state is ActionState.RELEASING else _by(row.ordered_by)
             return f"{by}; {_fault(row)}, tried again" if row.error else by
         case ActionState.DONE:
-            by = _by(row.ordered_by)
-            return f"{by}; could not be undone: {_fault(row)}" if row.error else by
+            return _done(row)
         case ActionState.RELEASED:
             return _undone(row)
         case ActionState.DECLINED:
             return "A person said no"
         case ActionState.WITHDRAWN:
             return "Its incident ended, or its policy was turned off"
+
+
+def _done(row: ActionRow) -> str:
+    by = _by(row.ordered_by)
+    if row.error:
+        return f"{by}; could not be undone: {_fault(row)}"
+    return f"{by}. {REPAIRED}" if row.repaired_at is not None else by
 
 
 def _by(person: str | None) -> str:

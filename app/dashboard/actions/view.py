@@ -168,7 +168,7 @@ def _what(line: ActionLine) -> Markup:
         (
             html.element("span", cause, " ", html.muted(line.sure)),
             html.note(line.why),
-            html.element("code", line.command, class_="cmd"),
+            html.element("code", line.command, class_="cmd") if line.command else html.NOTHING,
         )
     )
 

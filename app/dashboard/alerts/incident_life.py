@@ -217,7 +217,7 @@ def chosen_incident(
         evidence_url=f"/incidents/{incident.id}/evidence",
         doing=[] if doing is None else machine_lines(doing),
         doing_title=_doing_title(doing),
-        doing_url=actions_url(machine_of(incident)),
+        doing_url=actions_url(machine_of(incident)) if machine_of(incident) else "/actions",
     )
 
 

@@ -197,9 +197,10 @@ def _add_channels(routes: APIRouter, pages: Pages) -> None:
 
 
 def _doing(container: Container, tx: Reads, life: IncidentLife) -> MachineActions | None:
-    """Return what is done to the machine of an incident; None where none is at fault."""
-    host = machine_of(life.view.row.incident)
-    return machine_actions(tx, container.settings, host) if host else None
+    """Return what is done to the machine of an incident, or said about its hang; None of others."""
+    incident = life.view.row.incident
+    host, hang = machine_of(incident), None if incident.hang is None else incident.id
+    return machine_actions(tx, container.settings, host, hang) if host or hang else None
 
 
 def _find(channels: Sequence[ChannelView], channel_id: uuid.UUID) -> ChannelView:

@@ -155,7 +155,7 @@ class ActionSwitch(OfProject, Base):
 
 
 class MachineAction(OfProject, Base):
-    """Something that is done to a machine, or would be.
+    """Something that is done to a machine, or would be, or is said about a job that hangs.
 
     Without a reference to its incident, which retention deletes: no machine that is out is
     forgotten.
@@ -174,6 +174,7 @@ class MachineAction(OfProject, Base):
             unique=True,
             postgresql_where=text(
                 "state IN ('dry_run', 'asked', 'held', 'waiting', 'done', 'releasing')"
+                " AND hang IS NULL"
             ),
         ),
         Index("uq_machine_action_incident", "incident_id", "kind", "host", unique=True),
@@ -191,6 +192,8 @@ class MachineAction(OfProject, Base):
     host: Mapped[str]
     # of the incident: what a receiver is told
     job: Mapped[str]
+    # `app.alerts.facts.HangFacts` where it tells of a job that hangs; `host` is empty then
+    hang: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     cause: Mapped[str]
     gpus: Mapped[list[str]] = mapped_column(JSONB)
     confidence: Mapped[float | None] = mapped_column(Double)

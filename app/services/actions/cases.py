@@ -16,6 +16,7 @@ from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.hosts import HostReading, MachineAction
 from app.db.models.sessions import Job, Session
+from app.db.scope import COUNTS_EVERYWHERE
 from app.db.states import SessionState
 from app.services.alerts.store import incident_of
 from app.services.hosts.repairs import latest_repairs
@@ -54,26 +55,38 @@ class Blamed:
 
 def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
     """Return what is known of all machines of a project."""
-    out = select(MachineAction.host).where(MachineAction.state.in_(ActionState.OUT)).distinct()
+    # What is said about jobs takes no machine out.
+    of_machines = MachineAction.hang.is_(None)
+    is_out = (MachineAction.state.in_(ActionState.OUT), of_machines)
     taken = (
         select(MachineAction.host, func.max(MachineAction.ordered_at))
-        .where(MachineAction.ordered_at > tx.now - APART)
+        .where(MachineAction.ordered_at > tx.now - APART, of_machines)
         .group_by(MachineAction.host)
     )
-    nodes = select(func.count(HostReading.host.distinct())).where(
-        HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False)
-    )
+    known = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
+    nodes = select(func.count(HostReading.host.distinct())).where(*known)
     waiting = exists().where(
         Session.state.in_((SessionState.QUEUED, SessionState.ANALYZING)),
         Session.received_at < tx.now - BEHIND_AFTER,
     )
+    everywhere = select(
+        select(func.count(MachineAction.host.distinct())).where(*is_out).scalar_subquery(),
+        nodes.scalar_subquery(),
+    )
+    out_everywhere, nodes_everywhere = tx.session.execute(
+        everywhere, execution_options=COUNTS_EVERYWHERE
+    ).one()
     return Fleet(
         now=tx.now,
         nodes=tx.session.execute(nodes).scalar_one(),
-        out=frozenset(tx.session.execute(out).scalars()),
+        out=frozenset(
+            tx.session.execute(select(MachineAction.host).where(*is_out).distinct()).scalars()
+        ),
         taken_at={host: at for host, at in tx.session.execute(taken) if at is not None},
         stopped=stopped,
         behind=tx.session.execute(select(Session.id).where(waiting).limit(1)).first() is not None,
+        out_everywhere=out_everywhere,
+        nodes_everywhere=nodes_everywhere,
     )
 
 

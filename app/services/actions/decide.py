@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from sqlalchemy import exists, select, update
 
 from app.access.principals import INSTALLATION
 from app.actions.kinds.registry import KINDS
-from app.actions.limits import hard, limits_of
+from app.actions.limits import Limit, hard, limits_of
 from app.actions.states import ActionMode, ActionState
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertIncident
@@ -25,19 +25,23 @@ from app.db.states import TaskState
 from app.errors import SecretKeyError
 from app.services.access.audit import Action, record
 from app.services.actions.cases import blamed_machines, fleet_of
+from app.services.actions.hangs import tell_hangs
 from app.services.actions.policies import opened
-from app.services.actions.store import is_stopped, lock_switch, order_of
+from app.services.actions.store import called, is_stopped, lock_fleet, lock_switch, order, order_of
 from app.services.hosts.outcomes import Outcome
 from app.services.hosts.repairs import latest_repairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.actions.limits import Fleet, Limit
+    from app.actions.limits import Fleet
     from app.alerts.incidents import Incident
     from app.db.unit_of_work import UnitOfWork
     from app.services.actions.cases import Blamed
     from app.services.container import Container
+
+# Of these a machine has no name that a command could take.
+NAMELESS: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)
 
@@ -49,10 +53,11 @@ def decide(container: Container) -> int:
     """
     with container.uow() as tx:
         switch = lock_switch(tx, skip_locked=True)
-        if switch is None:
+        if switch is None or not lock_fleet(tx):
             return 0
         _withdraw(tx)
         begun = _release(tx)
+        stopped = is_stopped(container.settings, switch)
         policies = list(
             tx.session.execute(
                 select(ActionPolicy)
@@ -61,7 +66,8 @@ def decide(container: Container) -> int:
             ).scalars()
         )
         if policies:
-            fleet = fleet_of(tx, stopped=is_stopped(container.settings, switch))
+            begun += tell_hangs(tx, policies, stopped=stopped)
+            fleet = fleet_of(tx, stopped=stopped)
             for blamed in blamed_machines(tx):
                 limits = limits_of(blamed.case, fleet)
                 ordered = [_consider(container, tx, one, blamed, limits) for one in policies]
@@ -70,24 +76,6 @@ def decide(container: Container) -> int:
                     fleet = _with_one_out(fleet, blamed.case.node)
         _pump(tx)
     return begun
-
-
-def order(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
-    """Let an action be done, in this transaction.
-
-    Parameters
-    ----------
-    by : str or None
-        The person; None where every limit let it pass.
-    """
-    row.state = ActionState.WAITING
-    row.attempt = 0
-    row.ended_at = None
-    row.ordered_at, row.ordered_by = tx.now, by
-    row.next_attempt_at = tx.now
-    row.error_code = row.error = row.answer = None
-    tx.session.flush()
-    tx.enqueue(ACT_ON_MACHINE, row.id)
 
 
 def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
@@ -108,7 +96,12 @@ def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
 
 
 def _with_one_out(fleet: Fleet, node: str) -> Fleet:
-    return replace(fleet, out=fleet.out | {node}, taken_at={**fleet.taken_at, node: fleet.now})
+    return replace(
+        fleet,
+        out=fleet.out | {node},
+        taken_at={**fleet.taken_at, node: fleet.now},
+        out_everywhere=fleet.out_everywhere + (node not in fleet.out),
+    )
 
 
 def _consider(
@@ -145,14 +138,16 @@ def _consider(
             _log.warning("policy of actions cannot be read", kind=policy.kind, error=error.message)
             return False
         at_first = order_of(container.settings, tx, row, tx.now)
-        row.command = KINDS[policy.kind].describe(config, at_first)
+        # People copy what they read: of a name that is no node's there is nothing to run.
+        nameless = NAMELESS.intersection(limits)
+        row.command = "" if nameless else KINDS[policy.kind].describe(config, at_first)
     if state is ActionState.WAITING:
         order(tx, row, None)
         record(
             tx,
             INSTALLATION,
             Action.ORDERED,
-            f"{row.kind} action on {row.host}",
+            called(row),
             detail=row.command,
         )
         return True
@@ -249,6 +244,7 @@ def _release(tx: UnitOfWork) -> int:
         tx.session.execute(
             select(MachineAction).where(
                 MachineAction.state == ActionState.DONE,
+                MachineAction.hang.is_(None),
                 # Of one that could not be taken back a person sees the reason.
                 MachineAction.error_code.is_(None),
             )
@@ -267,7 +263,7 @@ def _release(tx: UnitOfWork) -> int:
             tx,
             INSTALLATION,
             Action.RELEASED,
-            f"{row.kind} action on {row.host}",
+            called(row),
             detail=f"a repair helped: {repair.what}",
         )
         begun += 1

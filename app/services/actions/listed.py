@@ -18,6 +18,7 @@ from app.services.actions.policies import get_switch, list_policies
 from app.services.actions.reads import ACTIONS, ActionRow
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
@@ -141,14 +142,18 @@ def _where(asked: ActionsQuery) -> list[ColumnElement[bool]]:
     return found
 
 
-def machine_actions(tx: Reads, settings: Settings, host: str) -> MachineActions:
-    """Return the latest actions on a machine and what is configured, with one statement."""
-    latest = (
-        ACTIONS.query()
-        .where(MachineAction.host == host)
-        .order_by(*ACTIONS.order(""))
-        .limit(OF_MACHINE)
-    )
+def machine_actions(
+    tx: Reads, settings: Settings, host: str, hang: uuid.UUID | None = None
+) -> MachineActions:
+    """Return the latest actions on a machine and what is configured, with one statement.
+
+    Parameters
+    ----------
+    hang : UUID, optional
+        Instead of those on a machine, what is said about the hang that this incident is about.
+    """
+    about = MachineAction.host == host if hang is None else MachineAction.incident_id == hang
+    latest = ACTIONS.query().where(about).order_by(*ACTIONS.order("")).limit(OF_MACHINE)
     policies = select(ActionPolicy.kind, ActionPolicy.mode)
     stopped = select(ActionSwitch.project_id).where(ActionSwitch.stopped_at.is_not(None))
     rows, modes, off = tx.session.execute(

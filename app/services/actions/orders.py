@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from app.actions.limits import SENTENCES, hard, limits_of
+from app.actions.limits import SENTENCES, Limit, hard, limits_of
 from app.actions.states import ActionMode, ActionState
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertIncident
 from app.db.models.hosts import ActionPolicy, MachineAction
 from app.errors import ConflictError
 from app.services.access.audit import Action, record
 from app.services.actions.cases import blamed_machines, fleet_of
-from app.services.actions.decide import order, release
+from app.services.actions.decide import release
 from app.services.actions.reads import get_action
-from app.services.actions.store import is_stopped, lock_action, lock_switch
+from app.services.actions.store import called, is_stopped, lock_action, lock_switch, order
 
 if TYPE_CHECKING:
     import uuid
 
-    from app.actions.limits import Limit
     from app.db.models.hosts import ActionSwitch
     from app.db.unit_of_work import UnitOfWork
     from app.services.actions.reads import ActionRow
@@ -49,7 +50,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
             tx,
             container.principal,
             Action.ORDERED,
-            f"{row.kind} action on {row.host}",
+            called(row),
             detail=row.command,
         )
     return _read(container, action_id)
@@ -67,7 +68,7 @@ def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
         row = lock_action(tx, action_id)
         _refuse_unless(row, row.state in ActionState.DECLINABLE, "be declined")
         row.state, row.ended_at = ActionState.DECLINED, tx.now
-        record(tx, container.principal, Action.DECLINED, f"{row.kind} action on {row.host}")
+        record(tx, container.principal, Action.DECLINED, called(row))
     return _read(container, action_id)
 
 
@@ -81,9 +82,9 @@ def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
     with container.uow() as tx:
         _switch(tx)
         row = lock_action(tx, action_id)
-        _refuse_unless(row, row.state is ActionState.DONE, "be taken back")
+        _refuse_unless(row, row.state is ActionState.DONE and row.hang is None, "be taken back")
         release(tx, row, container.principal.name)
-        record(tx, container.principal, Action.RELEASED, f"{row.kind} action on {row.host}")
+        record(tx, container.principal, Action.RELEASED, called(row))
     return _read(container, action_id)
 
 
@@ -118,6 +119,7 @@ def _refuse_off(tx: UnitOfWork, row: MachineAction) -> None:
             MachineAction.kind == row.kind,
             MachineAction.host == row.host,
             MachineAction.id != row.id,
+            MachineAction.hang.is_(None),
             MachineAction.state.in_(ActionState.OPEN),
         )
     ).first()
@@ -129,6 +131,8 @@ def _hard_now(
     container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
 ) -> tuple[Limit, ...]:
     """Return the limits that no person can allow, as things are now."""
+    if row.hang is not None:
+        return _hard_of_hang(container, tx, switch, row)
     fleet = fleet_of(tx, stopped=is_stopped(container.settings, switch))
     blamed = blamed_machines(tx, {row.host})
     if not blamed:
@@ -136,3 +140,15 @@ def _hard_now(
             "No open incident blames the machine any more.", code="action.no_incident"
         )
     return hard(limits_of(blamed[0].case, fleet))
+
+
+def _hard_of_hang(
+    container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
+) -> tuple[Limit, ...]:
+    """Return the limits of telling that a job hangs; refuse it where it hangs no more."""
+    state = tx.session.execute(
+        select(AlertIncident.state).where(AlertIncident.id == row.incident_id)
+    ).scalar()
+    if state not in IncidentState.TOLD:
+        raise ConflictError("The incident is over.", code="action.no_incident")
+    return (Limit.STOPPED,) * is_stopped(container.settings, switch)

@@ -20,7 +20,7 @@ from sqlalchemy import select
 from app.access.principals import INSTALLATION
 from app.actions.kinds.registry import KINDS
 from app.actions.limits import Limit
-from app.actions.order import Means
+from app.actions.order import HangOrder, Means
 from app.actions.states import ActionMode, ActionState
 from app.alerts.delivery import DeliveryError
 from app.alerts.machines.cordon import is_one_node
@@ -30,7 +30,14 @@ from app.db.models.hosts import ActionPolicy
 from app.errors import NotFoundError, SecretKeyError
 from app.services.access.audit import Action, record
 from app.services.actions.policies import opened
-from app.services.actions.store import is_stopped, lock_action, lock_switch, order_of
+from app.services.actions.store import (
+    called,
+    hang_order_of,
+    is_stopped,
+    lock_action,
+    lock_switch,
+    order_of,
+)
 from app.services.alerts.deliveries.deliver import guard
 from app.services.tasks.task_runs import finish
 
@@ -54,7 +61,7 @@ _log = structlog.get_logger(__name__)
 class _Started:
     kind: ActionKind
     config: Any
-    order: Order
+    order: Order | HangOrder
     release: bool
 
 
@@ -88,9 +95,15 @@ def perform(container: Container, claim: Claim) -> None:
 def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
     settings = container.settings
     scontrol = None if settings.slurm_scontrol is None else str(settings.slurm_scontrol)
-    do = started.kind.release if started.release else started.kind.act
+    kind, order = started.kind, started.order
     with Outbound(guard(settings), settings.alert_attempt_limit_s) as outbound:
-        return do(started.config, started.order, Means(outbound, scontrol))
+        means = Means(outbound, scontrol)
+        if isinstance(order, HangOrder):
+            if kind.tell_hang is None:
+                raise DeliveryError("action.no_hangs", "The kind tells of no job.", permanent=True)
+            return kind.tell_hang(started.config, order, means)
+        do = kind.release if started.release else kind.act
+        return do(started.config, order, means)
 
 
 def _start(container: Container, claim: Claim) -> _Started | None:
@@ -114,7 +127,8 @@ def _start(container: Container, claim: Claim) -> _Started | None:
         else:
             row.attempt += 1
             at = row.release_ordered_at if release else row.ordered_at
-            order = order_of(container.settings, tx, row, at or tx.now)
+            made = order_of if row.hang is None else hang_order_of
+            order = made(container.settings, tx, row, at or tx.now)
             return _Started(KINDS[row.kind], opened(container.settings, policy), order, release)
     return None
 
@@ -122,7 +136,8 @@ def _start(container: Container, claim: Claim) -> _Started | None:
 def _held_by(container: Container, switch: ActionSwitch, row: MachineAction) -> Limit | None:
     if is_stopped(container.settings, switch):
         return Limit.STOPPED
-    return None if is_one_node(row.host) else Limit.NOT_ONE_NODE
+    known = row.hang is not None or is_one_node(row.host)
+    return None if known else Limit.NOT_ONE_NODE
 
 
 def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryError) -> None:
@@ -143,7 +158,7 @@ def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryE
         else:
             row.state, row.done_at = ActionState.DONE, tx.now
         done = f"release of {row.host}" if release else row.command
-        record(tx, INSTALLATION, Action.DONE, f"{row.kind} action on {row.host}", detail=done)
+        record(tx, INSTALLATION, Action.DONE, called(row), detail=done)
 
 
 def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release: bool) -> None:
@@ -168,7 +183,7 @@ def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release
         tx,
         INSTALLATION,
         Action.NOT_DONE,
-        f"{row.kind} action on {row.host}",
+        called(row),
         detail=f"{error.code}: {error.sentence}",
     )
 

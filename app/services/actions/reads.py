@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
+from sqlalchemy import func, select
 
 from app.actions.states import ActionState
-from app.db.models.hosts import MachineAction
+from app.db.models.hosts import HostRepair, MachineAction
 from app.errors import NotFoundError
 from app.lists.columns import Column
 from app.lists.listing import Listing, read
@@ -22,13 +23,24 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
 
 
+_REPAIRED: Final = (
+    select(func.max(HostRepair.at))
+    .where(HostRepair.host == MachineAction.host, HostRepair.at > MachineAction.done_at)
+    .scalar_subquery()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ActionRow:
     """An action on a machine."""
 
     id: uuid.UUID
     kind: Annotated[str, Column(sort="kind")]
-    host: Annotated[str, Column(sort="host")]
+    host: Annotated[
+        str,
+        Column(sort="host"),
+        Field(description="The machine; empty where it tells of a job that hangs."),
+    ]
     state: ActionState
     limits: Annotated[
         Sequence[str],
@@ -37,6 +49,11 @@ class ActionRow:
     ]
     command: Annotated[str, Field(description="What is done, as a command.")]
     job: str
+    hang: Annotated[
+        uuid.UUID | None,
+        Column(MachineAction.hang["id"].astext),
+        Field(description="The hang that it tells of."),
+    ]
     cause: Annotated[str, Column(sort="cause")]
     incident_id: Annotated[uuid.UUID, Column(csv=None)]
     gpus: Annotated[Sequence[str], Column(csv=None)]
@@ -53,6 +70,11 @@ class ActionRow:
     release_ordered_at: Annotated[datetime | None, Column(csv=None)]
     released_by: Annotated[str | None, Field(description="The person; null where a repair helped.")]
     released_at: datetime | None
+    repaired_at: Annotated[
+        datetime | None,
+        Column(_REPAIRED),
+        Field(description="When a repair of the machine was last noted since it was done."),
+    ]
     # error_code, error, answer: of the last attempt
     error_code: str | None
     error: str | None

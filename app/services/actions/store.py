@@ -2,20 +2,25 @@
 
 Protocol. Whatever is decided about a project's machines is decided under the lock of its switch's
 row, taken before any row of an action: of two servers that look at once, one decides and the other
-sees what it decided. What is to be done is then a task run (`app.services.tasks.task_runs`),
+sees what it decided. What happens by itself is decided for one project at a time: a limit counts
+the machines of all. What is to be done is then a task run (`app.services.tasks.task_runs`),
 written in the same transaction.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
+from pydantic import TypeAdapter
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.actions.order import Order
+from app.actions.order import HangOrder, Order
+from app.actions.states import ActionState
+from app.alerts.facts import HangFacts
 from app.alerts.message import cause_name
 from app.db.models.hosts import ActionSwitch, MachineAction
+from app.db.models.tasks import ACT_ON_MACHINE
 from app.errors import NotFoundError
 from app.services.alerts.deliveries.fix import base_url
 
@@ -25,6 +30,12 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.settings import Settings
+
+
+HANG: Final = TypeAdapter(HangFacts)
+
+# "actions", as the database takes a lock's name.
+FLEET_LOCK: Final = 0x61637469
 
 
 def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | None:
@@ -43,6 +54,14 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
         .with_for_update(skip_locked=skip_locked)
         .execution_options(populate_existing=True)
     ).scalar_one_or_none()
+
+
+def lock_fleet(tx: UnitOfWork) -> bool:
+    """Return whether this transaction alone decides by itself, of any project, until it ends."""
+    taken: bool = tx.session.execute(
+        select(func.pg_try_advisory_xact_lock(FLEET_LOCK))
+    ).scalar_one()
+    return taken
 
 
 def is_stopped(settings: Settings, switch: ActionSwitch) -> bool:
@@ -65,6 +84,32 @@ def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
     return row
 
 
+def called(row: MachineAction) -> str:
+    """Return what the audit log calls an action."""
+    return f"{row.kind} action on {row.host or f'job {row.job}'}"
+
+
+def hang_order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> HangOrder:
+    """Return what is to be said about a job that hangs."""
+    pages, hang = base_url(settings, tx), HANG.validate_python(row.hang)
+    return HangOrder(
+        id=row.id,
+        at=at,
+        job=row.job,
+        hang=hang.id,
+        began=hang.began,
+        ranks=hang.ranks,
+        waiting=hang.waiting,
+        confidence=hang.confidence,
+        sentence=hang.sentence,
+        culprits=hang.culprits,
+        remedy=hang.remedy,
+        incident=row.incident_id,
+        evidence_url=f"{pages}hangs/{hang.id}",
+        source_url=pages,
+    )
+
+
 def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> Order:
     """Return what is to be done, as kinds of actions take it."""
     pages = base_url(settings, tx)
@@ -84,3 +129,21 @@ def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) ->
         source_url=pages,
         confirmed=not row.limits,
     )
+
+
+def order(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
+    """Let an action be done, in this transaction.
+
+    Parameters
+    ----------
+    by : str or None
+        The person; None where every limit let it pass.
+    """
+    row.state = ActionState.WAITING
+    row.attempt = 0
+    row.ended_at = None
+    row.ordered_at, row.ordered_by = tx.now, by
+    row.next_attempt_at = tx.now
+    row.error_code = row.error = row.answer = None
+    tx.session.flush()
+    tx.enqueue(ACT_ON_MACHINE, row.id)

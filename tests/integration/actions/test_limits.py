@@ -13,14 +13,16 @@ from sqlalchemy import select, update
 from app.actions.states import ActionMode
 from app.db.models.sessions import Session
 from app.errors import ConflictError
+from app.services.access.projects import create_project
+from app.services.actions.decide import decide
 from app.services.actions.orders import allow, put_back
 from app.services.actions.policies import set_switch
 from app.services.actions.sweep import sweep_actions
 from app.services.alerts.incidents import acknowledge_incident
+from tests.support.acting import Acting
 from tests.support.project import build
 
 if TYPE_CHECKING:
-    from tests.support.acting import Acting
     from tests.support.receiver import Receiver
 
 
@@ -285,3 +287,57 @@ def test_a_policy_that_is_turned_off_meanwhile_does_nothing(
     acting.work()
     assert str(acting.action().state) == "withdrawn"
     assert receiver.got == []
+
+
+def test_projects_share_the_ceiling_of_all_known_nodes(acting: Acting, receiver: Receiver) -> None:
+    """A node is the cluster's, whichever project has it drained."""
+    container = acting.container
+    others = []
+    for name in ("first", "second", "third"):
+        project = create_project(container.everywhere(), name).id
+        others.append(Acting(container.within(project)))
+    for number, other in enumerate(others):
+        other.events(receiver)
+        other.blame(f"node-{number}", job=f"job-{number}")
+    others[0].work()
+    states = [str(other.action().state) for other in others]
+    assert states == ["done", "held", "held"]
+    assert others[1].action().limits == ["action.too_many_everywhere"]
+    assert len(receiver.got) == 1
+    # A person of another project may allow it, and sees nothing of whose machine is out.
+    allow(others[1].container, others[1].action().id)
+    others[1].work()
+    assert str(others[1].action().state) == "done"
+    put_back(others[0].container, others[0].action().id)
+    put_back(others[1].container, others[1].action().id)
+    for other in others:
+        other.work()
+    assert str(others[2].action().state) == "done"
+
+
+def test_servers_that_look_at_several_projects_at_once_act_once(
+    acting: Acting, receiver: Receiver
+) -> None:
+    container = acting.container
+    projects = [create_project(container.everywhere(), f"p-{number}").id for number in range(3)]
+    for number, project in enumerate(projects):
+        one = Acting(container.within(project))
+        one.events(receiver)
+        one.blame(f"node-{number}", job=f"job-{number}")
+    built = [build(container.settings) for _ in projects]
+    together = threading.Barrier(len(projects))
+
+    def look(index: int) -> None:
+        together.wait(30)
+        decide(built[index].within(projects[index]))
+
+    threads = [threading.Thread(target=look, args=(index,)) for index in range(len(projects))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for other in built:
+        other.close()
+    sweep_actions(container)
+    found = [Acting(container.within(project)).action() for project in projects]
+    assert sorted(str(one.state) for one in found) == ["held", "held", "waiting"]

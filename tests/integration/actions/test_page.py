@@ -13,6 +13,7 @@ from app.actions.states import ActionMode, ActionState
 from app.dashboard.actions.lines import STATES
 from app.run.http import HttpServer, address_of, listen
 from app.services.actions.listed import SHOWN, Show, machine_actions
+from app.services.hosts.repairs import note_repair
 from app.web import create_app
 
 if TYPE_CHECKING:
@@ -78,8 +79,26 @@ def test_what_holds_an_action_and_its_command_are_on_the_page(
     assert "The host&#39;s name is not that of one node" in page
     # No person can allow it: they may say no.
     assert 'data-order="allow"' not in page
+    # Nor is there a command for them to copy.
+    assert 'class="cmd"' not in page
+    assert acting.action().command == ""
     assert 'data-order="decline"' in page
     assert receiver.url not in page
+
+
+def test_a_repair_of_a_machine_that_is_out_says_that_a_person_puts_it_back(
+    acting: Acting, receiver: Receiver, client: httpx.Client
+) -> None:
+    acting.events(receiver)
+    acting.blame()
+    acting.work()
+    assert "A repair is noted since" not in client.get("/actions").text
+    note_repair(acting.container, "node-7", what="replaced GPU 3")
+    acting.work()
+    # No session came since: whether it helped is not known.
+    assert str(acting.action().state) == "done"
+    assert acting.action().repaired_at is not None
+    assert "A repair is noted since" in client.get("/actions").text
 
 
 def test_of_a_machine_only_what_is_the_project_s_is_read(

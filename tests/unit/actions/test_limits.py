@@ -127,6 +127,15 @@ def test_of_few_machines_one_may_be_out(nodes: int) -> None:
     assert limits_of(CASE, replace(fleet, out=frozenset({"other"}))) == (Limit.TOO_MANY_OUT,)
 
 
+def test_projects_together_may_have_the_share_of_all_known_machines_out() -> None:
+    fleet = replace(FLEET, out_everywhere=3, nodes_everywhere=200)
+    assert limits_of(CASE, fleet) == ()
+    assert limits_of(CASE, replace(fleet, out_everywhere=4)) == (Limit.TOO_MANY_EVERYWHERE,)
+    # What is out already is no further one.
+    own = replace(fleet, out=frozenset({CASE.node}), out_everywhere=4)
+    assert limits_of(CASE, own) == ()
+
+
 def test_another_kind_of_action_on_the_same_machine_is_no_second_machine() -> None:
     fleet = replace(FLEET, nodes=2, out=frozenset({CASE.node}), taken_at={CASE.node: NOW})
     assert limits_of(CASE, fleet) == ()

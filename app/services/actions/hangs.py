@@ -1,0 +1,129 @@
+"""What is said about jobs that hang: an event for each incident, within no limit of machines.
+
+Nothing is done to a machine, so that only the kill switch and a person who has the incident in hand
+hold it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from app.access.principals import INSTALLATION
+from app.actions.kinds.event import EventType
+from app.actions.kinds.registry import KINDS
+from app.actions.limits import Limit
+from app.actions.states import ActionMode, ActionState
+from app.alerts.readings import HANG_CAUSE
+from app.alerts.states import IncidentState
+from app.db.models.alerts import AlertGroup, AlertIncident
+from app.db.models.hosts import MachineAction
+from app.db.models.sessions import Job
+from app.services.access.audit import Action, record
+from app.services.actions.store import HANG, called, order
+from app.services.alerts.store import incident_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.alerts.facts import HangFacts
+    from app.alerts.incidents import Incident
+    from app.db.models.hosts import ActionPolicy
+    from app.db.unit_of_work import UnitOfWork
+
+# Jobs that hang at the same time, the oldest first.
+MOST: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Hanging:
+    """An incident of a job that hangs."""
+
+    incident: Incident
+    hang: HangFacts
+    job: str
+
+
+def tell_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: bool) -> int:
+    """Write what policies make of jobs that hang; return how many events are ordered."""
+    telling = [one for one in policies if KINDS[one.kind].tell_hang is not None]
+    if not telling:
+        return 0
+    rows = tx.session.execute(
+        select(AlertIncident, Job.name)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(
+            AlertIncident.state.in_(IncidentState.TOLD),
+            AlertIncident.document["cause"].astext == HANG_CAUSE,
+        )
+        .order_by(AlertIncident.fired_at, AlertIncident.id)
+        .limit(MOST)
+    ).all()
+    found = [(incident_of(row), job) for row, job in rows]
+    return sum(
+        _tell(tx, policy, _Hanging(incident, incident.hang, job), stopped=stopped)
+        for policy in telling
+        for incident, job in found
+        if incident.hang is not None
+    )
+
+
+def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: bool) -> bool:
+    incident = hanging.incident
+    row = tx.session.execute(
+        select(MachineAction)
+        .where(
+            MachineAction.kind == policy.kind,
+            MachineAction.incident_id == incident.id,
+            MachineAction.hang.is_not(None),
+        )
+        .with_for_update()
+    ).scalar_one_or_none()
+    if row is None:
+        row = _new(tx, policy.kind, hanging)
+        tx.session.add(row)
+    elif row.state not in ActionState.UNDECIDED:
+        return False
+    row.limits = [Limit.STOPPED] * stopped
+    row.limits += [Limit.IN_HAND] * (incident.state is not IncidentState.FIRING)
+    state = _state(policy.mode, row.limits)
+    if state is not ActionState.WAITING:
+        row.state = state
+        return False
+    order(tx, row, None)
+    record(tx, INSTALLATION, Action.ORDERED, called(row), detail=row.command)
+    return True
+
+
+def _new(tx: UnitOfWork, kind: str, hanging: _Hanging) -> MachineAction:
+    hang = hanging.hang
+    return MachineAction(
+        id=uuid.uuid4(),
+        kind=kind,
+        incident_id=hanging.incident.id,
+        host="",
+        job=hanging.job,
+        hang=HANG.dump_python(hang, mode="json"),
+        cause=HANG_CAUSE,
+        gpus=[],
+        confidence=hang.confidence,
+        sessions=0,
+        lost_each_hour=float(hang.ranks),
+        state=ActionState.HELD,
+        limits=[],
+        command=f"{EventType.HANG} about {hanging.job}",
+        attempt=0,
+        next_attempt_at=tx.now,
+    )
+
+
+def _state(mode: ActionMode, limits: Sequence[str]) -> ActionState:
+    if mode is ActionMode.DRY_RUN:
+        return ActionState.DRY_RUN
+    if mode is ActionMode.ASK:
+        return ActionState.HELD if Limit.STOPPED in limits else ActionState.ASKED
+    return ActionState.HELD if limits else ActionState.WAITING
