@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -208,6 +208,8 @@ def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -
 
 
 def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - not installed everywhere
+
     import paceline_client.torch as paceline  # noqa: PLC0415 - needs PyTorch
     from paceline_client.delivery import RetryPolicy  # noqa: PLC0415
 
@@ -221,9 +223,24 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     ]
     model = torch.nn.Sequential(*layers)
     for layer in layers:
-        dist.fsdp.fully_shard(layer)
-    dist.fsdp.fully_shard(model)
+        fully_shard(layer)
+    fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(8, 256, 512, device="cuda")
+
+    def train(steps: int, ended: Callable[[], object]) -> list[int]:
+        ends_ns = [time.time_ns()]
+        for _ in range(steps):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ended()
+            torch.cuda.synchronize()
+            ends_ns.append(time.time_ns())
+        return ends_ns
+
+    train(WARM_UP, lambda: None)
+    bare_ns = _typical(train(STEPS, lambda: None))
     monitor = paceline.attach(
         heard.url,
         "gpu-check",
@@ -232,25 +249,12 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
         spool=folder / "spool",
         retry=RetryPolicy(give_up_after_s=0),
     )
-    x = torch.randn(8, 256, 512, device="cuda")
-
-    def train(steps: int) -> list[int]:
-        ends_ns = [time.time_ns()]
-        for _ in range(steps):
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            monitor.step()
-            torch.cuda.synchronize()
-            ends_ns.append(time.time_ns())
-        return ends_ns
-
-    train(WARM_UP)
-    without_ns = _typical(train(STEPS))
+    train(WARM_UP, monitor.step)
+    without_ns = _typical(train(STEPS, monitor.step))
     first = WARM_UP + STEPS + 3
     monitor.record(STEPS, at=first)
-    train(3)
-    ends_ns = train(STEPS)
+    train(3, monitor.step)
+    ends_ns = train(STEPS, monitor.step)
     monitor.wait(30.0)
 
     # The same forward, through code that takes a second to compile anew: the first time the
@@ -261,12 +265,12 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
 
     doubled = torch.compile(lambda tensor: tensor * 2.0, backend=compiles, dynamic=False)
     doubled(x[:1])
-    train(1)
+    train(1, monitor.step)
     handle = layers[0].register_forward_pre_hook(lambda _, given: (doubled(given[0]),))
     compiled = first + STEPS + 1
-    train(1)
+    train(1, monitor.step)
     handle.remove()
-    train(2)
+    train(2, monitor.step)
     monitor.close(30.0)
     dist.destroy_process_group()
     yield from _pulse_faults(heard, ends_ns, first, compiled)
@@ -274,6 +278,8 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     per_step = len(rows) / STEPS
     cost_ns = (_typical(ends_ns) - without_ns) / max(per_step, 1.0)
     print(f"{torch.cuda.get_device_name()}: {per_step:.0f} operations a step")
+    pulse_ns = without_ns - bare_ns
+    print(f"a step takes {bare_ns / 1e3:.0f} µs, {pulse_ns / 1e3:.1f} µs more with a pulse")
     print(f"a recorded operation costs {cost_ns / 1e3:.1f} µs")
     yield from _faults(rows, first, ends_ns)
 
