@@ -21,6 +21,7 @@ from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
 from app.api.hangs import routes as hangs
+from app.api.hosts import probes
 from app.api.hosts import routes as hosts
 from app.api.pulse import reading as pulse_reading
 from app.api.pulse import routes as pulse
@@ -177,6 +178,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         what_if.router(),
         compare.router(),
         hosts.router(),
+        probes.router(),
         actions.router(),
         fixes.router(),
         fleet.router(),

@@ -115,6 +115,9 @@ NEEDS: Final[Mapping[str, Need]] = {
     "GET /api/v1/hosts": _READ,
     "GET /api/v1/hosts/{host}": _READ,
     "POST /api/v1/hosts/{host}/repairs": _OPERATE,
+    # nodes say so with the token of their jobs
+    "POST /api/v1/hosts/{host}/probes": _INGEST,
+    "GET /api/v1/hosts/{host}/probe": _READ,
     # plans
     "POST /api/v1/plans": _OPERATE,
     "POST /api/v1/plans/of-session/{session}": _OPERATE,

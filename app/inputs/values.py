@@ -62,7 +62,8 @@ def word(value: object) -> object:
     return value
 
 
-def _printable(value: str) -> str:
+def printable(value: str) -> str:
+    """Refuse a text with characters that no page shows."""
     if not value.isprintable():
         raise PydanticCustomError("bad_type", "must have printable characters only")
     return value
@@ -78,7 +79,7 @@ Name = Annotated[
     str,
     Field(min_length=1, max_length=MOST_NAME_CHARS),
     BeforeValidator(_name),
-    AfterValidator(_printable),
+    AfterValidator(printable),
 ]
 
 

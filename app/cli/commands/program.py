@@ -10,6 +10,7 @@ from app.cli.commands import (
     assistants,
     hangs,
     planning,
+    probes,
     pulses,
     retention,
     serving,
@@ -26,6 +27,6 @@ app = typer.Typer(
 )
 for commands in (
     *(sessions, retention, storing, serving, planning, hangs, pulses, alerts, access),
-    assistants,
+    *(assistants, probes),
 ):
     app.add_typer(commands.app)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from app.analysis.replay.metrics import STRAGGLING
+from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.dashboard.hosts.exports import EXPORTS, alike_csv
 from app.dashboard.hosts.live import FILES, host_live
 from app.dashboard.hosts.one import host_page
+from app.dashboard.hosts.probe import probe_part, probes_csv
 from app.dashboard.hosts.view import hosts_page
 from app.dashboard.ui.address import Address, page_number
 from app.dashboard.ui.csv_text import Written, csv_file, one_of
@@ -24,6 +26,7 @@ from app.services.hosts.file import HEADER, hosts_file
 from app.services.hosts.listed import PAGE, Hosts, Show
 from app.services.hosts.one import host_view, unrecorded
 from app.services.hosts.read import list_hosts
+from app.services.probes.read import latest_probe, probes_of
 from app.services.pulse.hosts import host_now
 
 if TYPE_CHECKING:
@@ -73,22 +76,32 @@ def add_host_pages(routes: APIRouter, pages: Pages) -> None:
         return csv_file("paceline-hosts-not-blamed.csv", alike_csv(found))
 
     @routes.get("/hosts/{host}")
-    def host_route(container: Here, host: str, time: TimeQueryParam) -> Response:
+    def host_route(request: Request, container: Here, host: str, time: TimeQueryParam) -> Response:
         about = time.about(MONTH)
         with pages.reading(container) as (tx, nav):
-            running = host_now(tx, host)
+            running, probe = host_now(tx, host), latest_probe(tx, host)
             try:
                 view = host_view(tx, host, _span(tx, about))
             except NotFoundError:
-                if not running.ranks and not running.notices:
+                if not running.ranks and not running.notices and probe is None:
                     return pages.not_found(f"host {host}", nav)
                 view = unrecorded(tx.now, host)
         shown = host_page(view, about, Address(host_url(host), time.parameters))
-        live = host_live(running, host_url(host), view.now)
-        return pages.render("hosts/page.html", nav, page=shown, live=live, now=view.now)
+        return pages.render(
+            "hosts/page.html",
+            nav,
+            page=shown,
+            live=host_live(running, host_url(host), view.now),
+            probe=probe_part(probe, view.repairs, host_url(host)),
+            server=server_address(request, container.settings),
+            now=view.now,
+        )
 
     @routes.get("/hosts/{host}/{name}.csv")
     def host_file_route(container: Here, host: str, name: str, time: TimeQueryParam) -> Response:
+        if name == "probes":
+            with container.reading() as tx:
+                return csv_file(f"paceline-host-{name}.csv", probes_csv(probes_of(tx, host)))
         if name in FILES:
             with container.reading() as tx:
                 running = host_now(tx, host)

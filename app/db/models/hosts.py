@@ -123,6 +123,39 @@ class HostRepair(OfProject, Base):
     noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
+class HostProbe(OfProject, Base):
+    """What a probe measured of a device of a host, while no job ran on it."""
+
+    __tablename__ = "host_probe"
+    __table_args__ = (
+        in_project(),
+        Index("ix_host_probe_project_id_host_at", "project_id", "host", "at"),
+        Index("ix_host_probe_project_id_model_at", "project_id", "model", "at"),
+    )
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # of the probe, chosen by who measured: the same one twice is one
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # its number among those of the probe
+    device: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    host: Mapped[str]
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool]
+    at: Mapped[datetime]
+    # the number that the host gives it, what it is, and its UUID
+    index: Mapped[str]
+    model: Mapped[str]
+    gpu: Mapped[str | None]
+    # app.services.probes.verdict.Measure; null where it cannot be measured
+    matmul_tflops: Mapped[float | None] = mapped_column(Double)
+    memory_copy_gbs: Mapped[float | None] = mapped_column(Double)
+    host_to_device_gbs: Mapped[float | None] = mapped_column(Double)
+    device_to_host_gbs: Mapped[float | None] = mapped_column(Double)
+    all_reduce_gbs: Mapped[float | None] = mapped_column(Double)
+    # why it could not be measured
+    fault: Mapped[str | None]
+
+
 class ActionPolicy(OfProject, Base):
     """What a project lets a kind of action do; without a row it is off."""
 

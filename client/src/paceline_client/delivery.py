@@ -110,17 +110,14 @@ def job_url(server: str, job: str) -> str:
     Raises `ValueError` if `server` is not an http or https address or `job` is empty
     or has a slash.
     """
-    parts = urlsplit(server)
-    if parts.scheme not in {"http", "https"} or not parts.netloc:
-        message = f"the server's address must start with http:// or https://, not {server!r}"
-        raise ValueError(message)
+    base = _base(server)
     if not job:
         message = "the job has no name"
         raise ValueError(message)
     if "/" in job:
         message = f"a job's name has no slash, which would be a folder in an address: {job!r}"
         raise ValueError(message)
-    return f"{server.rstrip('/')}/api/v1/jobs/{quote(job, safe='')}"
+    return f"{base}/api/v1/jobs/{quote(job, safe='')}"
 
 
 def session_url(server: str, job: str) -> str:
@@ -188,6 +185,18 @@ def send_pulse(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
     return answer
 
 
+def send_document(
+    server: str, path: str, document: dict[str, Any], policy: RetryPolicy
+) -> dict[str, Any]:
+    """Send a document to a path of the server, and return the answer.
+
+    Raises `DeliveryError` if the server refuses it or the time is up, and `ValueError` if
+    `server` is not an http or https address.
+    """
+    body = json.dumps(document).encode()
+    return _persist(f"{_base(server)}{path}", body, policy, "POST", "application/json")[0]
+
+
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
     """Send the body, repeatedly if necessary; the server stores equal bytes once.
 
@@ -229,6 +238,14 @@ def _of_batch(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
         fate=_fate(status),
         status=status,
     )
+
+
+def _base(server: str) -> str:
+    parts = urlsplit(server)
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        message = f"the server's address must start with http:// or https://, not {server!r}"
+        raise ValueError(message)
+    return server.rstrip("/")
 
 
 def _persist(

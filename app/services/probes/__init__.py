@@ -1,0 +1,1 @@
+"""Use cases of probes: what a machine does while no job runs on it, held against its like."""

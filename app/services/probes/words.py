@@ -1,0 +1,62 @@
+"""What a probe says, in a sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from app.analysis.trace.ranks.machine import called
+from app.analysis.wording import percent
+from app.services.probes.verdict import ENOUGH, SLOW_BELOW, Measure, ProbeOutcome
+
+if TYPE_CHECKING:
+    from app.services.probes.read import ProbeView
+    from app.services.probes.verdict import JudgedDevice
+
+# What a measure is called, and its unit.
+WORDS: Final = {
+    Measure.MATMUL: ("matrix products", "TFLOP/s"),
+    Measure.MEMORY_COPY: ("memory copies", "GB/s"),
+    Measure.HOST_TO_DEVICE: ("copies from the host", "GB/s"),
+    Measure.DEVICE_TO_HOST: ("copies to the host", "GB/s"),
+    Measure.ALL_REDUCE: ("all-reduce", "GB/s"),
+}
+
+
+def sentence_of(view: ProbeView) -> str:
+    """Return what a probe says of its host."""
+    host, worst = called(view.host, guessed=view.guessed), worst_of(view)
+    if view.outcome is ProbeOutcome.NO_PEERS:
+        return (
+            f"{host}: nothing to compare with: probe {ENOUGH} or more other devices of its kind "
+            f"({', '.join(sorted({one.model for one in view.devices}))})"
+        )
+    if view.outcome is ProbeOutcome.CLEARED:
+        return f"{host}: cleared by probe: no device is under {SLOW_BELOW} of its like's median"
+    said = "confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "unclear"
+    return f"{host}: {said} by probe: {device_words(worst)}"
+
+
+def worst_of(view: ProbeView) -> JudgedDevice:
+    """Return the device that says most: one that failed, else that with the least ratio."""
+    return min(view.devices, key=_badness)
+
+
+def device_words(device: JudgedDevice) -> str:
+    """Return what is worst of a device."""
+    name = f"GPU {device.index}" if device.gpu else f"device {device.index}"
+    if device.fault is not None:
+        return f"{name} failed: {device.fault}"
+    if device.worst is None:
+        return f"{name} has nothing to be compared with"
+    measure, figure = device.worst
+    what, unit = WORDS[measure]
+    return (
+        f"{name} reaches {figure.value:,.4g} {unit} in {what}, {percent(figure.ratio or 0.0)} of "
+        f"the median of {figure.peers} {device.model}"
+    )
+
+
+def _badness(device: JudgedDevice) -> tuple[bool, float]:
+    worst = device.worst
+    ratio = 1.0 if worst is None else worst[1].ratio or 1.0
+    return device.fault is None, ratio
