@@ -11,6 +11,7 @@ reading is left out. It needs PyTorch and the client, and no server.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import os
 import sys
@@ -135,9 +136,7 @@ def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not type
     from paceline_client.pulse.hardware import Hardware  # noqa: PLC0415 - as PyTorch
     from paceline_client.whereabouts import gpu_of  # noqa: PLC0415
 
-    try:
-        import pynvml  # noqa: PLC0415 - not installed everywhere
-    except ImportError:
+    if importlib.util.find_spec("pynvml") is None:
         print("not read: nvidia-ml-py is not installed")
         return
     gpu = gpu_of(torch.cuda)
@@ -148,7 +147,7 @@ def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not type
     for _ in range(_READINGS):
         by_uuid.read()
     cost_ms = 1e3 * (time.perf_counter() - began_s) / _READINGS
-    print(f"{uuid} at {address}, nvidia-ml-py {pynvml.__version__}: {reading}")
+    print(f"{uuid} at {address}, NVML: {reading}")
     print(f"a reading takes {cost_ms:.2f} ms")
     for name, one in (("UUID", reading), ("PCI address", other)):
         if one is None:
@@ -208,8 +207,6 @@ def _pulse_faults(heard: Heard, ends_ns: list[int], first: int, compiled: int) -
 
 
 def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - not installed everywhere
-
     import paceline_client.torch as paceline  # noqa: PLC0415 - needs PyTorch
     from paceline_client.delivery import RetryPolicy  # noqa: PLC0415
 
@@ -217,14 +214,7 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     torch.cuda.init()
     store = dist.FileStore(str(folder / "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
-    layers = [
-        torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, device="cuda")
-        for _ in range(8)
-    ]
-    model = torch.nn.Sequential(*layers)
-    for layer in layers:
-        fully_shard(layer)
-    fully_shard(model)
+    model = _sharded(torch)
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(8, 256, 512, device="cuda")
 
@@ -266,7 +256,7 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     doubled = torch.compile(lambda tensor: tensor * 2.0, backend=compiles, dynamic=False)
     doubled(x[:1])
     train(1, monitor.step)
-    handle = layers[0].register_forward_pre_hook(lambda _, given: (doubled(given[0]),))
+    handle = model[0].register_forward_pre_hook(lambda _, given: (doubled(given[0]),))
     compiled = first + STEPS + 1
     train(1, monitor.step)
     handle.remove()
@@ -282,6 +272,20 @@ def _checked(torch: Any, folder: Path, heard: Heard) -> Iterator[str]:  # noqa: 
     print(f"a step takes {bare_ns / 1e3:.0f} µs, {pulse_ns / 1e3:.1f} µs more with a pulse")
     print(f"a recorded operation costs {cost_ns / 1e3:.1f} µs")
     yield from _faults(rows, first, ends_ns)
+
+
+def _sharded(torch: Any) -> Any:  # noqa: ANN401 - not typed here
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - not installed everywhere
+
+    model = torch.nn.Sequential(
+        *(
+            torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, device="cuda")
+            for _ in range(8)
+        )
+    )
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
 
 
 def _typical(ends_ns: list[int]) -> float:

@@ -133,7 +133,8 @@ class DeviceTimeline:
         try:
             return self._pool.popleft()
         except IndexError:
-            return self._cuda.Event(enable_timing=True)
+            # A thread that waits for an event without this burns a processor as long as it waits.
+            return self._cuda.Event(enable_timing=True, blocking=True)
 
     def _read(self) -> None:
         reference: Any = None
@@ -161,12 +162,14 @@ class DeviceTimeline:
         used = {}
         for one in step.operations:
             one.end.synchronize()
-            start_ms = reference.elapsed_time(one.start)
-            duration_ms = one.start.elapsed_time(one.end)
+            # Both from one event, or what follows an operation would begin before its end: times
+            # are single-precision.
+            start_ns = round(reference.elapsed_time(one.start) * _NS_PER_MS)
+            end_ns = round(reference.elapsed_time(one.end) * _NS_PER_MS)
             one.sink(
                 one.op,
-                at_ns + round(start_ms * _NS_PER_MS),
-                max(0, round(duration_ms * _NS_PER_MS)),
+                at_ns + start_ns,
+                max(0, end_ns - start_ns),
                 one.step,
                 one.mb,
                 one.mc,

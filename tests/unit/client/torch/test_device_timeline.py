@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import struct
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -35,8 +38,9 @@ class Cuda:
         cuda = self
 
         class Event:
-            def __init__(self, *, enable_timing: bool) -> None:
+            def __init__(self, *, enable_timing: bool, blocking: bool) -> None:
                 assert enable_timing
+                assert blocking, "or a processor waits busily"
                 cuda.events += 1
                 self.at_ms = -1.0
 
@@ -47,7 +51,8 @@ class Cuda:
                 assert self.at_ms >= 0, "recorded before it is read"
 
             def elapsed_time(self, other: Event) -> float:
-                return other.at_ms - self.at_ms
+                # single precision, as the driver's
+                return struct.unpack("f", struct.pack("f", other.at_ms - self.at_ms))[0]
 
         self.Event = Event
         self.Stream = Stream
@@ -96,6 +101,24 @@ def test_operations_are_read_after_their_step_from_events_of_the_stream(seen: Se
         ("forward-send", 40_000_000, 4_000_000, 1),
         ("backward-compute", 40_000_000, 20_000_000, 1),
     ]
+
+
+def test_what_follows_an_operation_does_not_begin_before_its_end(seen: Seen) -> None:
+    cuda = Cuda()
+    tap = Tap(DeviceTimeline(cuda))
+    tap.timeline.begin()
+    tap.on, tap.sink = True, seen
+    for tap.step in range(200):
+        for op in ("forward-compute", "backward-compute", "optimizer"):
+            with tap.span(op):
+                cuda.main.now_ms += 1.0 + 99.0 * math.sin(0.7 * tap.step + len(op)) ** 2
+        tap.timeline.end_step()
+    tap.timeline.settle(30)
+
+    assert len(seen.operations) == 600
+    for step in range(200):
+        mine = [one for one in seen.operations if one[3] == step]
+        assert all(one[1] + one[2] <= later[1] for one, later in pairwise(mine))
 
 
 def test_events_are_used_again(seen: Seen) -> None:
