@@ -9,13 +9,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Job, Session
 from app.services.hosts.costs import Span, priced
-from app.services.hosts.details import guessed_of
 from app.services.hosts.places import Move, moves_of
 from app.services.hosts.repairs import Repair, is_known, no_host, repairs_of
 
@@ -83,9 +83,15 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
     NotFoundError
         If no session ever named it.
     """
-    last_seen, seen = tx.session.execute(
+    latest = aliased(HostReading)
+    last_seen, guessed, seen = tx.session.execute(
         select(
             func.max(HostReading.received_at),
+            select(latest.guessed)
+            .where(latest.host == host)
+            .order_by(latest.received_at.desc())
+            .limit(1)
+            .scalar_subquery(),
             func.count().filter(*span.holds(HostReading.received_at.expression))
             if span.since or span.until
             else func.count(),
@@ -120,7 +126,7 @@ def host_view(tx: Reads, host: str, span: Span) -> HostView:
         last_seen=last_seen,
         incidents=_incidents(tx, host),
         repairs=repairs_of(tx, host),
-        guessed=guessed_of(tx, [host]).get(host, False),
+        guessed=bool(guessed),
         moves=moves_of(tx, host, MOST_MOVES),
     )
 

@@ -97,6 +97,8 @@ NO_ACT = {
     "POST /api/v1/plans",
     "POST /api/v1/plans/of-session/{session}",
     "POST /api/v1/mitigation/plan",
+    # what a node says of itself
+    "POST /api/v1/hosts/{host}/probes",
     # what its tools read; they ask the routes above
     "POST /mcp",
     "POST /api/v1/alert-rules/preview",

@@ -33,6 +33,7 @@ from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body
 from tests.integration.api.pulse.sending import bodies as bodies_of_pulse
 from tests.integration.api.pulse.sending import slow_job
+from tests.integration.hosts.build import probe_of
 from tests.support import plans
 from tests.support.acting import machine_action
 from tests.support.alerting import Alerting
@@ -93,7 +94,7 @@ QUERIES: dict[str, str] = {
     "GET /plans": "?of={plan}",
     "GET /api/v1/jobs/{job}/tp/{group}/plan": "?attempt=0&wait_s=0",
 }
-# Routes that make a job of their own where they find none.
+# Routes that make a job, or an entry of a host, of their own where they find none.
 HANGING = Hanging(2, [[(0, 1)], [(0, 1)]], host_stops={1: 1})
 MAKING = {
     "POST /api/v1/jobs/{job}/sessions",
@@ -104,6 +105,7 @@ MAKING = {
     "POST /api/v1/jobs/{job}/hangs",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/pulse",
     "POST /api/v1/jobs/{job}/tp/{group}/timings",
+    "POST /api/v1/hosts/{host}/probes",
     "PUT /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks/{producer}/{n}",
     "POST /api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}/chunks",
 }
@@ -150,6 +152,8 @@ def theirs(company: Company) -> Mapping[str, str]:
         kept = client.post(f"/api/v1/jobs/{SECRET}/hangs", content=large)
         for run in ("first", "second", "third"):
             _announce(client, run)
+        host = next(iter(small_trace().meta.hosts.values()))
+        assert client.post(f"/api/v1/hosts/{host}/probes", json=probe_of(1.0)).status_code == 201
     delivery = uuid.uuid4()
     with company.theirs.uow() as tx:
         rule: Rule = load_rules(tx)[0]
@@ -167,7 +171,7 @@ def theirs(company: Company) -> Mapping[str, str]:
         "channel": str(channel.id),
         "incident": str(alerting.incidents()[0].id),
         "delivery": str(delivery),
-        "host": next(iter(small_trace().meta.hosts.values())),
+        "host": host,
         "attempt": "1",
         "producer": "rank-0",
         "n": "0",

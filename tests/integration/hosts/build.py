@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
 
 HOUR = timedelta(hours=1)
+H100 = "NVIDIA H100 80GB HBM3"
 
 
 def reading(
@@ -91,3 +92,22 @@ def session(
             for host, what in hosts.items()
         )
         return made.id
+
+
+def probe_of(*tflops: float, model: str = H100, ago_s: float = 0.0) -> dict[str, Any]:
+    """Return a probe of a machine whose GPUs multiply that fast and copy alike."""
+    host = uuid.uuid4().hex[:8]
+    return {
+        "id": str(uuid.uuid4()),
+        "at": (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat(),
+        "torch": "2.11.0",
+        "devices": [
+            {
+                "index": str(number),
+                "model": model,
+                "uuid": f"GPU-{host}-{number}",
+                "measures": {"matmul_tflops": value, "memory_copy_gbs": 2900.0 + number},
+            }
+            for number, value in enumerate(tflops)
+        ],
+    }

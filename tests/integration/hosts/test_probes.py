@@ -10,34 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.hosts.build import HOUR, session
+from tests.integration.hosts.build import HOUR, probe_of, session
 from tests.integration.hosts.test_pages import page
 
 if TYPE_CHECKING:
     import httpx
 
     from app.bootstrap import Container
-
-H100 = "NVIDIA H100 80GB HBM3"
-
-
-def probe_of(*tflops: float, model: str = H100, ago_s: float = 0.0) -> dict[str, Any]:
-    """Return a probe of a machine whose GPUs multiply that fast and copy alike."""
-    host = uuid.uuid4().hex[:8]
-    return {
-        "id": str(uuid.uuid4()),
-        "at": (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat(),
-        "torch": "2.11.0",
-        "devices": [
-            {
-                "index": str(number),
-                "model": model,
-                "uuid": f"GPU-{host}-{number}",
-                "measures": {"matmul_tflops": value, "memory_copy_gbs": 2900.0 + number},
-            }
-            for number, value in enumerate(tflops)
-        ],
-    }
 
 
 def send(client: httpx.Client, host: str, probe: dict[str, Any]) -> dict[str, Any]:

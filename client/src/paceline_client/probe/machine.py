@@ -19,7 +19,7 @@ from urllib.parse import quote
 from paceline_client.delivery import RetryPolicy, send_document
 from paceline_client.machine import Machine, machine_of
 
-# Processors are probed by so many processes, so that they have something to reduce.
+# Processes that probe processors: one alone would have nothing to reduce.
 _ON_PROCESSORS: Final = 2
 # PyTorch takes long to start where a machine's disk is cold.
 _STARTING_S: Final = 120.0

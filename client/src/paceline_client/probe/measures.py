@@ -13,7 +13,7 @@ from typing import Any, Final
 
 # One operation first pays for kernels that are chosen and memory that is taken.
 _WARM_UP: Final = 3
-# So many operations are timed as one, or waiting for a device would be a part of the time.
+# Operations that are timed as one: else waiting for a device would be a part of the time.
 _IN_A_ROW: Final = 4
 _LEAST_ROUNDS: Final = 5
 # Large enough that the device is the limit, not what starts its kernels.

@@ -52,7 +52,7 @@ class Cuda:
 
             def elapsed_time(self, other: Event) -> float:
                 # single precision, as the driver's
-                return struct.unpack("f", struct.pack("f", other.at_ms - self.at_ms))[0]
+                return float(struct.unpack("f", struct.pack("f", other.at_ms - self.at_ms))[0])
 
         self.Event = Event
         self.Stream = Stream
