@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from app.services.pulse.advance import advance_pulses
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
+from tests.e2e.visiting import WIDE
 from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.pulses.minutes import Minutes
 from tests.support.sessions import small_trace, store
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.e2e.visiting import Look, Visitor
 
 SLOW = 517
-LARGE = Minutes(ranks=1024, minutes=720, slow=SLOW, slow_minutes=25)
+LARGE = Minutes(ranks=1024, minutes=720, slow=SLOW, slow_minutes=25, stages=8)
 
 
 def send(site: str, container: Container, job: str = "llm") -> str:
@@ -68,7 +69,7 @@ def test_the_map_is_read_with_the_keyboard(
     chart, cell = page.locator("#pulse-map"), page.locator("#pulse-cell")
     expect(chart).to_have_attribute("data-drawn", "720")
     chart.focus()
-    expect(cell).to_contain_text("Rank 517 · node-064, GPU\u00a05")
+    expect(cell).to_contain_text("Rank 517 · node-064, GPU\u00a05 · stage 4")
     expect(cell).to_contain_text("computes 1.40× as long as its peers")
     page.keyboard.press("ArrowDown")
     expect(cell).to_contain_text("Rank 518")
@@ -80,6 +81,83 @@ def test_the_map_is_read_with_the_keyboard(
     expect(cell).to_contain_text("computes 1.00×")
     page.keyboard.press("End")
     expect(cell).to_contain_text("computes 1.40×")
+
+
+@in_every_look
+def test_the_map_is_zoomed_to_the_hosts_of_a_stage(
+    site: str, container: Container, visitor: Visitor, look: Look
+) -> None:
+    send(site, container)
+    LARGE.keep(container, "llm")
+    page = visitor.open(f"{site}/jobs/llm", look)
+    chart, labels = page.locator("#pulse-map"), page.locator("#pulse-map .over")
+    expect(chart).to_have_attribute("data-shown", "1024 × 720")
+    expect(labels).to_contain_text("Stage 7")
+    chart.focus()
+    for _ in range(4):
+        page.keyboard.press("+")
+    expect(chart).to_have_attribute("data-shown", "64 × 45")
+    assert float(chart.get_attribute("data-drawn-ms") or "inf") < 500
+    # The chosen cell is where it was, and what moves on keeps it in sight.
+    expect(chart.locator(".at")).to_have_count(1)
+    page.keyboard.press("Shift+ArrowUp")
+    for _ in range(5):
+        page.keyboard.press("Shift+ArrowUp")
+    expect(page.locator("#pulse-cell")).to_contain_text("Rank 457 · node-057 · stage 3")
+    expect(chart.locator(".at")).to_have_count(1)
+    if look.size == WIDE:
+        expect(labels).to_contain_text("node-057")
+    keep(page, f"job-live-zoomed-{look.name}")
+    expect_well_made(page, site, look)
+    page.get_by_role("button", name="Zoom out").click()
+    expect(chart).to_have_attribute("data-shown", "128 × 90")
+    page.get_by_role("button", name="Show all").click()
+    expect(chart).to_have_attribute("data-shown", "1024 × 720")
+    expect(page.get_by_role("button", name="Show all")).to_be_disabled()
+
+
+def test_the_map_is_zoomed_and_moved_with_the_mouse_and_with_two_fingers(
+    site: str, container: Container, visitor: Visitor
+) -> None:
+    send(site, container)
+    LARGE.keep(container, "llm")
+    page = visitor.open(f"{site}/jobs/llm")
+    chart, labels = page.locator("#pulse-map"), page.locator("#pulse-map .over")
+    expect(chart).to_have_attribute("data-shown", "1024 × 720")
+    box = chart.bounding_box()
+    assert box is not None
+    middle = box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.45
+    page.mouse.dblclick(*middle)
+    expect(chart).to_have_attribute("data-shown", "512 × 360")
+    before = labels.text_content()
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0], middle[1] + 60, steps=4)
+    page.mouse.up()
+    assert labels.text_content() != before
+    expect(chart).to_have_attribute("data-shown", "512 × 360")
+    # Without a key the wheel scrolls the page.
+    page.mouse.wheel(0, -100)
+    expect(chart).to_have_attribute("data-shown", "512 × 360")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    expect(chart).to_have_attribute("data-shown", "410 × 288")
+    page.get_by_role("button", name="Show all").click()
+    touching = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *apart: float) -> None:
+        box = chart.bounding_box()
+        assert box is not None
+        x, y = box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5
+        points = [{"x": x + by, "y": y, "id": at} for at, by in enumerate(apart)]
+        touching.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", -40, 40)
+    touch("touchMove", -60, 60)
+    touch("touchMove", -80, 80)
+    touch("touchEnd")
+    expect(chart).to_have_attribute("data-shown", "512 × 360")
 
 
 def test_new_minutes_appear_without_a_reload(

@@ -58,6 +58,8 @@ class Evidence:
         How many ranks wait.
     seconds : float or None
         How long a hang that is over was.
+    hardware : str or None
+        What the GPUs of the ranks say of themselves that those of their peers do not.
     """
 
     sentence: str
@@ -70,6 +72,12 @@ class Evidence:
     since_ns: int | None = None
     waiting: int | None = None
     seconds: float | None = None
+    hardware: str | None = None
+
+    @property
+    def told(self) -> str:
+        """Return the sentence, and what the hardware says."""
+        return self.sentence if self.hardware is None else f"{self.sentence}; {self.hardware}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from app.api.frame.routers import api_router
 from app.auth.here import Here
 from app.services.history.notes import known_job
 from app.services.pulse.export import export_pulse
+from app.services.pulse.receive import pulse_is_off, switch_pulse
 from app.services.pulse.spans import RankMap, Resolution, SpanRow, rank_map, spans_of_job
-from app.services.pulse.switch import pulse_is_off, switch_pulse
 
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads
@@ -80,8 +80,10 @@ def router() -> APIRouter:
         until: Until = None,
         resolution: Length = Resolution.MINUTE,
     ) -> Response:
-        """Return a line of JSON (`ranks`, `starts`, `attempts`, `left_out`), then the cells.
+        """Return a line of JSON, then the cells.
 
+        The line has `ranks`, their `stages` and `host_of` (a place in `hosts`) in the latest
+        attempt, -1 where these are not known, `starts` and `attempts` of the spans, and `left_out`.
         Cells are 16-bit unsigned integers, little-endian, span by span: thousandths of the median
         computing of the ranks of the same stage, 0 where there is none. At most the latest 1,500
         spans and the 2,048 ranks that were slowest in them.
@@ -135,6 +137,9 @@ def as_bytes(found: RankMap) -> bytes:
         "starts": [start.isoformat() for start in found.starts],
         "attempts": found.attempts,
         "left_out": found.left_out,
+        "stages": found.places.stages.tolist(),
+        "host_of": found.places.host_of.tolist(),
+        "hosts": found.places.hosts,
     }
     line = json.dumps(head, separators=(",", ":")).encode() + b"\n"
     return line + np.ascontiguousarray(found.thousandths, "<u2").tobytes()

@@ -43,7 +43,7 @@ def notices_csv(live: LiveJob) -> Table:
     return Table(
         header,
         (
-            [*(getattr(one, name) for name in header[:-1]), one.evidence.sentence]
+            [*(getattr(one, name) for name in header[:-1]), one.evidence.told]
             for one in live.notices
         ),
     )

@@ -260,12 +260,10 @@ def _who(notice: NoticeRow) -> str:
 
 
 def _compared(live: LiveJob, notice: NoticeRow) -> str:
+    """Return what the ranks are held against; by how much stands in the sentence."""
     its = "its" if len(notice.ranks) == 1 else "their"
-    against = f"{its} peers" if live.ranks > 1 else "before"
     at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
-    if notice.factor is None:
-        return f"longer than {against}{at_times}"
-    return f"{times(notice.factor)} as long as {against}{at_times}"
+    return f"longer than {f'{its} peers' if live.ranks > 1 else 'before'}{at_times}"
 
 
 def _places(minutes: Sequence[SpanRow]) -> dict[int, str]:
@@ -314,7 +312,7 @@ def _noticed(live: LiveJob, csv: str) -> Drawn | None:
 
 
 def _what(one: NoticeRow) -> object:
-    return _capital(one.evidence.sentence)
+    return _capital(one.evidence.told)
 
 
 def _outcome(one: NoticeRow) -> object:

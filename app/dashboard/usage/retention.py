@@ -12,7 +12,7 @@ from app.dashboard.ui.csv_text import Table, csv_file
 from app.dashboard.ui.format import byte_size, listing
 from app.inputs.retention import AUDIT_DAYS, Keep, KeepAudit, KeepRows
 from app.services.access.projects import project_name
-from app.services.pulse.switch import pulse_is_off
+from app.services.pulse.receive import pulse_is_off
 from app.services.retention.kinds import KINDS
 from app.services.retention.rules import rules_of, uses_of
 

@@ -62,6 +62,10 @@ class PulseState(OfProject, Base):
     tries: Mapped[int] = mapped_column(server_default=text("0"))
     # app.analysis.pulse.evidence.pace.Pace; null until rows were taken
     pace: Mapped[bytes | None]
+    # app.analysis.pulse.kept.places.Places; null until its ranks are known
+    places: Mapped[bytes | None]
+    # app.analysis.pulse.hardware: the last reading of each rank's GPU; null until there is one
+    hardware: Mapped[bytes | None]
 
 
 class PulseNotice(OfProject, Base):

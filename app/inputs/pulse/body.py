@@ -40,6 +40,7 @@ MOST_ROWS: Final = 1 << 16
 _LONGEST_HOST: Final = 255
 # Of ranks that stand still: a stack and what the recorder holds as pending.
 UNKNOWN_FILE: Final = "hang.unknown_file"
+_MOST_READINGS: Final = 256
 # Rows of ranks that the job does not have.
 UNKNOWN_RANK: Final = "pulse.unknown_rank"
 _MOST_FILES: Final = 256
@@ -78,6 +79,29 @@ class PulseColumns(BaseModel):
     since_ns: Column | None = None
 
 
+Told = Annotated[int | None, Field(ge=0, le=1 << 53)]
+
+
+class GpuReading(BaseModel):
+    """What the GPU of a rank says of itself, about once a minute; null where it does not tell."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    rank: Annotated[int, Field(ge=0, le=1 << 31)]
+    clock_mhz: Told = Field(None, description="Of its multiprocessors.")
+    most_clock_mhz: Told = None
+    temperature_c: Told = None
+    power_mw: Told = None
+    throttle: Told = Field(None, description="Bits of NVML's `nvmlClocksEventReasons`.")
+    ecc_corrected: Told = None
+    ecc_uncorrected: Told = None
+    memory_used: Told = Field(None, description="Bytes.")
+    xids: Annotated[
+        list[Annotated[int, Field(ge=0, le=1 << 53)]],
+        Field(max_length=16, description="Codes of the driver's errors since the job began."),
+    ] = Field(default_factory=list)
+
+
 class PulseBody(BaseModel):
     """What one host sends of its ranks, of one attempt of a job."""
 
@@ -92,6 +116,9 @@ class PulseBody(BaseModel):
         default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
     )
     columns: PulseColumns
+    hardware: list[GpuReading] = Field(
+        default_factory=list, max_length=_MOST_READINGS, description="Of ranks of the host."
+    )
     files: dict[FileName, FileText] = Field(
         default_factory=dict,
         max_length=_MOST_FILES,
@@ -105,12 +132,13 @@ class PulseBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentPulse:
-    """The rows and files of a body that can be used; `counts` are those that cannot, by code."""
+    """What of a body can be used; `counts` are rows and files that cannot, by code."""
 
     rows: Pulses
     host: str
     counts: Counter[str]
     files: tuple[HangFile, ...] = ()
+    readings: tuple[GpuReading, ...] = ()
 
 
 def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse:
@@ -161,7 +189,8 @@ def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse
     if unknown.any():
         counts[UNKNOWN_RANK] += int(np.count_nonzero(unknown))
         used = used.take(~unknown)
-    return SentPulse(used, sent.host, counts, files)
+    readings = tuple(one for one in sent.hardware if one.rank < (ranks or math.inf))
+    return SentPulse(used, sent.host, counts, files, readings)
 
 
 def write_pulse(rows: Pulses, host: str = "") -> bytes:

@@ -10,43 +10,44 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import structlog
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.pulse.columns import joined
 from app.analysis.pulse.detector import Changes, Detector
 from app.analysis.pulse.evidence.pace import Pace
-from app.analysis.pulse.steps import MOST_RANKS
+from app.analysis.pulse.hardware import Reading
+from app.analysis.pulse.hardware import from_bytes as from_kept
+from app.analysis.pulse.hardware import to_bytes as to_kept
+from app.analysis.pulse.kept.places import Places
 from app.analysis.pulse.stored import from_bytes, to_bytes
 from app.db.models.chunks import InboxItem
 from app.db.models.noticed import PulseNotice, PulseState
 from app.db.models.sessions import Session
 from app.db.states import InboxKind
 from app.errors import PacelineError, UnknownDocumentError
-from app.inputs.pulse.body import read_pulse
 from app.services.access.projects import is_there
 from app.services.alerts.store import group_of_job
 from app.services.hangs.live import keep_live, limits_of
+from app.services.pulse.bodies import read_bodies
 from app.services.pulse.follow import Batch, follow
 from app.services.pulse.keep import Kept, kept_of, write_kept
 from app.services.pulse.noticed import (
     awaits_measure,
     end_before,
     goes_on_before,
+    say_hardware,
     write_notices,
 )
 from app.settings import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from sqlalchemy import ColumnElement, Row
@@ -59,12 +60,9 @@ if TYPE_CHECKING:
 # Between two batches of an attempt: its state is read and written with each.
 EVERY: Final = timedelta(seconds=2)
 LEASE: Final = timedelta(seconds=30)
-# Bodies of a batch, their bytes, and rows after which no further one is read.
+# Bodies of a batch, and their bytes.
 BATCH: Final = 1_024
 BATCH_BYTES: Final = 8 * MIB
-BATCH_ROWS: Final = 200_000
-# Rows are that far from when they came at most: clocks differ, bodies wait.
-WRONG_NS: Final = 86_400_000_000_000
 # Workers that a body may kill.
 MAX_TRIES: Final = 3
 # Wrong clocks that are named.
@@ -73,7 +71,6 @@ _PULSES: Final = InboxItem.kind == InboxKind.PULSE
 
 WORKER_KILLED: Final = "pulse.worker_killed"
 STATE_LOST: Final = "pulse.state_lost"
-WRONG_TIME: Final = "pulse.wrong_time"
 
 log = structlog.get_logger(__name__)
 
@@ -103,6 +100,10 @@ class Advance:
         What ranks that stand still say of themselves.
     pace, came : Pace
         The latest steps, and those of these bodies.
+    places : bytes or None
+        Where ranks are, if that is new.
+    readings : mapping of int to Reading
+        The last ones of all ranks, where some or notices are new; else empty.
     first : bool
         Nothing was kept of the attempt: it has begun.
     """
@@ -115,6 +116,8 @@ class Advance:
     pace: Pace
     came: Pace
     kept: Kept
+    places: bytes | None
+    readings: Mapping[int, Reading]
     first: bool
 
 
@@ -185,7 +188,9 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     """Read what waits of an attempt and advance its detection; nothing is written."""
     with container.reading() as tx:
         kept = tx.session.execute(
-            select(PulseState.state, PulseState.pace).where(*_is(claim.job_id, claim.attempt))
+            select(PulseState.state, PulseState.pace, PulseState.places, PulseState.hardware).where(
+                *_is(claim.job_id, claim.attempt)
+            )
         ).one_or_none()
         stored = None if kept is None else kept.state
         last = tx.session.execute(
@@ -196,50 +201,43 @@ def look(container: Container, claim: PulseClaim) -> Advance:
         waiting = _waiting(tx, claim)
         world = _world(tx, claim)
     detector, counts = _kept(stored, last)
-    parts: list[Pulses] = []
-    files: list[HangFile] = []
-    watched = (
-        frozenset[int]() if detector.watch is None else frozenset(detector.watch.ranks.tolist())
-    )
-    if world is not None and max(watched, default=world) >= world:
-        world = None  # that session is of another world, or nothing is known yet
-    taken, size = 0, 0
-    if claim.tries > MAX_TRIES:
-        counts[WORKER_KILLED] += len(waiting)
-        taken = len(waiting)
-    for row in waiting[taken:]:
-        if size >= BATCH_ROWS:
-            break
-        taken += 1
-        try:
-            sent = read_pulse(row.body or b"", claim.attempt, world)
-        except PacelineError as error:
-            counts[error.stable_code] += 1
-            continue
-        counts.update(sent.counts)
-        rows = _of_these_days(sent.rows, row.received_at, counts)
-        came_ns = int(row.received_at.timestamp() * 1e9)
-        rows = replace(rows, came_ns=np.full(len(rows), came_ns))
-        _place(detector, watched, rows, sent.host)
-        parts.append(rows)
-        files += sent.files
-        size += len(rows)
+    # A body that no worker survived is left out with all that waits of its batch.
+    lost = len(waiting) if claim.tries > MAX_TRIES else 0
+    counts.update({WORKER_KILLED: lost} if lost else {})
+    came = read_bodies(detector, waiting[lost:], claim.attempt, world, counts)
+    taken = lost + came.taken
     detector.gathering.counts.update(counts)
     items = tuple(row.id for row in waiting[:taken])
     pace = Pace.from_bytes(None if kept is None else kept.pace)
-    if not size:
+    files, first = tuple(came.files), stored is None
+    if came.rows is None:
         changes, nothing = Changes((), ()), Kept({}, {})
         return Advance(
-            items, None, tuple(files), detector, changes, pace, Pace(), nothing, stored is None
+            items, None, files, detector, changes, pace, Pace(), nothing, None, {}, first
         )
-    together = joined(parts)
-    together = together.take(np.argsort(together.time_ns, kind="stable"))
-    came = pace.advance(together)
+    together = came.rows
+    newest = pace.advance(together)
     changes = detector.advance(together, limits_of(container.settings))
     received_at = max(row.received_at for row in waiting[:taken])
     blocks = kept_of(changes.steps, together, received_at)
+    places = _places(detector)
+    if kept is not None and places == kept.places:
+        places = None
+    readings = came.readings
+    if kept is not None and (readings or changes.notices):
+        readings = from_kept(kept.hardware) | readings
     return Advance(
-        items, together, tuple(files), detector, changes, pace, came, blocks, stored is None
+        items,
+        together,
+        files,
+        detector,
+        changes,
+        pace,
+        newest,
+        blocks,
+        places,
+        readings,
+        first,
     )
 
 
@@ -253,6 +251,10 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
     """
     detector, changes = advance.detector, advance.changes
     size = 0 if advance.rows is None else len(advance.rows)
+    # They hardly ever change.
+    new = {} if advance.places is None else {"places": advance.places}
+    if advance.readings:
+        new["hardware"] = to_kept(advance.readings)
     with container.uow() as tx:
         mine = tx.session.execute(
             update(PulseState)
@@ -268,6 +270,7 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
                 claim_token=None,
                 lease_until=None,
                 tries=0,
+                **new,
             )
             .returning(PulseState.attempt)
         ).scalar()
@@ -282,6 +285,8 @@ def store(container: Container, claim: PulseClaim, advance: Advance) -> None:
         if ended:
             end_before(tx, claim.job_id, claim.attempt)
         write_notices(tx, claim.job_id, claim.attempt, changes)
+        if advance.readings:
+            say_hardware(tx, claim.job_id, claim.attempt, advance.readings, detector.hosts)
         if not detector.beats.moves(limits_of(container.settings)):
             keep_live(tx, claim.job_id, claim.attempt, advance.files, detector.hosts)
         follow(container, tx, Batch(claim.job_id, claim.attempt, advance.pace, advance.came), group)
@@ -356,6 +361,14 @@ def _kept(stored: bytes | None, last: int | None) -> tuple[Detector, Counter[str
     return detector, counts
 
 
+def _places(detector: Detector) -> bytes | None:
+    """Return where the ranks of the process group are; None before there is one."""
+    watch = detector.watch
+    if watch is None:
+        return None
+    return Places.of(watch.ranks, watch.pp_ranks, detector.hosts).to_bytes()
+
+
 def _clocks(detector: Detector) -> dict[str, float]:
     """Return by how many seconds clocks are off those of the others, the farthest ones first."""
     found: dict[str, float] = {}
@@ -365,27 +378,6 @@ def _clocks(detector: Detector) -> dict[str, float]:
             break
         found.setdefault(name, round(by_ns / 1e9, 3))
     return found
-
-
-def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) -> Pulses:
-    """Return the rows whose time can be that of a body, and count the others."""
-    wrong = np.abs(rows.time_ns - int(received_at.timestamp() * 1e9)) > WRONG_NS
-    if not wrong.any():
-        return rows
-    counts[WRONG_TIME] += int(np.count_nonzero(wrong))
-    return rows.take(~wrong)
-
-
-def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
-    """Remember on which host ranks are.
-
-    Of those that are watched it stays as it is: who their peers are follows from it.
-    """
-    if not host:
-        return
-    for rank in set(rows.rank.tolist()) - watched:
-        if rank in detector.hosts or len(detector.hosts) < MOST_RANKS:
-            detector.hosts[rank] = host
 
 
 def _is(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:

@@ -1,27 +1,27 @@
-"""Use case: append bodies of pulses to the inbox, as they came."""
+"""Use case: append bodies of pulses to the inbox, as they came, where a project takes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.db.blobs import connection_of
 from app.db.models.access import Project
 from app.db.models.sessions import Job
 from app.db.states import InboxKind
-from app.errors import BodyTooLargeError, InvalidPulseError
+from app.errors import BodyTooLargeError, ConflictError, InvalidPulseError
 from app.inputs.pulse.body import MOST_BYTES
+from app.services.access.audit import Action, record
 from app.services.hangs.live import stands_still
 from app.services.pulse.recordings import due_request, hand_out
-from app.services.pulse.switch import PulseOffError
 from app.services.sessions.receive import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
     from app.services.pulse.recordings import Recording
     from app.services.sessions.chunks.inbox import Pressure
@@ -35,6 +35,12 @@ SELECT %(project)s, %(kind)s, '', 0, false, given.*
 FROM unnest(%(job)s::bigint[], %(attempt)s::int[], %(sha256)b::bytea[], %(body_bytes)s::bigint[],
             %(body)b::bytea[]) AS given
 """
+
+
+class PulseOffError(ConflictError):
+    """The project takes no pulses."""
+
+    code = "pulse.off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,26 @@ def _append(
     wanted = []
     for one, content in zip(pulses, bodies, strict=True):
         key = jobs[one.job], one.attempt
-        record = hand_out(tx, container.settings, *key, content) if key in due else None
-        wanted.append(Wanted(record, still[key]))
+        asked = hand_out(tx, container.settings, *key, content) if key in due else None
+        wanted.append(Wanted(asked, still[key]))
     return wanted
+
+
+def pulse_is_off(tx: Reads) -> bool:
+    """Return whether pulses of the transaction's project are refused."""
+    query = select(Project.pulse_off).where(Project.id == tx.scope.project_id)
+    return tx.session.execute(query).scalar_one()
+
+
+def switch_pulse(container: Container, *, on: bool) -> None:
+    """Take the pulses of a project's jobs from now on, or refuse them; what is kept stays."""
+    with container.uow() as tx:
+        changed = tx.session.execute(
+            update(Project)
+            .where(Project.id == container.project_id, Project.pulse_off == on)
+            .values(pulse_off=not on)
+            .returning(Project.id)
+        ).scalar()
+        if changed is not None:
+            detail = "on" if on else "off"
+            record(tx, container.principal, Action.CHANGED, "pulse", detail=detail)

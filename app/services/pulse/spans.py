@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from sqlalchemy import select
 
+from app.analysis.pulse.kept.places import Places, places_from
 from app.analysis.pulse.kept.sums import from_bytes
-from app.db.models.noticed import PulseSpan
+from app.db.json_rows import as_json
+from app.db.models.noticed import PulseSpan, PulseState
 from app.db.models.sessions import Job
 from app.services.pulse.keep import HOUR, MINUTE
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row, Select
+    from sqlalchemy import Row, ScalarSelect, Select
 
     from app.analysis.pulse.kept.sums import Sums
     from app.db.unit_of_work import Reads
@@ -90,6 +93,8 @@ class RankMap:
         Thousandths of the median of the peers; 0 where there is none.
     left_out : int
         Ranks beyond `MOST_RANKS`: those that never computed longest.
+    places : Places
+        Of these ranks, in the job's latest attempt.
     """
 
     ranks: tuple[int, ...]
@@ -97,12 +102,52 @@ class RankMap:
     attempts: tuple[int, ...]
     thousandths: NDArray[np.uint16]
     left_out: int
+    places: Places
 
 
 def spans_of_job(
     tx: Reads, job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> list[SpanRow]:
     """Return what a job's pulse comes to, the latest `MOST_SPANS`, the earliest first."""
+    query = _spans(job, since, until, resolution)
+    return spans([row._asdict() for row in tx.session.execute(query)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The columns of a span."""
+
+    attempt: int
+    start: datetime
+    ranks: int
+    steps: int
+    step_median_s: float
+    step_p95_s: float
+    step_worst_s: float
+    compute_median_s: float
+    compute_p95_s: float
+    tokens: int
+    busy_s: float
+    lost_gpu_s: float
+    worst_ranks: list[int]
+    worst_hosts: list[str]
+    worst_gpus: list[int]
+    worst_ratios: list[float]
+
+
+_STORED: Final = TypeAdapter(list[_Stored])
+
+
+def spans_query(
+    job: str, since: datetime, until: datetime, resolution: Resolution
+) -> ScalarSelect[Any]:
+    """Return the query of what `spans` takes, as JSON, the latest first."""
+    return as_json(_spans(job, since, until, resolution))
+
+
+def _spans(
+    job: str, since: datetime, until: datetime, resolution: Resolution
+) -> Select[*tuple[Any, ...]]:
     columns = (
         *(PulseSpan.attempt, PulseSpan.start, PulseSpan.ranks, PulseSpan.steps),
         *(PulseSpan.step_median_s, PulseSpan.step_p95_s, PulseSpan.step_worst_s),
@@ -111,7 +156,11 @@ def spans_of_job(
         *(PulseSpan.worst_ranks, PulseSpan.worst_hosts),
         *(PulseSpan.worst_gpus, PulseSpan.worst_ratios),
     )
-    query = _within(select(*columns), job, since, until, resolution)
+    return _within(select(*columns), job, since, until, resolution)
+
+
+def spans(rows: object) -> list[SpanRow]:
+    """Return the spans that `spans_query` found, the earliest first."""
     return [
         SpanRow(
             attempt=row.attempt,
@@ -127,11 +176,11 @@ def spans_of_job(
             lost_gpu_s=row.lost_gpu_s,
             slowest=slow_ranks(row),
         )
-        for row in reversed(tx.session.execute(query).all())
+        for row in reversed(_STORED.validate_python(rows or ()))
     ]
 
 
-def slow_ranks(row: Row[*tuple[Any, ...]]) -> list[SlowRank]:
+def slow_ranks(row: Row[*tuple[Any, ...]] | _Stored) -> list[SlowRank]:
     """Return the slowest ranks of a row with the columns of a span."""
     columns = row.worst_ranks, row.worst_hosts, row.worst_gpus, row.worst_ratios
     return [SlowRank(*one) for one in zip(*columns, strict=True)]
@@ -161,7 +210,20 @@ def rank_map(
         tuple(row.attempt for row in rows),
         thousandths,
         left_out,
+        places_of_job(tx, job).of_ranks(ranks),
     )
+
+
+def places_of_job(tx: Reads, job: str) -> Places:
+    """Return where the ranks of a job's latest attempt are, as far as its pulse tells it."""
+    kept = tx.session.execute(
+        select(PulseState.places)
+        .join(Job, Job.id == PulseState.job_id)
+        .where(Job.name == job, PulseState.places.is_not(None))
+        .order_by(PulseState.attempt.desc())
+        .limit(1)
+    ).scalar()
+    return places_from(kept)
 
 
 def _within(

@@ -7,10 +7,11 @@ from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from app.analysis.pulse.kept.places import Places
 from app.analysis.pulse.kept.sums import THOUSAND, Sums, to_bytes
-from app.db.models.noticed import PulseSpan
+from app.db.models.noticed import PulseSpan, PulseState
 from app.db.models.sessions import Job
 from app.services.pulse.keep import MINUTE, NAMED
 
@@ -33,6 +34,8 @@ class Minutes:
     ----------
     until_ago : int
         Minutes from the last one to now.
+    stages : int
+        Of the pipeline; ranks of one follow one another.
     """
 
     ranks: int
@@ -42,6 +45,7 @@ class Minutes:
     factor: float = 1.4
     step_s: float = 2.0
     until_ago: int = 0
+    stages: int = 1
 
     def keep(self, container: Container, job: str) -> None:
         """Keep them of a job that is there, instead of what there was."""
@@ -53,6 +57,16 @@ class Minutes:
                 tx.session.delete(row)
             tx.session.flush()
             tx.session.add_all(self._rows(tx, job_id))
+            tx.session.execute(
+                update(PulseState)
+                .where(PulseState.job_id == job_id)
+                .values(places=self._places().to_bytes())
+            )
+
+    def _places(self) -> Places:
+        ranks = np.arange(self.ranks)
+        hosts = {rank: f"node-{rank // _HOST_RANKS:03}" for rank in ranks.tolist()}
+        return Places.of(ranks, ranks * self.stages // self.ranks, hosts)
 
     def _rows(self, tx: UnitOfWork, job_id: int) -> Iterator[PulseSpan]:
         last = tx.now.astimezone(UTC).replace(second=0, microsecond=0)

@@ -49,6 +49,12 @@ function mount({ main, stop }) {
       alike(section, shown);
     }, { signal: stop.signal });
   }
+  const zooms = { in: () => shown.zoom(0.5), out: () => shown.zoom(2), all: () => shown.whole() };
+  for (const button of section.querySelectorAll('[data-zoom]')) button.addEventListener('click', zooms[button.dataset.zoom], { signal: stop.signal });
+  const may = () => {
+    for (const button of section.querySelectorAll('[data-zoom]')) button.disabled = button.dataset.zoom !== 'in' && !shown.isZoomed;
+  };
+  shown.element.addEventListener('drawn', may, { signal: stop.signal });
   const look = async () => {
     await shown.look();
     alike(section, shown);

@@ -249,8 +249,13 @@ def test_ranks_that_the_job_does_not_have_are_counted_and_change_nothing(
     take_all(installation)
     assert noticed(installation)["counts"] == {"pulse.unknown_rank": 2 * 60}
     assert [one["ranks"] for one in noticed(installation)["notices"]] == [list(truth.ranks)]
-    ranks = installation.client.get(f"{JOB}/map").content.partition(b"\n")[0]
-    assert json.loads(ranks)["ranks"] == list(range(16))
+    head = json.loads(installation.client.get(f"{JOB}/map").content.partition(b"\n")[0])
+    assert head["ranks"] == list(range(16))
+    # Where they are, each with its stage.
+    assert [head["hosts"][at] for at in head["host_of"]] == [job.hosts[rank] for rank in range(16)]
+    first = rows.take(rows.step == 0)
+    stages = dict(zip(first.rank.tolist(), first.pp_rank.tolist(), strict=True))
+    assert head["stages"] == [stages[rank] for rank in range(16)]
     send(installation, json.dumps({**grown, "world": 17}).encode())
     take_all(installation)
     assert noticed(installation)["counts"]["pulse.unknown_rank"] == 2 * 60

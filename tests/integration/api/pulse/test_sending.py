@@ -81,6 +81,47 @@ def test_a_rank_that_gets_slow_is_noticed_while_bodies_come(installation: Instal
     assert found["counts"] == {}
 
 
+def test_what_the_gpu_of_a_slow_rank_says_is_told_with_its_notice(
+    installation: Installation,
+) -> None:
+    job, truth = slow_job()
+    (slow,) = truth.ranks
+    usual: dict[str, Any] = {"clock_mhz": 1965, "temperature_c": 60, "throttle": 4}
+    hot = usual | {"clock_mhz": 1230, "temperature_c": 91, "throttle": 0x64, "xids": [79]}
+
+    def said(host: str, readings: dict[int, dict[str, Any]], body: bytes) -> bytes:
+        told = [{"rank": rank, **one} for rank, one in readings.items() if job.hosts[rank] == host]
+        return json.dumps({**json.loads(body), "hardware": told}).encode()
+
+    sent = list(bodies(job))
+    for number, body in enumerate(sent):
+        host = json.loads(body)["host"]
+        readings = dict.fromkeys(job.hosts, usual)
+        if number >= len(sent) - 4:
+            readings[slow] = hot
+        send(installation, said(host, readings, body))
+        if number >= len(sent) - 4:
+            take_all(installation)
+    (notice,) = noticed(installation)["notices"]
+    assert notice["ranks"] == [slow]
+    assert notice["evidence"]["hardware"] == (
+        f"the GPU of rank {slow} runs at 1,230 MHz where its peers run at 1,965, is slowed down by "
+        "its temperature and the hardware's limit of temperature, has 91 °C, its peers 60, "
+        "reported XID 79"
+    )
+    page = installation.client.get("/jobs/llm").text
+    assert "runs at 1,230 MHz" in page
+    # Readings that are none cost the body, not those after it.
+    before = noticed(installation)["counts"]
+    wrong: list[dict[str, Any]] = [{"clock_mhz": -1}, {"clock_mhz": 1.5}, {"xids": [0] * 17}]
+    for one in wrong:
+        send(installation, said(job.hosts[slow], {slow: one}, sent[0]))
+    take_all(installation)
+    after = noticed(installation)
+    assert after["counts"] == before | {"pulse.invalid": 3}
+    assert after["notices"][0]["evidence"] == notice["evidence"]
+
+
 @pytest.mark.slow
 def test_bodies_that_come_twice_change_nothing_but_are_counted(installation: Installation) -> None:
     job, truth = slow_job()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import event, text
 
-from app.services.pulse.receive import ArrivedPulse, receive_pulses
-from app.services.pulse.switch import PulseOffError, switch_pulse
+from app.services.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
 from app.services.sessions.receive import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
 

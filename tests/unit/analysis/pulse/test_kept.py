@@ -9,6 +9,7 @@ from app.analysis.pulse.columns import ARRAYS, NO_BEAT, Pulses
 from app.analysis.pulse.detector import Detector
 from app.analysis.pulse.kept import packed
 from app.analysis.pulse.kept.blocks import from_block, rows_of, to_block
+from app.analysis.pulse.kept.places import Places, places_from
 from app.analysis.pulse.kept.sums import Sums, from_bytes, to_bytes
 from app.analysis.pulse.steps import Steps
 from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
@@ -130,3 +131,20 @@ def test_a_rank_without_peers_has_no_ratio() -> None:
     assert np.isnan(sums.against_peers).all()
     assert sums.slowest(5) == []
     assert sums.lost_ns == 0
+
+
+def test_places_of_ranks_are_kept_and_others_are_unknown() -> None:
+    ranks = np.array([5, 1, 3])
+    places = Places.of(ranks, np.array([1, 0, 0]), {1: "b", 5: "a", 9: "c"})
+    assert (
+        places.to_bytes()
+        == Places.of(ranks[::-1], np.array([0, 0, 1]), {5: "a", 1: "b"}).to_bytes()
+    )
+    kept = places_from(places.to_bytes())
+    assert kept.ranks.tolist() == [1, 3, 5]
+    assert kept.hosts == ("a", "b")
+    some = kept.of_ranks(np.array([0, 1, 3, 5, 7]))
+    assert some.stages.tolist() == [-1, 0, 0, 1, -1]
+    assert some.host_of.tolist() == [-1, 1, -1, 0, -1]
+    nowhere = places_from(None).of_ranks(np.array([4]))
+    assert (nowhere.stages.tolist(), nowhere.host_of.tolist(), nowhere.hosts) == ([-1], [-1], ())

@@ -84,23 +84,23 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
         # The last whole minute does not have it yet.
         (
             job(1.0, notice()),
-            "Rank 3 (node-000) computes 1.31× as long as its peers",
+            "Rank 3 (node-000) computes longer than its peers",
             "Rank 3 (node-000): what was seen",
         ),
         (
             job(1.0, notice(ranks=(2, 3), kind=NoticeKind.SPELLS)),
-            "Ranks 2, 3 (node-000) compute 1.31× as long as their peers at times",
+            "Ranks 2, 3 (node-000) compute longer than their peers at times",
             "Rank 3 (node-000): what was seen",
         ),
         (
             job(1.0, notice(), ranks=1),
-            "Rank 3 (node-000) computes 1.31× as long as before",
+            "Rank 3 (node-000) computes longer than before",
             "Rank 3 (node-000): what was seen",
         ),
         # It still has it.
         (
             job(1.4, notice(cleared_s=20)),
-            "Rank 3 (node-000) computed 1.31× as long as its peers until a moment ago",
+            "Rank 3 (node-000) computed longer than its peers until a moment ago",
             "A step takes 1.00\u00a0s; no rank is slow any more",
         ),
         (
