@@ -7,17 +7,16 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import select, true, tuple_
 
 from app.analysis.pulse.evidence.pace import Pace
 from app.db.models.noticed import PulseState
 from app.db.models.sessions import Job
-from app.services.pulse.read import NoticeRow, notices_of_job
-from app.services.pulse.recordings import PATIENCE, open_request
-from app.services.pulse.spans import Resolution, SpanRow, spans_of_job
+from app.services.pulse.read import NoticeRow, notices, notices_query
+from app.services.pulse.recordings import PATIENCE, open_requests
+from app.services.pulse.spans import Resolution, SpanRow, spans, spans_query
 
 if TYPE_CHECKING:
-    from app.db.models.noticed import RecordingRequest
     from app.db.unit_of_work import Reads
 
 # Minutes that a page shows.
@@ -64,13 +63,30 @@ class LiveJob:
 
 
 def live_job(tx: Reads, job: str) -> LiveJob | None:
-    """Return a job as its pulse shows it; None of one that never sent any."""
-    state = tx.session.execute(
-        select(PulseState.job_id, PulseState.attempt, PulseState.advanced_at, PulseState.pace)
+    """Return a job as its pulse shows it, with one statement; None of one that never sent any."""
+    of_job = (
+        select(PulseState.job_id, PulseState.attempt)
         .join(Job, Job.id == PulseState.job_id)
         .where(Job.name == job, PulseState.advanced_at.is_not(None))
         .order_by(PulseState.attempt.desc())
         .limit(1)
+        .subquery()
+    )
+    asked = open_requests(tx.now, of_job.c.job_id, of_job.c.attempt).limit(1).lateral()
+    since = tx.now - timedelta(minutes=MINUTES)
+    state = tx.session.execute(
+        select(
+            PulseState.attempt,
+            PulseState.advanced_at,
+            PulseState.pace,
+            notices_query(job, MOST_NOTICES).label("notices"),
+            spans_query(job, since, tx.now, Resolution.MINUTE).label("minutes"),
+            asked.c.steps,
+            asked.c.reason,
+            asked.c.handed_at,
+        )
+        .join(of_job, tuple_(*of_job.c) == tuple_(PulseState.job_id, PulseState.attempt))
+        .outerjoin(asked, true())
     ).one_or_none()
     if state is None:
         return None
@@ -83,19 +99,9 @@ def live_job(tx: Reads, job: str) -> LiveJob | None:
         sends=state.advanced_at > tx.now - PATIENCE,
         ranks=pace.ranks(),
         step_s=float(np.median(pace.step_ns[-_LATEST:])) / 1e9 if len(pace.step_ns) else None,
-        minutes=last_minutes(tx, job),
-        notices=notices_of_job(tx, job, MOST_NOTICES),
-        asked=_asked(open_request(tx, state.job_id, state.attempt)),
+        minutes=spans(state.minutes),
+        notices=notices(state.notices),
+        asked=None
+        if state.steps is None
+        else Asked(state.steps, state.reason, state.handed_at is not None),
     )
-
-
-def last_minutes(tx: Reads, job: str) -> list[SpanRow]:
-    """Return the last `MINUTES` of a job's pulse, the earliest first."""
-    since = tx.now - timedelta(minutes=MINUTES)
-    return spans_of_job(tx, job, since, tx.now, Resolution.MINUTE)
-
-
-def _asked(found: RecordingRequest | None) -> Asked | None:
-    if found is None:
-        return None
-    return Asked(found.steps, found.reason, found.handed_at is not None)

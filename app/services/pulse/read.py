@@ -6,17 +6,22 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import func, select
+from pydantic import TypeAdapter
+from sqlalchemy import func, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.alerts.notices.facts import Outcome
 from app.analysis.pulse.notices import Evidence, NoticeKind
+from app.db.json_rows import as_json
 from app.db.models.noticed import PulseNotice, PulseState
 from app.db.models.sessions import Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sqlalchemy import ScalarSelect, Select
 
     from app.db.unit_of_work import Reads
 
@@ -58,9 +63,26 @@ class NoticeRow:
     """What it has cost."""
 
 
+_NOTICES: Final = TypeAdapter(list[NoticeRow])
+
+
 def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeRow]:
     """Return what was noticed in a job, the latest first."""
-    query = (
+    return notices([row._asdict() for row in tx.session.execute(_noticed(job, most))])
+
+
+def notices(rows: object) -> list[NoticeRow]:
+    """Return the rows that `notices_query` found."""
+    return _NOTICES.validate_python(rows or ())
+
+
+def notices_query(job: str, most: int) -> ScalarSelect[Any]:
+    """Return the query of what was noticed in a job, the latest first, as JSON."""
+    return as_json(_noticed(job, most))
+
+
+def _noticed(job: str, most: int) -> Select[*tuple[Any, ...]]:
+    return (
         select(
             PulseNotice.attempt,
             PulseNotice.number,
@@ -73,7 +95,7 @@ def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeR
             PulseNotice.noticed_time_ns,
             PulseNotice.noticed_at,
             PulseNotice.cleared_step,
-            PulseNotice.evidence,
+            type_coerce(PulseNotice.evidence, JSONB).label("evidence"),
             PulseNotice.cleared_at,
             PulseNotice.outcome,
             PulseNotice.session_id.label("session"),
@@ -85,7 +107,6 @@ def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeR
         .order_by(PulseNotice.noticed_at.desc(), PulseNotice.number.desc())
         .limit(most)
     )
-    return [NoticeRow(**row._asdict()) for row in tx.session.execute(query)]
 
 
 def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:

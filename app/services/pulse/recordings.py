@@ -23,7 +23,7 @@ from app.services.alerts.store import group_of_job
 from app.services.sessions.receive import no_job
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, Select
 
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
@@ -113,17 +113,23 @@ def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
 
 def open_request(tx: Reads, job_id: int, attempt: int) -> RecordingRequest | None:
     """Return the request of an attempt that may still be answered."""
-    return tx.session.execute(
+    return tx.session.execute(open_requests(tx.now, job_id, attempt).limit(1)).scalar()
+
+
+def open_requests(
+    now: datetime, job_id: int | ColumnElement[int], attempt: int | ColumnElement[int]
+) -> Select[RecordingRequest]:
+    """Return the query of the requests of an attempt that may still be answered."""
+    return (
         select(RecordingRequest)
         .where(
             RecordingRequest.job_id == job_id,
             RecordingRequest.attempt == attempt,
             RecordingRequest.session_id.is_(None),
-            RecordingRequest.until > tx.now,
+            RecordingRequest.until > now,
         )
         .order_by(RecordingRequest.id)
-        .limit(1)
-    ).scalar()
+    )
 
 
 def is_within_budget(

@@ -55,8 +55,10 @@ PING: Final = ";"
 STATEMENTS: Final = {
     "/": 7,
     "/jobs/llm": 10,
-    "/jobs/pulsing": 8,
-    "/jobs/pulsing/live": 5,
+    "/jobs/pulsing": 5,
+    "/jobs/pulsing/live": 2,
+    # with sessions and a pulse
+    "/jobs/job-0": 10,
     "/jobs/llm/tensor": 3,
     "/jobs/llm/tensor/0-0": 8,
     "/sessions/{analyzed}": 10,
@@ -174,14 +176,15 @@ def send_chunks(client: httpx.Client, first: int, end: int) -> str:
 
 
 def send_pulse(site: Site, first: int, end: int) -> None:
-    """Let a job without a session have more ranks, and more minutes of a pulse."""
-    job = "/api/v1/jobs/pulsing/attempts/1/pulse"
-    if not first:
-        for body in bodies(slow_job()[0]):
-            assert site.client.post(job, content=body).status_code == 202
-        while advance_pulses(site.container, timedelta(0)):
-            pass
-    Minutes(ranks=8 * end, minutes=10 * end).keep(site.container, "pulsing")
+    """Let jobs with and without sessions have more ranks, and more minutes of a pulse."""
+    for job in ("pulsing", "job-0"):
+        if not first:
+            for body in bodies(slow_job()[0]):
+                answer = site.client.post(f"/api/v1/jobs/{job}/attempts/1/pulse", content=body)
+                assert answer.status_code == 202
+            while advance_pulses(site.container, timedelta(0)):
+                pass
+        Minutes(ranks=8 * end, minutes=10 * end).keep(site.container, job)
 
 
 def grow(site: Site, receiver: Receiver, first: int, end: int) -> dict[str, object]:
