@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from app.analysis.planning.warm_up import warm_up as warm_up_planner
 from app.analysis.replay.engine.executor import warm_up as warm_up_replay
+from app.analysis.trace.ndjson.plain import warm_up as warm_up_lines
 
 
 def warm_up() -> None:
-    """Compile, or load from the disk's cache, what replays and plans run."""
+    """Compile, or load from the disk's cache, what replays, plans and reads lines."""
+    warm_up_lines()
     warm_up_replay()
     warm_up_planner()
 
