@@ -208,4 +208,6 @@ class UnitOfWork(Reads):
         Commits that notify take one lock of the whole database; a transaction that runs often
         (a chunk of a trace) must not call this.
         """
-        self.session.execute(select(func.pg_notify(SESSION_CHANNEL, str(session_id))))
+        self.session.connection().exec_driver_sql(
+            "SELECT pg_notify(%s, %s)", (SESSION_CHANNEL, str(session_id))
+        )

@@ -20,6 +20,7 @@ from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.formats.registry import format_named
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import metadata_document
+from app.analysis.trace.ndjson.streams import GZIP_MAGIC, ZSTD_MAGIC
 from app.analysis.trace.storage import pack
 from app.db.blobs import write_blob
 from app.db.models.sessions import Job, Session
@@ -32,10 +33,12 @@ from app.inputs.recordings.choose import choose, look_at, metadata_among, metada
 from app.inputs.recordings.read import Reading, read_files, with_not_read
 from app.services.ingest.place import spool_directory
 from app.services.usage.count import check_room, count, count_made
-from app.services.usage.quotas import BYTES, JOBS, OPERATIONS, SESSIONS
+from app.services.usage.quotas import JOBS, SUMMED
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sqlalchemy import Select
 
     from app.analysis.trace.model import SessionMeta
     from app.analysis.trace.recordings.files.names import FileNames
@@ -51,6 +54,9 @@ log = structlog.get_logger(__name__)
 
 # A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
 MAX_HEADER_BYTES: Final = 8 * 1024 * 1024
+
+# Bytes of a body from which on lines are read by compiled code: 20,000 operations as gzip.
+COMPILED_FROM_BYTES: Final = 256 * 1024
 
 # A session that comes in one body belongs to the first attempt: only chunks name theirs.
 FIRST_ATTEMPT: Final = 1
@@ -182,14 +188,15 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
     BusyError
         If it comes and goes.
     """
-    found = select(Job.id).where(Job.name == name).with_for_update(key_share=True)
+    found = select(Job.id, func.now()).where(Job.name == name).with_for_update(key_share=True)
     made = (
         insert(Job).values(name=name, created_at=tx.now).on_conflict_do_nothing().returning(Job.id)
     )
     for _ in range(TRIES):
-        job_id = tx.session.execute(found).scalar()
-        if job_id is not None:
-            return job_id
+        there = tx.session.execute(found).one_or_none()
+        if there is not None:
+            tx.is_at(there[1])
+            return there[0]
         check_new_job_name(name)
         job_id = tx.session.execute(made).scalar()
         if job_id is not None:
@@ -232,7 +239,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
         if known is not None:
             # A repeated body need not be decoded to be recognized.
             return known
-        check_room(tx, container.settings, container.project_id, (SESSIONS, BYTES, OPERATIONS))
+        check_room(tx, container.settings, container.project_id, SUMMED)
     decoded, not_read = _decoded(container.settings, body)
     staged = container.stage(pack(decoded.trace))
     try:
@@ -245,6 +252,7 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
                 sessions=1,
                 size=body.size,
                 operations=receipt.operations,
+                quotas=SUMMED,
             )
     except _AlreadyStoredError as twin:
         return twin.receipt
@@ -263,6 +271,11 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
 def _decoded(settings: Settings, body: Body) -> tuple[Decoded, tuple[NotRead, ...]]:
     """Return what a body holds, and of an archive the files that are not read."""
     limits = trace_limits(settings)
+    if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body.path):
+        # With the first one: a process that receives none this large needs no compiler.
+        from app.analysis.trace.ndjson import plain  # noqa: PLC0415 - see above
+
+        plain.warm_up()
     if archive_at(body.path) is None and other_archive(body.path) is None:
         decoded = decode(
             body.path,
@@ -291,6 +304,11 @@ def _decoded(settings: Settings, body: Body) -> tuple[Decoded, tuple[NotRead, ..
     return Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read
 
 
+def _may_be_lines(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ZSTD_MAGIC)).startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{"))
+
+
 def _content_sha256(body: Body) -> bytes:
     meta: dict[str, Any] | None = None if body.meta is None else metadata_document(body.meta)
     canonical = json.dumps(meta, sort_keys=True, separators=(",", ":"))
@@ -314,11 +332,13 @@ def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
 
 def next_number(tx: UnitOfWork, job_id: int) -> int:
     """Return the number of the next session of a job whose row is locked."""
-    return tx.session.execute(
-        select(func.coalesce(func.max(Session.number), 0) + 1).where(
-            Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
-        )
-    ).scalar_one()
+    return tx.session.execute(_next_number(job_id)).scalar_one()
+
+
+def _next_number(job_id: int) -> Select[int]:
+    return select(func.coalesce(func.max(Session.number), 0) + 1).where(
+        Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
+    )
 
 
 def _store(  # noqa: PLR0913 - one request
@@ -338,10 +358,12 @@ def _store(  # noqa: PLR0913 - one request
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
-    twin = _find(tx, job, content)
-    if twin is not None:
+    twins = select(func.count()).where(Session.job_id == job_id, Session.content_sha256 == content)
+    number, known = tx.session.execute(
+        select(_next_number(job_id).scalar_subquery(), twins.scalar_subquery())
+    ).one()
+    if known and (twin := _find(tx, job, content)) is not None:
         raise _AlreadyStoredError(twin)
-    number = next_number(tx, job_id)
     session = Session(
         id=uuid.uuid4(),
         job_id=job_id,

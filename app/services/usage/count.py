@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Session
-from app.services.usage.quotas import STORED, exceeded, hour_of, use_of
+from app.services.usage.quotas import STORED, SUMMED, exceeded, hour_of, summed_use, use_of
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -32,7 +32,7 @@ def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quo
     QuotaExceededError
         If nothing is left of one of them.
     """
-    use = use_of(tx, project_id, made=())
+    use = use_of(tx, project_id, made=(), opened=not set(quotas) <= set(SUMMED))
     for quota in quotas:
         limit = quota.limit(settings)
         if limit is not None and quota.used(use) >= limit:
@@ -47,6 +47,7 @@ def count(  # noqa: PLR0913 - one of each
     sessions: int,
     size: int,
     operations: int,
+    quotas: tuple[Quota, ...] = STORED,
 ) -> None:
     """Add to what a project has used; call it last in the transaction that stores.
 
@@ -54,6 +55,8 @@ def count(  # noqa: PLR0913 - one of each
     ----------
     size : int
         Bytes as they were sent.
+    quotas : tuple of Quota
+        What the transaction adds to; what is open is counted only where they name it.
 
     Raises
     ------
@@ -65,7 +68,7 @@ def count(  # noqa: PLR0913 - one of each
         project_id=project_id, hour=hour, hour_sessions=sessions, bytes=size, operations=operations
     )
     # Waits for others of the project: what they stored is seen by what follows.
-    tx.session.execute(
+    summed = tx.session.execute(
         added.on_conflict_do_update(
             index_elements=[ProjectUsage.project_id],
             set_={
@@ -75,9 +78,24 @@ def count(  # noqa: PLR0913 - one of each
                 "bytes": ProjectUsage.bytes + added.excluded.bytes,
                 "operations": ProjectUsage.operations + added.excluded.operations,
             },
+        ).returning(
+            ProjectUsage.hour,
+            ProjectUsage.hour_sessions,
+            ProjectUsage.bytes,
+            ProjectUsage.operations,
         )
-    )
-    _refuse_above(settings, use_of(tx, project_id, made=()), STORED)
+    ).one()
+    if set(quotas) <= set(SUMMED):
+        use = summed_use(
+            tx.now,
+            hour=summed.hour,
+            hour_sessions=summed.hour_sessions,
+            size=summed.bytes,
+            operations=summed.operations,
+        )
+    else:
+        use = use_of(tx, project_id, made=())
+    _refuse_above(settings, use, quotas)
 
 
 def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
@@ -94,7 +112,7 @@ def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota
         return
     tx.session.flush()
     _wait_for_others(tx, project_id)
-    _refuse_above(settings, use_of(tx, project_id, (quota,)), (quota,))
+    _refuse_above(settings, use_of(tx, project_id, (quota,), opened=False), (quota,))
 
 
 def recount(tx: UnitOfWork, project_id: int) -> None:

@@ -48,12 +48,12 @@ class Use:
     """Of all its sessions that are there; bytes as they were sent."""
     operations: int
     """Of all its sessions that are there; bytes as they were sent."""
-    open_sessions: int
-    """That take chunks."""
-    producers: int
-    """Of the open sessions."""
     hour_left_s: float
     """Until `sessions_this_hour` is 0 again."""
+    open_sessions: int = 0
+    """That take chunks, where they were asked for."""
+    producers: int = 0
+    """Of the open sessions, where they were asked for."""
     jobs: int = 0
     """That are there, where they were asked for."""
     attempts: int = 0
@@ -131,9 +131,10 @@ TENSOR_GROUPS: Final = Quota(
     lambda _: STORED_RETRY_S,
 )
 
-# What every session and chunk counts against, and what only few requests make anew: these are
-# counted where they do.
-STORED: Final = (SESSIONS, BYTES, OPERATIONS, OPEN_SESSIONS, PRODUCERS)
+# What is summed up in `ProjectUsage` as it is stored; what is open, which is counted when it is
+# asked for; and what only few requests make anew: these are counted where they do.
+SUMMED: Final = (SESSIONS, BYTES, OPERATIONS)
+STORED: Final = (*SUMMED, OPEN_SESSIONS, PRODUCERS)
 MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS)
 # A line there, a setting and a problem code: page, metrics and refusals follow.
 QUOTAS: Final = STORED + MADE
@@ -146,48 +147,71 @@ _MADE_IN: Final[dict[str, type[OfProject]]] = {
 }
 
 
-def use_of(tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE) -> Use:
+def use_of(
+    tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE, *, opened: bool = True
+) -> Use:
     """Return what a project has used.
 
     Parameters
     ----------
     made : tuple of Quota
         Of `MADE`, those that are counted; the others stay 0.
+    opened : bool
+        Whether what is open is counted; else it stays 0.
     """
     # One statement: who stores a chunk waits for it, and others wait for who stores.
-    open_sessions = (
-        select(func.count()).select_from(Session).where(Session.state == SessionState.OPEN)
-    ).scalar_subquery()
-    producers = (
-        select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
-    ).scalar_subquery()
-    made_now = [
-        select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery() for quota in made
-    ]
+    counts: dict[str, ColumnElement[int]] = {
+        quota.name: select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery()
+        for quota in made
+    }
+    if opened:
+        counts[OPEN_SESSIONS.name] = (
+            select(func.count()).select_from(Session).where(Session.state == SessionState.OPEN)
+        ).scalar_subquery()
+        counts[PRODUCERS.name] = (
+            select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
+        ).scalar_subquery()
     requested = select(literal(project_id).label("id")).subquery()
-    row = tx.session.execute(
+    hour, hour_sessions, size, operations, now, *counted = tx.session.execute(
         select(
             ProjectUsage.hour,
             ProjectUsage.hour_sessions,
             func.coalesce(ProjectUsage.bytes, 0),
             func.coalesce(ProjectUsage.operations, 0),
-            open_sessions,
-            producers,
-            *made_now,
+            func.now(),
+            *counts.values(),
         )
         .select_from(requested)
         .outerjoin(ProjectUsage, ProjectUsage.project_id == requested.c.id)
     ).one()
-    counted, hour_sessions, size, operations, open_now, producers_now, *counts = row
-    hour = hour_of(tx.now)
+    tx.is_at(now)
+    return summed_use(
+        tx.now,
+        hour=hour,
+        hour_sessions=hour_sessions,
+        size=size,
+        operations=operations,
+        **dict(zip(counts, counted, strict=True)),
+    )
+
+
+def summed_use(
+    now: datetime,
+    *,
+    hour: datetime | None,
+    hour_sessions: int,
+    size: int,
+    operations: int,
+    **counts: int,
+) -> Use:
+    """Return the use that a row of `ProjectUsage` says, and what else was counted."""
+    this_hour = hour_of(now)
     return Use(
-        **{quota.name: count for quota, count in zip(made, counts, strict=True)},
-        sessions_this_hour=hour_sessions if counted == hour else 0,
+        sessions_this_hour=hour_sessions if hour == this_hour else 0,
         bytes=size,
         operations=operations,
-        open_sessions=open_now,
-        producers=producers_now,
-        hour_left_s=(hour + HOUR - tx.now).total_seconds(),
+        hour_left_s=(this_hour + HOUR - now).total_seconds(),
+        **counts,
     )
 
 
