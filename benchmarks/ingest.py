@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz
 from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import Sizes
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
 from benchmarks.pairs import Pairs, time_pairs
@@ -47,7 +48,7 @@ class IngestFigures:
             f"session {self.body_bytes / _MB / ours_s:.1f} MB/s "
             f"({self.operations / ours_s / 1e6:.2f} M operations/s), "
             f"unseen {self.body_bytes / _MB / raw_s:.1f} MB/s, "
-            f"time ratio {self.times.ratio:.1f} (quartiles {low:.1f} to {high:.1f})"
+            f"{100 / self.times.ratio:.0f} % of it (quartiles {100 / high:.0f} to {100 / low:.0f})"
         )
 
 
@@ -55,30 +56,30 @@ def measure_ingest(traces: Sequence[BenchTrace]) -> Iterator[str]:
     """Yield a line for each body that is measured."""
     with _server() as address, contextlib.closing(_Sender(address)) as sender:
         for trace in traces:
-            sizes = trace.meta.sizes
-            query = {
-                "world": sizes.world,
-                "dp": sizes.dp,
-                "pp": sizes.pp,
-                "tp": sizes.tp,
-                "cp": sizes.cp,
-            }
             body = trace.path.read_bytes()
-            times = _measure(sender, body, "application/vnd.apache.parquet", query)
+            times = _measure(sender, body, "application/vnd.apache.parquet", trace.meta.sizes)
             figures = IngestFigures(f"{trace.name}, Parquet", len(body), trace.operations, times)
             yield figures.line()
         text = traces[0]
         body = to_ndjson_gz(decode(text.path, text.meta, limits=Limits()).trace)
-        times = _measure(sender, body, "application/x-ndjson", {})
+        times = _measure(sender, body, "application/x-ndjson", text.meta.sizes)
         yield IngestFigures(f"{text.name}, NDJSON gzip", len(body), text.operations, times).line()
 
 
-def _measure(sender: _Sender, body: bytes, content_type: str, query: dict[str, int]) -> Pairs:
+def _measure(sender: _Sender, body: bytes, content_type: str, sizes: Sizes) -> Pairs:
+    shape = {
+        "world": sizes.world,
+        "dp": sizes.dp,
+        "pp": sizes.pp,
+        "tp": sizes.tp,
+        "cp": sizes.cp,
+    }
+
     def session(_: int) -> None:
-        # A job of its own each time: the same body again would be recognized, not received.
+        # A run of its own each time: the same session again would be recognized, not received.
         sender.number += 1
-        path = f"/api/v1/jobs/bench-{sender.number}/sessions?{urlencode(query)}"
-        sender.post(path, body, content_type)
+        query = urlencode(shape | {"run_id": f"run-{sender.number}"})
+        sender.post(f"/api/v1/jobs/bench/sessions?{query}", body, content_type)
 
     def raw(_: int) -> None:
         sender.post(_RAW_PATH, body, "application/octet-stream")
