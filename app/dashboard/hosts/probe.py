@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from app.dashboard.ui import html
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from app.services.probes.read import ProbeView
     from app.services.probes.verdict import JudgedDevice
 
+# Of a host, and, in a word, of a device.
 _STATES: Final = {
     ProbeOutcome.CONFIRMED: StateLabel("slow", "Confirmed by probe", 1),
     ProbeOutcome.CLEARED: StateLabel("ok", "Cleared by probe", 5),
     ProbeOutcome.UNCLEAR: StateLabel("pending", "Unclear by probe", 3),
     ProbeOutcome.NO_PEERS: StateLabel("pending", "Probed", 4, quiet=True),
+}
+_IN_A_WORD: Final = {
+    outcome: replace(state, word=outcome.value.capitalize()) for outcome, state in _STATES.items()
 }
 _HEADINGS: Final = {
     Measure.MATMUL: "Products",
@@ -89,7 +93,7 @@ def _columns(view: ProbeView) -> tuple[Shown[JudgedDevice], ...]:
     return (
         Shown("GPU", lambda one: one.index, title=lambda one: one.gpu or one.model),
         *(_column(measure) for measure in measured),
-        Shown("Says", lambda one: html.state(_STATES[one.outcome]), of_cells="nowrap"),
+        Shown("Says", lambda one: html.state(_IN_A_WORD[one.outcome]), of_cells="nowrap"),
     )
 
 
@@ -100,13 +104,15 @@ def _column(measure: Measure) -> Shown[JudgedDevice]:
         figure = device.measures.get(measure)
         if figure is None:
             return "failed" if device.fault else ""
-        ratio = "" if figure.ratio is None else percent(figure.ratio, 0)
-        return html.join([f"{figure.value:,.4g}", html.note(ratio)])
+        value = f"{figure.value:,.4g}"
+        if figure.ratio is None:
+            return value
+        ratio = html.element("span", percent(figure.ratio, 0), class_="note by")
+        return html.join([value, ratio])
 
-    optional = measure not in (Measure.MATMUL, Measure.MEMORY_COPY)
     return Shown(
         _HEADINGS[measure],
         cell,
-        classes="num opt" if optional else "num",
+        classes="num" if measure is Measure.MATMUL else "num opt",
         hint=f"{what[:1].upper()}{what[1:]}, {unit}",
     )
