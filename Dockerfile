@@ -7,10 +7,10 @@
 FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
-COPY requirements/build.txt requirements/docs.txt requirements/s3.txt requirements/
+COPY requirements/build.txt requirements/docs.txt requirements/image.txt requirements/
 RUN pip install --require-hashes --no-deps -r requirements/build.txt -r requirements/docs.txt \
     && python -m venv /opt/paceline \
-    && /opt/paceline/bin/pip install --require-hashes --no-deps -r requirements/s3.txt
+    && /opt/paceline/bin/pip install --require-hashes --no-deps -r requirements/image.txt
 COPY . .
 RUN mkdocs build --quiet \
     && pip wheel --no-deps --no-build-isolation --wheel-dir dist ./client . \

@@ -312,15 +312,15 @@ lock: install-dev ## Write the lock files from pyproject.toml, keeping versions 
 	compile pyproject.toml --extra server --extra embedded --output-file requirements/runtime.txt && \
 	compile pyproject.toml --extra server --constraints requirements/runtime.txt \
 		--output-file requirements/server.txt && \
-	compile pyproject.toml --extra server --extra s3 --constraints requirements/runtime.txt \
-		--output-file requirements/s3.txt && \
+	compile pyproject.toml --extra server --extra mcp --extra otel --extra s3 \
+		--constraints requirements/runtime.txt --output-file requirements/image.txt && \
 	compile requirements/build.in --constraints requirements/runtime.txt \
 		--output-file requirements/build.txt && \
 	compile --group docs --constraints requirements/runtime.txt \
 		--output-file requirements/docs.txt && \
-	compile pyproject.toml --extra server --extra embedded --extra apprise --extra mcp --extra s3 --group dev \
+	compile pyproject.toml --extra server --extra embedded --extra apprise --extra mcp --extra otel --extra s3 --group dev \
 		--constraints requirements/runtime.txt --constraints requirements/build.txt \
-		--constraints requirements/docs.txt --constraints requirements/s3.txt \
+		--constraints requirements/docs.txt --constraints requirements/image.txt \
 		--output-file requirements/dev.txt
 
 upgrade: ## Write the lock files with the newest versions that fit

@@ -23,6 +23,8 @@ from app.api.frame.methods import Methods
 from app.api.hangs import routes as hangs
 from app.api.hosts import probes
 from app.api.hosts import routes as hosts
+from app.api.otlp.metrics import ExportCounts, sending_metrics
+from app.api.otlp.requests import RequestSpans
 from app.api.pulse import reading as pulse_reading
 from app.api.pulse import routes as pulse
 from app.api.retention import routes as retention
@@ -79,11 +81,15 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     live = LiveStates(container)
     counted = metrics.Exposition(container, place)
     counted.event_streams.set_function(lambda: live.streams)
+    counted.registry.register(ExportCounts())
+    # Those of all processes, where there are several.
+    sends_metrics = place is None or place.number == 0
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with live.running(), writing_refusals(container):
-            yield
+        with sending_metrics(counted.told) if sends_metrics else contextlib.nullcontext():
+            async with live.running(), writing_refusals(container):
+                yield
 
     app = FastAPI(
         title="Paceline",
@@ -161,6 +167,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(SecurityHeaders, headers=security_headers(settings))
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
+    app.add_middleware(RequestSpans)
     return app
 
 

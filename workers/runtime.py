@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from app.bootstrap import Container, build
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
+from app.system.telemetry import export as telemetry
 
 if TYPE_CHECKING:
     import uuid
@@ -38,6 +39,7 @@ class Runtime:
         """Build the container and the leases, once."""
         with self._building:
             if self._container is None or self._keeper is None:
+                telemetry.start(f"worker {self._queue}")
                 self._container = build(
                     self._settings, application_name=f"paceline worker {self._queue}"
                 )
@@ -55,3 +57,4 @@ class Runtime:
         if self._keeper is not None and self._container is not None:
             self._keeper.stop()
             self._container.close()
+            telemetry.stop()

@@ -23,6 +23,7 @@ import httpcore
 
 from app.alerts.addresses import AddressGuard
 from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
+from app.system.telemetry.spans import TRACEPARENT, Role, current, span
 
 # No service needs more to say how it went.
 MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -37,6 +38,7 @@ SCHEMES: Final = ("http", "https")
 GONE: Final = 410
 TOO_MANY_REQUESTS: Final = 429
 REQUEST_TIMEOUT: Final = 408
+BAD_REQUEST: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,21 @@ class Outbound:
             If there is no answer.
         """
         check_url(url)
+        # Not the address: where it leads may be all that keeps others from sending there.
+        host = urlsplit(url).hostname or ""
+        with span(method, Role.CLIENT, http__request__method=method, server__address=host) as made:
+            response = self._request(method, url, body, headers)
+            made.set(http__response__status_code=response.status)
+            if response.status >= BAD_REQUEST:
+                made.fail(str(response.status))
+            return response
+
+    def _request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
         all_headers = [("User-Agent", USER_AGENT), *headers.items()]
+        if (sending := current()) is not None:
+            all_headers.append((TRACEPARENT, sending))
         try:
             with self._pool.stream(method, url, headers=all_headers, content=body) as response:
                 return Response(

@@ -13,12 +13,14 @@ from sqlalchemy.dialects.postgresql import insert
 from app.db.models.tasks import TaskRun
 from app.db.scope import ScopedSession
 from app.db.states import TaskState
+from app.system.telemetry.spans import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
     from types import TracebackType
 
+    from sqlalchemy import ScalarSelect
     from sqlalchemy.orm import Session
 
     from app.db.objects.store import Objects
@@ -152,7 +154,14 @@ class UnitOfWork(Reads):
         for run_id, task_kind in self._to_publish.items():
             self._publish(run_id, task_kind)
 
-    def enqueue(self, kind: str, subject_id: uuid.UUID, project_id: int | None = None) -> uuid.UUID:
+    def enqueue(
+        self,
+        kind: str,
+        subject_id: uuid.UUID,
+        project_id: int | None = None,
+        *,
+        caused_by: str | ScalarSelect[str | None] | None = None,
+    ) -> uuid.UUID:
         """Record that there is work to do, in this transaction, and publish it after the commit.
 
         Parameters
@@ -161,6 +170,8 @@ class UnitOfWork(Reads):
             What is to be done: a name of `app.db.models.tasks.TASK_KINDS`.
         project_id : int, optional
             Where the transaction is of all projects: the subject's.
+        caused_by : str or scalar select, optional
+            The ``traceparent`` of the span that causes it; the one under way, without.
 
         Returns
         -------
@@ -177,6 +188,7 @@ class UnitOfWork(Reads):
                     subject_id=subject_id,
                     state=TaskState.QUEUED,
                     attempt=0,
+                    traceparent=current() if caused_by is None else caused_by,
                     **owner,
                 )
                 .on_conflict_do_nothing(

@@ -26,10 +26,12 @@ def main() -> int:
         from app.settings import Settings  # noqa: PLC0415
         from app.system.logs import configure_logging  # noqa: PLC0415
         from app.system.shared import Place  # noqa: PLC0415
+        from app.system.telemetry import export as telemetry  # noqa: PLC0415
         from app.web import create_app  # noqa: PLC0415
 
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)
+    telemetry.start("serve")
     stop = child.stop_on_signals()
     container = build(settings, application_name="paceline serve")
     place = Place(arguments.directory, arguments.number, arguments.of)
@@ -42,6 +44,7 @@ def main() -> int:
     finally:
         server.stop()
         container.close()
+        telemetry.stop()
     return 0
 
 

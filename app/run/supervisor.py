@@ -38,6 +38,7 @@ from app.system.open_files import allow_open_files
 from app.system.processes import SupervisedChild
 from app.system.scratch import Scratch
 from app.system.shared import Place
+from app.system.telemetry import export as telemetry
 from app.web import create_app
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def _serve(
     if postgres is not None:
         migrate.upgrade(postgres.url)
         workers = workers_of(settings, running, processes)
+    telemetry.start("serve")
+    running.callback(telemetry.stop)
     container = build(settings, application_name="paceline serve")
     running.callback(container.close)
     if postgres is not None:

@@ -28,6 +28,7 @@ from app.system import scratch
 from app.system.logs import configure_logging
 from app.system.open_files import allow_open_files
 from app.system.processes import SupervisedChild
+from app.system.telemetry import export as telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,6 +70,8 @@ def run_workers(settings: Settings, processes: int = 1) -> None:
     with refusals_in_the_log(settings), stop_signals() as stop, contextlib.ExitStack() as running:
         require_schema(settings)
         workers = workers_of(settings, running, processes)
+        telemetry.start("sweeper")
+        running.callback(telemetry.stop)
         container = build(settings, application_name="paceline sweeper")
         running.callback(container.close)
         start_sweeper(container, running)

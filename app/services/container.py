@@ -63,6 +63,7 @@ class Claim:
     subject_id: uuid.UUID
     attempt: int
     project_id: int
+    traceparent: str | None = None  # of the span that caused the task
 
 
 @dataclass(frozen=True, slots=True)

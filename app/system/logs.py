@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from app.system.telemetry.spans import with_ids
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -30,6 +32,7 @@ def configure_logging(*, json: bool, level: str) -> None:
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        with_ids,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -170,7 +170,7 @@ class RequestMetrics:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self.metrics.request_duration.labels(method, _route(scope)).observe(
+                self.metrics.request_duration.labels(method, route_of(scope)).observe(
                     time.perf_counter() - started
                 )
             await send(message)
@@ -179,7 +179,7 @@ class RequestMetrics:
             await self.app(scope, receive, observed_send)
         finally:
             # An exception that gets here is answered with 500 outside of this middleware.
-            self.metrics.requests.labels(method, _route(scope), status or 500).inc()
+            self.metrics.requests.labels(method, route_of(scope), status or 500).inc()
 
 
 class _DatabaseCollector(Collector):
@@ -321,6 +321,6 @@ def router(metrics: Exposition) -> APIRouter:
     return routes
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """Return the template of the route that took the request, so that a label has few values."""
     return getattr(scope.get("route"), "path", "unmatched")

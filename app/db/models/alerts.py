@@ -96,6 +96,8 @@ class AlertGroup(OfProject, Base):
     flushed_at: Mapped[datetime | None]
     # When time alone may change an incident: a silence ends, a job has been silent for too long.
     look_at: Mapped[datetime | None]
+    # The span that brought the latest news, as the header `traceparent` writes it; null without.
+    traceparent: Mapped[str | None]
 
 
 class AlertIncident(OfProject, Base):

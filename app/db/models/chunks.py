@@ -56,6 +56,8 @@ class Intake(OfProject, Base):
     refused_bytes: Mapped[int] = mapped_column(BigInteger)
     sealed_at: Mapped[datetime | None]
     sealed_by: Mapped[SealedBy | None] = mapped_column(Text)
+    # the span that began the session, as the header `traceparent` writes it; null without tracing
+    traceparent: Mapped[str | None]
     # what was dropped when the chunks were merged, as reports show it; null until then
     merged: Mapped[Chunks | None] = mapped_column(CHUNKS)
 

@@ -72,3 +72,5 @@ class TaskRun(OfProject, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     published_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    # The span that caused it, as the header `traceparent` writes it; null without tracing.
+    traceparent: Mapped[str | None]

@@ -36,6 +36,7 @@ from app.db.models.alerts import (
 from app.db.models.sessions import Job, Session
 from app.services.alerts.facts import latest_hang, read_facts, sessions_with_facts
 from app.services.alerts.notices import notices_of_job
+from app.system.telemetry.spans import current
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -227,6 +228,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
     )
     if change.tells:
         group.flush_at = next_flush(intervals, tx.now, group.flushed_at, group.flush_at)
+        group.traceparent = current()
 
 
 def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:

@@ -34,6 +34,7 @@ from app.services.sessions.chunks.merge import merge_session
 from app.services.sessions.transition import move_session
 from app.services.tasks.durations import count_duration
 from app.services.tasks.task_runs import finish
+from app.system.telemetry.spans import span
 
 if TYPE_CHECKING:
     import uuid
@@ -77,9 +78,11 @@ def analyze_session(container: Container, claim: Claim) -> None:
     """
     begun_s = time.monotonic()
     try:
-        merge_session(container, claim.subject_id)
-        loaded = _load(container, claim.subject_id)
-        analysis = analyze(loaded.trace, earlier=loaded.earlier)
+        with span("read trace"):
+            merge_session(container, claim.subject_id)
+            loaded = _load(container, claim.subject_id)
+        with span("analyze"):
+            analysis = analyze(loaded.trace, earlier=loaded.earlier)
     except UnanalyzableError as error:
         _discard(container, claim, error)
     else:
@@ -162,7 +165,7 @@ def _store(
     )
     fidelity = report.fidelity
     staged = stage_report(container.stage, report, analysis.heatmaps)
-    with container.uow() as tx:
+    with span("store report"), container.uow() as tx:
         finish(tx, claim)
         replace_report(tx, claim.subject_id, staged, verdict_of(report, loaded.metadata))
         move_session(

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from app.errors import LostClaimError, MemoryLimitError, ObjectStoreError, PacelineError
 from app.services.container import Claim, TaskError
 from app.services.tasks.task_runs import claim, fail, interrupt, retry
+from app.system.telemetry.spans import Role, span
 
 if TYPE_CHECKING:
     import uuid
@@ -54,8 +55,17 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
     if taken is None:
         _log.debug("nothing to claim", run=str(run_id))
         return False
-    with structlog.contextvars.bound_contextvars(
-        run=str(run_id), kind=taken.kind, subject=str(taken.subject_id), attempt=taken.attempt
+    with (
+        span(
+            f"task {taken.kind}",
+            Role.CONSUMER,
+            taken.traceparent,
+            paceline__subject=str(taken.subject_id),
+            paceline__attempt=taken.attempt,
+        ) as made,
+        structlog.contextvars.bound_contextvars(
+            run=str(run_id), kind=taken.kind, subject=str(taken.subject_id), attempt=taken.attempt
+        ),
     ):
         _log.info("task started")
         try:
@@ -65,6 +75,7 @@ def execute(container: Container, keeper: LeaseKeeper, run_id: uuid.UUID) -> boo
             _log.warning("claim lost, nothing stored", error=error.message)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is belongs into the row
+            made.fail(type(error).__name__)
             return _settle(container, keeper, taken, _time_limit_behind(error) or error)
         _log.info("task done")
         return True

@@ -76,11 +76,14 @@ def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
                 claim_token=token,
                 lease_until=_lease_end(container, tx),
             )
-            .returning(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt, TaskRun.project_id)
+            .returning(
+                *(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt, TaskRun.project_id),
+                TaskRun.traceparent,
+            )
         ).one_or_none()
         if row is None:
             return None
-        taken = Claim(run_id, token, row.kind, row.subject_id, row.attempt, row.project_id)
+        taken = Claim(run_id, token, *row)
         _follow(container, tx, taken, TaskState.RUNNING, None)
     return taken
 

@@ -25,6 +25,8 @@ from app.services.alerts.routing import audience, group_now, with_heard_of
 from app.services.alerts.store import lock_group, timing
 
 if TYPE_CHECKING:
+    from sqlalchemy import ScalarSelect
+
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
 
@@ -174,8 +176,18 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             carrier = bundle(tx, riding)
             ids = [id_ for id_ in ids if id_ in tried or id_ == carrier]
         for delivery_id in ids:
-            tx.enqueue(DELIVER_ALERT, delivery_id)
+            tx.enqueue(DELIVER_ALERT, delivery_id, caused_by=_cause(delivery_id))
     return len(ids)
+
+
+def _cause(delivery_id: uuid.UUID) -> ScalarSelect[str | None]:
+    """Return the span that brought the news of a delivery."""
+    return (
+        select(AlertGroup.traceparent)
+        .join(AlertDelivery, AlertDelivery.group_id == AlertGroup.id)
+        .where(AlertDelivery.id == delivery_id)
+        .scalar_subquery()
+    )
 
 
 def pause_after(failures: int) -> timedelta:

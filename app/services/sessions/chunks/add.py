@@ -25,6 +25,7 @@ from app.errors import BodyTooLargeError, ConflictError, InvalidFolderError
 from app.services.sessions.chunks.seal import PAUSE_KEY, no_chunks
 from app.services.sessions.receive import make_job, next_number
 from app.services.usage.count import count
+from app.system.telemetry.spans import current
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,6 +217,7 @@ def create(container: Container, tx: UnitOfWork, path: ChunkPath, decoded: Decod
             pause_s=0.0 if path.folder is None else FOLDER_SILENCE_S,
             refused_chunks=0,
             refused_bytes=0,
+            traceparent=current(),
         )
     )
     tx.session.flush()

@@ -103,18 +103,19 @@ def seal(tx: UnitOfWork, session_id: uuid.UUID, by: SealedBy) -> bool:
     The lock waits for a chunk that is being added or appended to the inbox, and decides between
     two that seal: the analysis finds all that was acknowledged.
     """
-    project_id = tx.session.execute(
-        select(Intake.project_id)
+    row = tx.session.execute(
+        select(Intake.project_id, Intake.traceparent)
         .where(Intake.session_id == session_id, Intake.sealed_at.is_(None))
         .with_for_update()
-    ).scalar()
-    if project_id is None:
+    ).one_or_none()
+    if row is None:
         return False
     tx.session.execute(
         update(Intake).where(Intake.session_id == session_id).values(sealed_at=tx.now, sealed_by=by)
     )
     move_session(tx, session_id, state=SessionState.QUEUED)
-    tx.enqueue(ANALYZE_SESSION, session_id, project_id)
+    # However it came to its end, the trace is that of its beginning.
+    tx.enqueue(ANALYZE_SESSION, session_id, row.project_id, caused_by=row.traceparent)
     return True
 
 
