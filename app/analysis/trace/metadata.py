@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_STEP, MAX_WORLD
+from app.analysis.trace.links import parse_links
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.analysis.trace.ranks.values import (
     mapping_of,
@@ -56,7 +57,7 @@ MAX_DEPTH: Final = 16
 
 _KNOWN_KEYS: Final = frozenset(
     {key for keys in SIZE_KEYS.values() for key in keys}
-    | {"trial_name", "run_id", "hosts", "gpus", "labels", "odd_steps"}
+    | {"trial_name", "run_id", "hosts", "gpus", "labels", "links", "odd_steps"}
     | KEYS
 )
 
@@ -114,6 +115,7 @@ def parse_metadata(document: Mapping[Any, Any]) -> SessionMeta:
         gpus=names_by_rank(document, "gpus", sizes.world),
         whereabouts=whereabouts,
         labels=_labels(document),
+        links=parse_links(document),
         odd_steps=_odd_steps(document),
         extra={
             str(key): _jsonable(value, str(key))
@@ -143,6 +145,7 @@ def metadata_document(meta: SessionMeta) -> dict[str, Any]:
         "hosts": {str(rank): name for rank, name in sorted(meta.hosts.items())},
         "gpus": {str(rank): name for rank, name in sorted(meta.gpus.items())},
         "labels": dict(meta.labels),
+        "links": dict(meta.links),
         "odd_steps": {str(step): reason for step, reason in sorted(meta.odd_steps.items())},
         **meta.whereabouts.document(),
     }

@@ -121,6 +121,7 @@ class SessionMeta:
     gpus: Mapping[int, str] = field(default_factory=dict)
     whereabouts: Whereabouts = NOWHERE
     labels: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)  # addresses by what they are called
     # Steps that are known to be unlike the others, such as a first one, and why: no verdict counts
     # them.
     odd_steps: Mapping[int, str] = field(default_factory=dict)

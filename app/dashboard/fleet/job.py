@@ -53,6 +53,8 @@ class JobPage:
     heading: str
     state: StateLabel
     sizes: str
+    # addresses by what they are called
+    links: Mapping[str, str]
     since: str
     counted: str
     incidents: Sequence[Actions]
@@ -106,6 +108,7 @@ def job_page(  # noqa: PLR0913 - everything that is on it
         heading=job_heading(shown),
         state=FINISHED_STATE if job.finished else row.state,
         sizes=f"{row.sizes} · {plural(row.gpus, 'GPU')}",
+        links=found.links,
         since="" if onset is None else since_when(onset, fleet.now),
         counted=f"{plural(found.page.total, 'session')}{'' if about.name == ALL else _in(about)}",
         incidents=incidents,

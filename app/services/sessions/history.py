@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import and_, func, or_, select
 
+from app.analysis.trace.links import KEY as LINKS
+from app.analysis.trace.links import sound_links
 from app.db.json_rows import as_json
 from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 from app.lists.listing import read, read_page
@@ -17,7 +19,7 @@ from app.services.sessions.fleet import FLEET_SESSIONS
 from app.services.sessions.read import SESSIONS, SessionRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from app.db.unit_of_work import Reads
@@ -41,6 +43,8 @@ class JobHistory:
     # the newest session with a verdict that is not slow, of any time
     last_good: uuid.UUID | None = None
     onset: Onset | None = None  # since when it has been slow by the end of that time
+    # of the latest session, of any time: addresses by what they are called
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,15 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
         .correlate(None)
     )
     onset = first_slow(job, tx.now if until is None else until, slow).correlate(None)
-    total, verdicts, slow_ones, worst, good, since_when = tx.session.execute(
+    links = (
+        select(Session.meta[LINKS])
+        .join(Job)
+        .where(Job.name == job)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(1)
+        .correlate(None)
+    )
+    total, verdicts, slow_ones, worst, good, since_when, said = tx.session.execute(
         select(
             func.count(),
             func.count(SLOWDOWN),
@@ -92,6 +104,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
             func.max(SLOWDOWN),
             last_good.scalar_subquery(),
             as_json(onset),
+            links.scalar_subquery(),
         )
         .select_from(Session)
         .join(Job)
@@ -100,7 +113,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     ).one()
     page = read_page(tx, SESSIONS, request, *here, total=total)
     [began] = _ONSETS.validate_python(since_when or (None,))
-    return JobHistory(page, verdicts, slow_ones, worst, good, began)
+    return JobHistory(page, verdicts, slow_ones, worst, good, began, sound_links(said))
 
 
 def around(tx: Reads, row: SessionRow) -> Around:

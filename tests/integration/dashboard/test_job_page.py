@@ -242,3 +242,23 @@ def test_what_a_deployment_did_is_one_click_away(
     assert link.attributes["href"] == f"/compare?a={ids[1]}&b={ids[2]}"
     assert found["before all"] == [], "nothing was measured before it"
     assert found["image 8"] == [], "nothing is measured since"
+
+
+def test_links_of_the_latest_session_lead_from_the_page(
+    container: Container, client: httpx.Client
+) -> None:
+    ids = sessions(container, [1.2, 1.3])
+    said = {
+        "<b>W&B</b>": "https://wandb.ai/run?a=1&b=2",
+        # As a version before may have stored it.
+        "script": "javascript:alert(1)",
+    }
+    with container.uow() as tx:
+        tx.session.get_one(Session, ids[0]).meta = {"links": {"old": "https://old.example"}}
+        tx.session.get_one(Session, ids[1]).meta = {"links": said}
+    page = client.get("/jobs/llm").text
+    link = parse(page).one("a", href="https://wandb.ai/run?a=1&b=2")
+    assert link.text == "<b>W&B</b>"
+    assert "noopener" in str(link.attributes["rel"])
+    assert "javascript:" not in page
+    assert "old.example" not in page

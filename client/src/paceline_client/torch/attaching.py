@@ -72,6 +72,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     relay: Literal["rank", "node"] | None = None,
     layers: Sequence[int] | None = None,
     labels: Mapping[str, str] | None = None,
+    links: Mapping[str, str] | None = None,
     spool: Path | str | None = None,
     buffer_operations: int = 400_000,
     retry: RetryPolicy | None = None,
@@ -132,6 +133,9 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     labels : mapping, optional
         Such as team, model and importance; they stand before those that a scheduler gives: owner,
         account and partition of Slurm, the namespace of Kubernetes.
+    links : mapping, optional
+        Where else the job can be looked at, as its run at W&B or its logs: addresses of the web by
+        what they are called. The job's page has them.
     spool : path, optional
         Folder for shares that cannot be sent now; by default ``PACELINE_SPOOL``, else a temporary
         folder.
@@ -176,6 +180,7 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
             wanted,
             left_out,
             labels,
+            links,
             tap.timeline.name,
             # Megatron-Core's own collectives are recorded while they go on.
             only_waits=megatron_config is None,
@@ -267,6 +272,7 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
     level: Level,
     left_out: list[str],
     labels: Mapping[str, str] | None,
+    links: Mapping[str, str] | None,
     clock: str,
     *,
     only_waits: bool,
@@ -288,6 +294,8 @@ def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
         meta["ep"] = layout.ep
     if said := {**labels_of(), **(labels or {})}:
         meta["labels"] = said
+    if links:
+        meta["links"] = dict(links)
     if left_out:
         meta["hooks_left_out"] = {str(rank): left_out}
     return meta
