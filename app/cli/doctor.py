@@ -23,6 +23,7 @@ from app.errors import StartupError
 from app.services.ingest.guesses import guessing_jobs
 from app.services.installation.readiness import Part, ReadinessProbe
 from app.services.installation.store import NAME, placed, store_part
+from app.services.installation.surroundings import surroundings
 from app.settings import Settings
 from app.settings.showing import shown
 
@@ -81,6 +82,7 @@ def _parts(settings: Settings) -> Iterator[Part]:
     with opened(without_store, "doctor", migrated=False) as container:
         parts = ReadinessProbe(container).now(BUDGET_S)
         yield from parts
+        yield from surroundings(settings, container.engine)
         migrated = all(part.ready for part in parts if part.name in SCHEMA)
         if migrated:
             yield _nodes(container)
