@@ -118,6 +118,29 @@ def test_a_training_that_ends_does_not_wait_for_a_server() -> None:
     assert time.monotonic() - since_s < 60
 
 
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = of_real_jobs("wandb")
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    run = wandb.init(project="llm", mode="offline", dir=str(tmp_path), settings={"silent": True})
+    reporter = REPORTERS["wandb"](None)
+    run.log({"loss": 3.0})
+    reporter.write(STANDING)
+    run.log({"loss": 2.0})
+    reporter.close()
+    # As its service has them.
+    assert {name: run.summary[name] for name in NUMBERS} == NUMBERS
+    assert (run.summary["paceline/session"], run.summary["paceline/incident"]) == (101, "firing")
+    # The training's own steps are 0 and 1, as without a reporter.
+    assert (run.summary["_step"], run.summary["loss"]) == (1, 2.0)
+    run.finish()
+    [path] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    # Its service may write after the run has ended.
+    wait_for(
+        lambda: all(name.encode() in path.read_bytes() for name in NUMBERS), "the run's own file"
+    )
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own use of SQLAlchemy
 def test_mlflow_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
