@@ -44,7 +44,7 @@ def client(acting: Acting) -> Iterator[httpx.Client]:
 
 
 def told_by_mcp(client: httpx.Client, incident: str) -> str:
-    """Return what an assistant is told of an incident."""
+    """Return what an assistant is told about an incident."""
     url = str(client.base_url).rstrip("/")
 
     async def run() -> str:
