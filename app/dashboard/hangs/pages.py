@@ -15,6 +15,7 @@ from app.dashboard.hangs.view import hang_page
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.alerts.views import open_by_job
+from app.services.hangs.places import guessed_hosts
 from app.services.hangs.read import get_hang
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
             except (ValueError, NotFoundError):
                 return pages.not_found(f"hang {hang}", nav)
             incidents = open_by_job(tx, row.job).get(row.job, [])
-        page = hang_page(row, document, [actions(one, row.now) for one in incidents])
+            guessed = guessed_hosts(tx, row.job)
+        shown = [actions(one, row.now) for one in incidents]
+        page = hang_page(row, document, shown, guessed)
         text = hang_text(row, document)
         return pages.render("hangs/page.html", nav, page=page, now=page.now, text=text)
 

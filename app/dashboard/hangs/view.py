@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -107,8 +107,13 @@ class HangPage:
     incidents: Sequence[Actions]
 
 
-def hang_page(row: HangRow, document: HangDocument, incidents: Sequence[Actions]) -> HangPage:
-    """Return the page of a hang."""
+def hang_page(
+    row: HangRow,
+    document: HangDocument,
+    incidents: Sequence[Actions],
+    guessed: Collection[str],
+) -> HangPage:
+    """Return the page of a hang; `guessed` are hosts whose names may be those of containers."""
     hang = document.verdict
     groups = _groups(document, row.now)
     known = sum(line.known for line in document.ranks)
@@ -128,7 +133,7 @@ def hang_page(row: HangRow, document: HangDocument, incidents: Sequence[Actions]
         narrow=graph_of(document, downward=True),
         stacks=_stacks(document),
         steps=tuple(steps_of(document)),
-        commands=_commands(hang, row),
+        commands=_commands(hang, row, guessed),
         unknown=hang.unknown,
         groups_title=f"{count(known)} of {plural(len(document.ranks), 'rank')} left something",
         groups=groups[:_GROUPS],
@@ -269,13 +274,15 @@ def steps_of(document: HangDocument) -> list[str]:
     return steps
 
 
-def _commands(hang: Hang, row: HangRow) -> Sequence[tuple[str, str]]:
-    """Return how to take a host out, where one is at fault."""
+def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
+    """Return how to take a host out, where one is at fault and its name is no guess."""
     hosts = {one.host for one in hang.culprits}
     if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
         return ()
     host = hosts.pop()
-    return cordon_commands(host, f"Paceline hang {row.id}") if host else ()
+    if not host or host in guessed:
+        return ()
+    return cordon_commands(host, f"Paceline hang {row.id}")
 
 
 def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:

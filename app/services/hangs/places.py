@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from app.analysis.hangs.state import JobState, Place
-from app.db.models.sessions import Session
+from app.db.models.sessions import Job, Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,3 +38,15 @@ def with_places(tx: Reads, job_id: int, job: JobState) -> JobState:
             for rank in job.world
         },
     )
+
+
+def guessed_hosts(tx: Reads, job: str) -> frozenset[str]:
+    """Return the hosts of a job whose names may be those of containers, by its latest session."""
+    guessed: Mapping[str, str] | None = tx.session.execute(
+        select(Session.meta["guessed_hosts"])
+        .join(Job, Job.id == Session.job_id)
+        .where(Job.name == job)
+        .order_by(Session.received_at.desc())
+        .limit(1)
+    ).scalar()
+    return frozenset(guessed or ())

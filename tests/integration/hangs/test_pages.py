@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.db.models.sessions import Session
 from tests.support.hanging import Hanging, archived, pickled, stack_dump
 from tests.support.sessions import small_trace, store
 
@@ -59,6 +60,25 @@ def test_files_have_what_the_page_shows(client: httpx.Client, hang: str) -> None
         "chain.csv", "hang.json", "hang.txt", "ranks.csv", "stacks.csv",
     ]  # fmt: skip
     assert "rank 2 has nothing pending" in pack.read("hang.txt").decode()
+
+
+def test_a_host_whose_name_is_a_guess_gets_no_command(
+    container: Container, client: httpx.Client
+) -> None:
+    hanging = Hanging(4, [WORLD, WORLD], device_stops={2: 1}, begin_ns=time.time_ns() - 10**11)
+    content = archived({f"_dump_{rank}": pickled(one) for rank, one in hanging.dumps().items()})
+    session = store(container, small_trace(), job="moe").session
+    answer = client.post("/api/v1/jobs/moe/hangs", content=content).json()
+    assert answer["kind"] == "device_stuck"
+    assert "kubectl cordon" in client.get(f"/hangs/{answer['hang']}").text
+    with container.uow() as tx:
+        stored = tx.session.get_one(Session, session)
+        hosts = stored.meta["hosts"].values()
+        stored.meta = {**stored.meta, "guessed_hosts": dict.fromkeys(hosts, "hostname")}
+    page = client.get(f"/hangs/{answer['hang']}").text
+    assert "rank 2" in page
+    assert "kubectl" not in page
+    assert "scontrol" not in page
 
 
 def test_a_jobs_page_lists_its_hangs(client: httpx.Client, container: Container, hang: str) -> None:
