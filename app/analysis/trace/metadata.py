@@ -28,8 +28,8 @@ from typing import Any, Final
 
 from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_STEP, MAX_WORLD
-from app.analysis.trace.links import parse_links
 from app.analysis.trace.model import SessionMeta, Sizes
+from app.analysis.trace.ranks.links import parse_links
 from app.analysis.trace.ranks.values import (
     mapping_of,
     names_by_rank,

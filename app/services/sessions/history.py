@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from pydantic import TypeAdapter
 from sqlalchemy import and_, func, or_, select
 
-from app.analysis.trace.links import KEY as LINKS
-from app.analysis.trace.links import sound_links
+from app.analysis.trace.ranks.links import KEY as LINKS
+from app.analysis.trace.ranks.links import sound_links
 from app.db.json_rows import as_json
 from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 from app.lists.listing import read, read_page

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.analysis.trace.links import MAX_ADDRESS_CHARS, MAX_LINKS, sound_links
 from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.analysis.trace.ranks.links import MAX_ADDRESS_CHARS, MAX_LINKS, sound_links
 from app.errors import InvalidMetadataError
 
 SIZES = {"dp": 2, "pp": 1}
