@@ -1,0 +1,187 @@
+"""The page of operations: each command is tried, and services of systemd are what it says."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from app.settings import Settings
+from tests.conftest import skip_or_fail
+from tests.support.command import paceline
+
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = ROOT / "docs" / "operations.md"
+UNITS: Final = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+PROGRAM: Final = "/opt/paceline/bin/paceline"
+
+_CHART: Final = "tests/unit/deploy/test_chart.py::test_every_manifest_fits_the_schema_of_its_kind"
+_DOCTOR: Final = (
+    "tests/integration/operation/test_surroundings.py::test_what_is_as_it_has_to_be_is_well"
+)
+_ANALYZE: Final = "tests/integration/retention/test_api.py::test_the_commands_do_the_same"
+_RULES: Final = (
+    "tests/integration/retention/test_command.py::test_what_is_kept_is_shown_and_changed"
+)
+_BLOBS: Final = (
+    "tests/integration/store/test_processes.py::test_the_command_line_moves_checks_and_backs_up"
+)
+_BACKUP: Final = (
+    "tests/integration/retention/test_backup.py::test_a_restored_installation_gives_the_same_report"
+)
+_UNITS: Final = "tests/unit/deploy/test_operations_page.py::test_systemd_finds_nothing_to_blame"
+_CI: Final = ".github/workflows/ci.yml"
+_BY_HAND: Final = "by hand on 2026-11-27"
+# By how they begin: the test that runs such a command, the public CI, or when it was tried by hand,
+# as the page says. The longest beginning counts.
+TRIED: Final = {
+    "cp .env.example": _CI,
+    "docker compose up": _CI,
+    "docker compose ps": _CI,
+    "docker compose run": "tests/unit/test_deployment_files.py"
+    "::test_the_commands_of_the_services_exist",
+    "docker compose exec": _BACKUP,
+    "python3 -m venv": _BY_HAND,
+    "/opt/paceline/bin/pip": _BY_HAND,
+    "useradd": _BY_HAND,
+    "install ": _BY_HAND,
+    "systemctl": _UNITS,
+    "set -a": _BY_HAND,
+    f"{PROGRAM} user create": "tests/integration/access/test_command.py"
+    "::test_a_user_signs_in_with_the_password_that_was_given",
+    f"{PROGRAM} doctor": _DOCTOR,
+    "paceline doctor": _DOCTOR,
+    "cat > paceline.env": _CHART,
+    "kubectl create namespace": _BY_HAND,
+    "kubectl --namespace paceline create": _BY_HAND,
+    "kubectl --namespace paceline exec": _DOCTOR,
+    "helm": _CHART,
+    "OTEL_": "tests/integration/operation/test_telemetry.py"
+    "::test_what_the_environment_says_is_used_or_named",
+    "curl -s http://127.0.0.1:8765/readyz": _CI,
+    "python -m workers.health": "tests/integration/test_worker_health.py"
+    "::test_the_command_that_the_container_runs_says_so_by_its_status",
+    "paceline retention": _RULES,
+    "paceline retention run": "tests/integration/retention/test_command.py"
+    "::test_a_run_takes_away_what_is_over_the_rules_with_its_bytes",
+    "PACELINE_BLOB_": _BLOBS,
+    "AWS_": _BLOBS,
+    "paceline blobs": _BLOBS,
+    "paceline session analyze": _ANALYZE,
+    "paceline backup": _BACKUP,
+    "paceline restore": _BACKUP,
+}
+# What an operator does.
+TASKS: Final = ("install", "upgrade", "size", "back up", "monitor", "secure", "debug")
+
+
+def commands() -> list[str]:
+    """Return the commands of the page's blocks, each one's first line."""
+    found = []
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        shown = re.sub(r"<<END\n.*?^END\n", "\n", block, flags=re.MULTILINE | re.DOTALL)
+        found += [line.strip() for line in shown.splitlines() if line.strip()]
+    return found
+
+
+def how(command: str) -> str | None:
+    """Return how a command is tried; None where the table does not say."""
+    known = [beginning for beginning in TRIED if command.startswith(beginning)]
+    return TRIED[max(known, key=len)] if known else None
+
+
+def test_each_command_of_the_page_is_tried() -> None:
+    listed = commands()
+    assert len(listed) > 30
+    assert [command for command in listed if how(command) is None] == []
+    unused = [
+        beginning
+        for beginning in TRIED
+        if not any(command.startswith(beginning) for command in listed)
+    ]
+    assert unused == []
+
+
+def test_what_tries_them_is_there() -> None:
+    page = PAGE.read_text()
+    for tried in set(TRIED.values()):
+        if tried == _BY_HAND:
+            assert tried in page
+            continue
+        path, _, name = tried.partition("::")
+        text = (ROOT / path).read_text()
+        assert f"def {name}(" in text if name else "docker compose up" in text
+
+
+def test_every_task_is_in_the_table() -> None:
+    table = PAGE.read_text().partition("## What runs")[0]
+    assert [task for task in TASKS if not re.search(rf"^\| {task}", table, re.MULTILINE)] == []
+
+
+def service_of(unit: Path) -> configparser.SectionProxy:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys have capitals
+    parser.read(unit)
+    return parser["Service"]
+
+
+def test_the_commands_and_settings_of_the_services_exist() -> None:
+    assert [unit.stem for unit in UNITS] == [
+        "paceline-migrate",
+        "paceline-serve",
+        "paceline-worker",
+    ]
+    for unit in UNITS:
+        service = service_of(unit)
+        program, *arguments = service["ExecStart"].split()
+        assert program == PROGRAM
+        shown = paceline(*arguments, "--help")
+        assert shown.returncode == 0, shown.stderr
+        assert (service["User"], service["NoNewPrivileges"]) == ("paceline", "true")
+        names = re.findall(r"\bPACELINE_([A-Z_]+)=", service["Environment"])
+        assert {name.lower() for name in names} <= set(Settings.model_fields)
+
+
+def test_the_settings_on_the_page_are_valid() -> None:
+    [block] = re.findall(r"^```ini\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
+    names = [line.partition("=")[0].removeprefix("PACELINE_").lower() for line in lines]
+    assert len(names) > 4
+    assert set(names) <= set(Settings.model_fields)
+
+
+def test_systemd_finds_nothing_to_blame(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        skip_or_fail("there is no systemd-analyze")
+    copies = []
+    for unit in UNITS:
+        copy = tmp_path / unit.name
+        # The program is wherever it is here.
+        copy.write_text(unit.read_text().replace(PROGRAM, sys.executable))
+        copies.append(str(copy))
+    verified = run(program, "verify", "--man=no", *copies)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    for copy in copies:
+        # Of ten; a service without any of these lines has 9.6.
+        rated = run(program, "security", "--offline=true", "--threshold=20", copy)
+        assert rated.returncode == 0, rated.stdout
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_services_end_as_their_commands_do(unit: Path) -> None:
+    service = service_of(unit)
+    if service["Type"] == "oneshot":
+        return
+    assert service["KillMode"] == "mixed", "children are ended by their parent"
+    assert int(service["TimeoutStopSec"]) >= 30
