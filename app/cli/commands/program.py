@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from app.cli.commands import (
@@ -30,3 +33,22 @@ for commands in (
     *(assistants, probes),
 ):
     app.add_typer(commands.app)
+
+
+def _say_version(wanted: bool) -> None:  # noqa: FBT001 - how typer calls it
+    if wanted:
+        typer.echo(version("paceline"))
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Online straggler monitor for LLM training."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ UNREADABLE = Path("/proc/self/mem")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> SyntheticFiles:
     return write_scenario("slow-worker", tmp_path_factory.mktemp("trace"), seed=3)
+
+
+def test_it_says_its_version() -> None:
+    assert paceline("--version").stdout == f"{version('paceline')}\n"
 
 
 @pytest.mark.parametrize(
