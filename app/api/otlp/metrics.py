@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from app.errors import StartupError
-from app.system.telemetry.export import EXPORTS, METRICS, STOP_S, TRACES, resource, usable, wanted
+from app.system.telemetry.export import EXPORTS, METRICS, STOP_S, resource, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,16 +39,14 @@ log = structlog.get_logger(__name__)
 
 
 class ExportCounts(Collector):
-    """Exports of this process by outcome; nothing where it sends none."""
+    """Exports of this process by outcome."""
 
     def describe(self) -> list[Metric]:
-        """Return none: what there is depends on the environment."""
+        """Return none: it would be collected once more for that."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
-        if not (wanted(TRACES) or wanted(METRICS)):
-            return
         exports = CounterMetricFamily(
             "paceline_otlp_exports",
             "Batches of traces and metrics sent by OTLP, by outcome.",
