@@ -38,8 +38,8 @@ STATES: Final[Mapping[ActionState, StateLabel]] = {
 }
 
 REPAIRED: Final = (
-    "A repair is noted since: where nothing runs no session can show that it helped, so undo it "
-    "once the machine is ready"
+    "A repair is noted since: where nothing runs no session can show that it helped, so probe the "
+    "machine, or undo it once it is ready"
 )
 
 # Policies under which a person may say yes.

@@ -30,6 +30,7 @@ from app.services.actions.policies import opened
 from app.services.actions.store import called, is_stopped, lock_fleet, lock_switch, order, order_of
 from app.services.hosts.outcomes import Outcome
 from app.services.hosts.repairs import latest_repairs
+from app.services.probes.read import is_cleared_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -256,16 +257,15 @@ def _release(tx: UnitOfWork) -> int:
         repair = repairs.get(row.host)
         if repair is None or row.done_at is None or repair.at <= row.done_at:
             continue
-        if repair.judged.outcome is not Outcome.HELPED:
+        # On a node that takes no work no session says so.
+        if repair.judged.outcome is Outcome.HELPED:
+            why = "a repair helped"
+        elif is_cleared_since(tx, row.host, repair.at):
+            why = "a probe cleared it after a repair"
+        else:
             continue
         release(tx, row, None)
-        record(
-            tx,
-            INSTALLATION,
-            Action.RELEASED,
-            called(row),
-            detail=f"a repair helped: {repair.what}",
-        )
+        record(tx, INSTALLATION, Action.RELEASED, called(row), detail=f"{why}: {repair.what}")
         begun += 1
     return begun
 

@@ -101,6 +101,17 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
     return ProbeView(host, rows[0].guessed, rows[0].at, devices)
 
 
+def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
+    """Return whether the latest probe of a host is of later than that and cleared every device."""
+    probe = latest_probe(tx, host)
+    return (
+        probe is not None
+        and probe.at > since
+        and not probe.guessed
+        and all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
+    )
+
+
 def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
     """Return what probes found of each device of a host, the latest first."""
     rows = tx.session.scalars(

@@ -7,6 +7,7 @@ import hmac
 from base64 import b64decode, b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
@@ -27,6 +28,8 @@ from app.services.actions.policies import (
 from app.services.alerts.incidents import resolve_incident
 from app.services.hosts.repairs import note_repair
 from app.services.installation.sweep import sweep
+from app.services.probes.note import ProbedDevice, note_probe
+from app.services.probes.verdict import Measure
 from benchmarks.support.receiver import Got, Reply
 from tests.support.acting import SECRET
 from tests.support.project import build
@@ -190,6 +193,40 @@ def test_a_repair_that_helped_takes_it_back(acting: Acting, receiver: Receiver) 
     action = acting.action()
     assert (str(action.state), action.released_by) == ("released", None)
     assert receiver.got[-1].json["type"] == "dev.paceline.machine.recovered"
+
+
+def test_a_probe_that_clears_every_device_after_a_repair_takes_it_back(
+    acting: Acting, receiver: Receiver
+) -> None:
+    acting.events(receiver)
+    acting.blame()
+    acting.work()
+    acting.time_passes(timedelta(hours=2))
+    for number in range(4):
+        note(acting, f"other-{number}", 650.0, 651.0)
+    # Before the repair it says nothing of it.
+    note(acting, "node-7", 650.0, 651.0)
+    note_repair(acting.container, "node-7", what="replaced GPU 1")
+    acting.work()
+    assert str(acting.action().state) == "done"
+    note(acting, "node-7", 650.0, 520.0)
+    acting.work()
+    assert str(acting.action().state) == "done"
+    note(acting, "node-7", 650.0, 651.0)
+    acting.work()
+    action = acting.action()
+    assert (str(action.state), action.released_by) == ("released", None)
+    assert receiver.got[-1].json["type"] == "dev.paceline.machine.recovered"
+
+
+def note(acting: Acting, host: str, *tflops: float) -> None:
+    with acting.container.reading() as tx:
+        now = tx.now
+    devices = [
+        ProbedDevice(str(number), "NVIDIA H100", f"{host}-{number}", None, {Measure.MATMUL: value})
+        for number, value in enumerate(tflops)
+    ]
+    note_probe(acting.container, host, devices, probe_id=uuid4(), at=now, guessed=False)
 
 
 def test_a_repair_that_did_not_help_leaves_it_out(acting: Acting, receiver: Receiver) -> None:
