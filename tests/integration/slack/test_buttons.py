@@ -101,7 +101,7 @@ def test_what_was_done_already_is_said_to_the_member_alone(workspace: Workspace)
     again = workspace.slack.payload(button, trigger_id="another")
     answer = workspace.slack.send(again)
     assert (answer.status_code, answer.json()["code"]) == (409, "action.wrong_state")
-    # Slack is told of each on its own: either may come first.
+    # Slack is told about each on its own: either may come first.
     told_to = sorted(one["response_type"] for one in said(workspace, 2))
     assert told_to == ["ephemeral", "in_channel"]
 

@@ -167,10 +167,12 @@ def test_systemd_finds_nothing_to_blame(tmp_path: Path) -> None:
         copy.write_text(unit.read_text().replace(PROGRAM, sys.executable))
         copies.append(str(copy))
     verified = run(program, "verify", "--man=no", *copies)
-    assert (verified.returncode, verified.stderr) == (0, "")
-    for copy in copies:
+    # It may find something to blame in what it refers to, which is the system's own.
+    ours = [line for line in verified.stderr.splitlines() if "paceline" in line]
+    assert (verified.returncode, ours) == (0, [])
+    for path in copies:
         # Of ten; a service without any of these lines has 9.6.
-        rated = run(program, "security", "--offline=true", "--threshold=20", copy)
+        rated = run(program, "security", "--offline=true", "--threshold=20", path)
         assert rated.returncode == 0, rated.stdout
 
 
