@@ -101,7 +101,23 @@ def test_a_device_that_stands_still_is_named_and_the_others_are_measured() -> No
     thread.join()
     other, stopped_one = found.devices
     assert stopped_one.fault == "it stands still"
+    # it only waited for the one that never came
+    assert other.fault is None
     assert {"matmul_tflops", "memory_copy_gbs"} <= set(other.measures)
+
+
+def test_devices_that_say_much_keep_no_others_waiting(tmp_path: Path) -> None:
+    # As NCCL's own log does: more than a pipe holds, before anything is measured.
+    noise = "import sys\nfor to in (sys.stdout, sys.stderr):\n    to.write('noise\\n' * 100_000)\n"
+    (tmp_path / "sitecustomize.py").write_text(noise)
+    path = os.pathsep.join((str(tmp_path), environment().get("PYTHONPATH", "")))
+    done = run(
+        *(torch_python(), "-m", "paceline_client", "probe", *_QUICK),
+        PYTHONPATH=path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stdout
+    assert done.stdout.count("all reduce") == 2
 
 
 def test_without_pytorch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

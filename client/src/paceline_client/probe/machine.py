@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,15 +17,20 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from paceline_client.delivery import RetryPolicy, send_document
+from paceline_client.delivery import RetryPolicy, not_paceline, send_document
 from paceline_client.machine import Machine, machine_of
+from paceline_client.probe.measures import all_reduce_gbs
 
 # Processes that probe processors: one alone would have nothing to reduce.
 _ON_PROCESSORS: Final = 2
 # PyTorch takes long to start where a machine's disk is cold.
 _STARTING_S: Final = 120.0
 _FACTOR: Final = 12
+# What waits for a broken device may not even end when it is killed; it is left then.
+_ENDING_S: Final = 5.0
 _RANK: Final = "paceline_client.probe.rank"
+# Of each GPU that NVIDIA's driver knows a folder.
+_DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 
 
 class ProbeError(Exception):
@@ -87,7 +93,10 @@ class Measured:
         Raises `paceline_client.delivery.DeliveryError` if the server refuses it or is away, and
         `ValueError` if `server` is no address.
         """
-        return send_document(server, self.path, self.document(), policy or RetryPolicy(60.0))
+        said = send_document(server, self.path, self.document(), policy or RetryPolicy(60.0))
+        if "sentence" not in said or "url" not in said:
+            raise not_paceline(server)
+        return said
 
 
 def probe(
@@ -114,9 +123,10 @@ def probe(
     Raises
     ------
     ProbeError
-        PyTorch is not installed, or a GPU is in use. A device that fails is none: that is found.
+        PyTorch is not installed or sees none of the machine's GPUs, or one is in use. A device that
+        fails is none: that is found.
     """
-    cuda, count = _devices()
+    cuda, count = devices()
     machine = machine or machine_of()
     begun = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory(prefix="paceline-probe-") as folder:
@@ -126,21 +136,51 @@ def probe(
     in_use = [line["busy"] for line in lines if "busy" in line]
     if in_use:
         raise ProbeError(f"{'; '.join(in_use)}: probe it while no job runs, or with --busy")
-    devices = [_device(number, line) for number, line in enumerate(lines)]
+    found = [_device(number, line) for number, line in enumerate(without_waits(lines))]
     torch = next((line["torch"] for line in lines if "torch" in line), "unknown")
     return Measured(
-        str(uuid.uuid4()), begun.isoformat(), machine.node, machine.guessed, torch, devices
+        str(uuid.uuid4()), begun.isoformat(), machine.node, machine.guessed, torch, found
     )
 
 
-def _devices() -> tuple[bool, int]:
-    """Return whether there are GPUs, and how many devices are probed."""
+def devices(driver: Path = _DRIVER) -> tuple[bool, int]:
+    """Return whether there are GPUs, and how many devices are probed.
+
+    Raises
+    ------
+    ProbeError
+        PyTorch is not installed, or sees no GPU where the driver does: processors instead of GPUs
+        would clear a machine that is broken.
+    """
     try:
         import torch  # noqa: PLC0415 - not needed for anything else here
     except ImportError:
         raise ProbeError("a probe needs PyTorch, which is not installed here") from None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    known = len(list(driver.iterdir())) if driver.is_dir() else 0
+    if known and not gpus:
+        message = f"PyTorch sees none of this machine's {known} GPUs: ask the scheduler for them"
+        raise ProbeError(f"{message}, or look at the driver")
     return (True, gpus) if gpus else (False, _ON_PROCESSORS)
+
+
+def without_waits(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what processes said without the errors of those that only waited for others.
+
+    Devices reduce together: where one failed alone before, the others fail there because it never
+    came.
+    """
+    failed = [line for line in lines if "error" in line]
+    if all(_together(line) for line in failed):
+        return list(lines)
+    return [
+        {key: value for key, value in line.items() if key != "error"} if _together(line) else line
+        for line in lines
+    ]
+
+
+def _together(line: Mapping[str, Any]) -> bool:
+    return bool(line.get("measuring") == all_reduce_gbs.__name__)
 
 
 def _run(
@@ -149,45 +189,61 @@ def _run(
     """Return what each process said; a device that stands still is given up after a while."""
     # The number of a GPU is then the one that nvidia-smi shows.
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
-    running = [
-        subprocess.Popen(  # noqa: S603 - this program's own module
-            [
-                *(sys.executable, "-m", _RANK, "--device", str(device)),
-                *("--processes", str(count), "--seconds", str(seconds)),
-                *("--store", str(folder / "store"), *flags),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        for device in range(count)
-    ]
+    running: list[subprocess.Popen[bytes]] = []
     until = time.monotonic() + limit_s
     try:
-        return [_said(process, until) for process in running]
+        for device in range(count):
+            out, err = _said_in(folder, device)
+            # Not pipes, which fill up: NCCL may say much, and who cannot write keeps others.
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                command = [
+                    *(sys.executable, "-m", _RANK, "--device", str(device)),
+                    *("--processes", str(count), "--seconds", str(seconds)),
+                    *("--store", str(folder / "store"), *flags),
+                ]
+                running.append(
+                    subprocess.Popen(  # noqa: S603 - this program's own module
+                        command, stdout=stdout, stderr=stderr, env=environment
+                    )
+                )
+        return [
+            _said(process, until, *_said_in(folder, device))
+            for device, process in enumerate(running)
+        ]
     finally:
         for process in running:
-            process.kill()
-            process.communicate()
+            _end(process)
 
 
-def _said(process: subprocess.Popen[str], until: float) -> dict[str, Any]:
+def _said_in(folder: Path, device: int) -> tuple[Path, Path]:
+    return folder / f"{device}.out", folder / f"{device}.err"
+
+
+def _said(process: subprocess.Popen[bytes], until: float, out: Path, err: Path) -> dict[str, Any]:
     fault = ""
     try:
-        out, err = process.communicate(timeout=max(until - time.monotonic(), 1.0))
+        process.wait(timeout=max(until - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
+        _end(process)
         fault = "it stands still"
     if not fault and process.returncode:
-        last = (err.strip().splitlines() or ["it said nothing"])[-1]
+        last = (_read(err).strip().splitlines() or ["it said nothing"])[-1]
         fault = f"its process ended with {process.returncode}: {last[:400]}"
     said: dict[str, Any] = {}
-    for line in out.splitlines():
+    for line in _read(out).splitlines():
         if line.startswith('{"device"') and line.endswith("}"):
             said = json.loads(line)
     return {**said, "error": fault} if fault else said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _device(number: int, line: Mapping[str, Any]) -> Device:

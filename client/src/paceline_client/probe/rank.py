@@ -87,6 +87,7 @@ def _probed(torch: Any, given: argparse.Namespace) -> Iterator[dict[str, Any]]: 
     bench = Bench(torch, device, given.seconds, given.processes, join)
     measures: dict[str, float] = {}
     for name, measure in MEASURES.items():
+        yield {"measuring": name}
         value = measure(bench)
         if value is not None:
             measures[name] = value
