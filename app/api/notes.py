@@ -13,6 +13,7 @@ from app.api.frame import problems
 from app.api.frame.routers import api_router
 from app.auth.here import Here
 from app.db.states import NoteKind
+from app.inputs.values import Moment
 from app.services.history.notes import MOST_LISTED, delete_note, known_job, notes_of, write_note
 
 MOST_CHARACTERS = 2000
@@ -38,7 +39,7 @@ class NewNoteBody(BaseModel):
 
     text: Words = Field(examples=["image 2026.11.3: NCCL 2.27"])
     kind: NoteKind = NoteKind.NOTE
-    at: Annotated[AwareDatetime | None, Field(description="When it happened; default: now.")] = None
+    at: Annotated[Moment | None, Field(description="When it happened; default: now.")] = None
     by: By = None
 
 

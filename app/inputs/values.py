@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Final
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,6 +21,8 @@ from pydantic_core import PydanticCustomError
 # Floats hold every whole number below this.
 EXACT_BELOW: Final = 2.0**53
 MOST_NAME_CHARS: Final = 100
+# Of times beyond, PostgreSQL takes some that Python cannot read again: their pages would fail.
+YEARS: Final = range(1970, 3000)
 # A table has a row for each of a thousand layers, and one for all others.
 MOST_KEYS: Final = 1001
 
@@ -69,6 +73,16 @@ def printable(value: str) -> str:
     return value
 
 
+def _of_our_time(value: datetime) -> datetime:
+    if value.year not in YEARS:
+        raise PydanticCustomError(
+            "bad_time", f"must be of the years {YEARS.start} to {YEARS.stop - 1}"
+        )
+    return value
+
+
+# When something was, or will be, that is kept.
+Moment = Annotated[AwareDatetime, AfterValidator(_of_our_time)]
 # Stands behind the bounds of a number, which are of what a text is read as.
 FromYaml: Final = BeforeValidator(_numeric)
 NotNegative = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False), FromYaml]

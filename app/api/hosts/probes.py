@@ -8,13 +8,13 @@ from typing import Annotated, Final, Self
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Request
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from app.api.frame.routers import api_router
 from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.errors import NotFoundError
-from app.inputs.values import printable
+from app.inputs.values import Moment, printable
 from app.services.probes.note import ProbedDevice, note_probe
 from app.services.probes.read import ProbeView, latest_probe
 from app.services.probes.verdict import Measure, ProbeOutcome
@@ -64,7 +64,7 @@ class NewProbeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: uuid.UUID = Field(description="Chosen by who measured: the same one twice is one entry.")
-    at: AwareDatetime
+    at: Moment
     guessed: Annotated[bool, Field(description="Whether the name may be that of a container.")] = (
         False
     )

@@ -13,6 +13,7 @@ from app.analysis.replay.metrics import STRAGGLING
 from app.api.frame.answers import ReadBody
 from app.api.frame.routers import api_router
 from app.auth.here import Here
+from app.inputs.values import Moment
 from app.lists.listing import PageRequest
 from app.services.hosts.costs import Span
 from app.services.hosts.listed import HOSTS, HostRow, Show
@@ -123,7 +124,7 @@ class NewRepairBody(BaseModel, extra="forbid"):
         str | None,
         Field(min_length=1, max_length=200, description="As metadata name it; else the host."),
     ] = None
-    at: Annotated[AwareDatetime | None, Field(description="Time; default: now.")] = None
+    at: Annotated[Moment | None, Field(description="Time; default: now.")] = None
     by: Annotated[
         str | None,
         Field(

@@ -59,6 +59,7 @@ def test_a_note_is_written_listed_and_deleted(client: httpx.Client) -> None:
         {"text": "nul \x00"},
         {"text": "x", "kind": "party"},
         {"text": "x", "at": "2026-01-02T03:04:05"},
+        {"text": "x", "at": "0001-01-01T00:00:00+14:00"},
         {"text": "x", "more": 1},
     ],
 )

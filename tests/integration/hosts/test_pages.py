@@ -141,6 +141,7 @@ def test_a_repair_is_noted_and_judged(container: Container, client: httpx.Client
         {"what": ""},
         {"what": "x", "at": "2030-01-01T00:00:00"},
         {"what": "x", "at": "2199-01-01T00:00:00Z"},
+        {"what": "x", "at": "0001-01-01T00:00:00+14:00"},
         {"what": "x", "who": "me"},
     ],
 )
@@ -149,6 +150,7 @@ def test_a_repair_that_says_too_little_or_lies_ahead_is_refused(
 ) -> None:
     session(container, {"node-1": 1.4}, ago=HOUR)
     assert client.post("/api/v1/hosts/node-1/repairs", json=body).status_code in {409, 422}
+    assert client.get("/hosts/node-1").status_code == 200
 
 
 def test_the_api_lists_hosts_as_the_page_does(container: Container, client: httpx.Client) -> None:

@@ -89,6 +89,7 @@ def test_a_probe_that_is_sent_twice_is_one_entry(client: httpx.Client) -> None:
     [
         ({"devices": []}, "devices"),
         ({"at": "yesterday"}, "at"),
+        ({"at": "0001-01-02T00:00:00Z"}, "at"),
         ({"id": "7"}, "id"),
         ({"guess": True}, "guess"),
         ({"devices": [{"index": "0", "model": "x", "measures": {"luck": 1.0}}]}, "luck"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
+from app.inputs.values import Moment
 from app.services.alerts.triage.orders import MOST
 
 Person = Annotated[str, Field(min_length=1, max_length=200, description="The user who acts.")]
@@ -28,7 +29,7 @@ class SilenceBody(BaseModel):
 
     by: Person | None = Field(default=None, description=BY)
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
-    until: AwareDatetime
+    until: Moment
 
 
 class SaidBody(BaseModel):

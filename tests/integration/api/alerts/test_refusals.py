@@ -42,3 +42,10 @@ def test_what_is_not_there_is_not_found(method: str, path: str, served: Installa
         method, f"{API}/{path.format(id=uuid.uuid4())}", json=None if method == "GET" else PERSON
     )
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+
+def test_silences_that_no_page_could_read_are_refused(served: Installation) -> None:
+    body = {"reason": "for good", "until": "9999-12-31T23:59:59-14:00"}
+    answer = served.client.post(f"{API}/incidents/{uuid.uuid4()}/silence", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["faults"][0]["code"] == "bad_time"
