@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 
-from app.db.models.hosts import HostProbe
+from app.db.models.hosts import HostProbe, HostReading
 from app.services.probes.verdict import (
     ENOUGH,
     JudgedDevice,
@@ -102,14 +102,28 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
 
 
 def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
-    """Return whether the latest probe of a host is of later than that and cleared every device."""
+    """Return whether the latest probe of a host is of later than that and cleared every device.
+
+    Where sessions name GPUs, no fewer than ranks of the latest one were there: of a GPU that the
+    driver lost nothing is measured.
+    """
     probe = latest_probe(tx, host)
-    return (
-        probe is not None
-        and probe.at > since
-        and not probe.guessed
-        and all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
-    )
+    if probe is None or probe.at <= since or probe.guessed:
+        return False
+    gpus = sum(device.gpu is not None for device in probe.devices)
+    cleared = all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
+    return cleared and gpus >= _gpus_there(tx, host)
+
+
+def _gpus_there(tx: Reads, host: str) -> int:
+    """Return on how many GPUs of a host the latest session that names some ran; else 0."""
+    ranks = tx.session.execute(
+        select(HostReading.ranks)
+        .where(HostReading.host == host, func.jsonb_array_length(HostReading.gpus) > 0)
+        .order_by(HostReading.received_at.desc())
+        .limit(1)
+    ).scalar()
+    return ranks or 0
 
 
 def probes_of(tx: Reads, host: str) -> list[ProbeRow]:

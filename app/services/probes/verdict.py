@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import StrEnum, nonmember
 from typing import Final
 
 # Devices of a model that make a comparison: fewer have no spread to speak of.
@@ -34,6 +34,9 @@ class ProbeOutcome(StrEnum):
     UNCLEAR = "unclear"
     # too few of its like were ever probed
     NO_PEERS = "no peers"
+
+    # The worst first.
+    RANKED = nonmember((CONFIRMED, UNCLEAR, CLEARED, NO_PEERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,9 @@ class JudgedDevice:
 
     @property
     def worst(self) -> tuple[Measure, Compared] | None:
-        """Return the measure with the least ratio; None where none has one."""
-        known = [(item[1].ratio, item) for item in self.measures.items() if item[1].ratio]
-        return min(known, key=lambda pair: pair[0])[1] if known else None
+        """Return the measure of the worst outcome, of these the least ratio; None without any."""
+        known = [item for item in self.measures.items() if item[1].ratio is not None]
+        return min(known, key=lambda item: _badness(item[1]), default=None)
 
 
 def compare(value: float, peers: Peers | None) -> Compared:
@@ -122,5 +125,16 @@ def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
     >>> overall([ProbeOutcome.CLEARED, ProbeOutcome.NO_PEERS]).value
     'cleared'
     """
-    ranked = (ProbeOutcome.CONFIRMED, ProbeOutcome.UNCLEAR, ProbeOutcome.CLEARED)
-    return next((one for one in ranked if one in outcomes), ProbeOutcome.NO_PEERS)
+    return min(outcomes, key=ProbeOutcome.RANKED.index, default=ProbeOutcome.NO_PEERS)
+
+
+def badness(device: JudgedDevice) -> tuple[bool, int, float]:
+    """Return by what the worst device sorts first: one that failed, else by its worst measure."""
+    worst = device.worst
+    known = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
+    return device.fault is None, *(known if worst is None else _badness(worst[1]))
+
+
+def _badness(figure: Compared) -> tuple[int, float]:
+    ratio = 1.0 if figure.ratio is None else figure.ratio
+    return ProbeOutcome.RANKED.index(figure.outcome), ratio

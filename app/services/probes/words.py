@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.analysis.trace.ranks.machine import called
 from app.analysis.wording import percent
-from app.services.probes.verdict import ENOUGH, SLOW_BELOW, Measure, ProbeOutcome
+from app.services.probes.verdict import ENOUGH, SLOW_BELOW, Measure, ProbeOutcome, badness
 
 if TYPE_CHECKING:
     from app.services.probes.read import ProbeView
@@ -37,8 +37,8 @@ def sentence_of(view: ProbeView) -> str:
 
 
 def worst_of(view: ProbeView) -> JudgedDevice:
-    """Return the device that says most: one that failed, else that with the least ratio."""
-    return min(view.devices, key=_badness)
+    """Return the device that says most of the outcome."""
+    return min(view.devices, key=badness)
 
 
 def device_words(device: JudgedDevice) -> str:
@@ -54,9 +54,3 @@ def device_words(device: JudgedDevice) -> str:
         f"{name} reaches {figure.value:,.4g} {unit} in {what}, {percent(figure.ratio or 0.0)} of "
         f"the median of {figure.peers} {device.model}"
     )
-
-
-def _badness(device: JudgedDevice) -> tuple[bool, float]:
-    worst = device.worst
-    ratio = 1.0 if worst is None else worst[1].ratio or 1.0
-    return device.fault is None, ratio

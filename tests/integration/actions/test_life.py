@@ -11,10 +11,11 @@ from uuid import uuid4
 
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
+from sqlalchemy import select
 
 from app.actions.kinds.event import EventType, schema_of
 from app.actions.states import ActionMode
-from app.db.models.hosts import HostRepair
+from app.db.models.hosts import HostReading, HostRepair
 from app.errors import ConflictError, InvalidActionError, NotFoundError
 from app.services.access.audit import list_entries
 from app.services.actions.orders import allow, decline, put_back
@@ -217,6 +218,28 @@ def test_a_probe_that_clears_every_device_after_a_repair_takes_it_back(
     action = acting.action()
     assert (str(action.state), action.released_by) == ("released", None)
     assert receiver.got[-1].json["type"] == "dev.paceline.machine.recovered"
+
+
+def test_a_probe_that_misses_a_gpu_of_the_machine_does_not_take_it_back(
+    acting: Acting, receiver: Receiver
+) -> None:
+    acting.events(receiver)
+    acting.blame()
+    with acting.container.uow() as tx:
+        for reading in tx.session.execute(select(HostReading)).scalars():
+            reading.ranks = 2
+            reading.gpus = [{"gpu": "1", "slowdown": 1.3, "computing": None, "slow": True}]
+    acting.work()
+    acting.time_passes(timedelta(hours=2))
+    for number in range(4):
+        note(acting, f"other-{number}", 650.0, 651.0)
+    note_repair(acting.container, "node-7", what="reseated GPU 1")
+    note(acting, "node-7", 650.0)
+    acting.work()
+    assert str(acting.action().state) == "done"
+    note(acting, "node-7", 650.0, 651.0)
+    acting.work()
+    assert str(acting.action().state) == "released"
 
 
 def note(acting: Acting, host: str, *tflops: float) -> None:
