@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from app.analysis.pulse.kept.packed import pack, unpack
+from app.analysis.pulse.steps import MOST_RANKS
 
 # Why clocks are low, by the bits of NVML's `nvmlClocksEventReasons`. Idle, a clock that someone has
 # set, and following other GPUs are no reasons to look for.
@@ -29,6 +30,7 @@ _HOT_C: Final = 10
 # Corrected errors are many where there are any.
 _MANY_ERRORS: Final = 100
 _NAMED: Final = 3
+_COMPARED: Final = ("clock_mhz", "temperature_c", "ecc_corrected", "ecc_uncorrected")
 _UNKNOWN: Final = -1
 
 
@@ -63,6 +65,17 @@ class Reading:
 
 
 _NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids")
+
+
+def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
+    """Return the last reading of each rank that still says something, of `MOST_RANKS` at most.
+
+    Whoever sends may name any rank, at any time.
+    """
+    together = {**before, **came}
+    newest_ns = max((one.at_ns for one in together.values()), default=0)
+    alive = [rank for rank, one in together.items() if newest_ns - one.at_ns <= LIVES_NS]
+    return {rank: together[rank] for rank in sorted(alive)[:MOST_RANKS]}
 
 
 def to_bytes(readings: Mapping[int, Reading]) -> bytes:
@@ -109,46 +122,64 @@ def unlike_peers(
     Peers are the others of the same host or, where all of these are blamed, all others.
     """
     fresh = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
-    others = {rank: one for rank, one in fresh.items() if rank not in ranks}
+    near: dict[str, list[Reading]] = {}
+    for rank in fresh.keys() - ranks:
+        near.setdefault(hosts.get(rank, ""), []).append(fresh[rank])
+    everywhere = _Peers.of([one for some in near.values() for one in some])
+    of_host = {host: _Peers.of(some) for host, some in near.items() if host}
     parts = []
     for rank in sorted(set(ranks) & fresh.keys()):
-        host = hosts.get(rank)
-        near = [one for other, one in others.items() if host and hosts.get(other) == host]
-        said = list(_unlike(fresh[rank], near or list(others.values())))
+        said = list(_unlike(fresh[rank], of_host.get(hosts.get(rank, ""), everywhere)))
         if said:
             parts.append(f"the GPU of rank {rank} {', '.join(said)}")
     more = len(parts) - _NAMED
     return "; ".join(parts[:_NAMED]) + (f"; and {more} more" if more > 0 else "") or None
 
 
-def _unlike(own: Reading, peers: Sequence[Reading]) -> Iterator[str]:
-    clock = _usual(peers, "clock_mhz")
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """What GPUs say together; `usual` are the medians of what any tells, by name."""
+
+    number: int
+    usual: Mapping[str, float]
+    common: int  # bits of `REASONS` that most have
+
+    @classmethod
+    def of(cls, readings: Sequence[Reading]) -> Self:
+        known = {
+            name: [told for one in readings if (told := getattr(one, name)) is not None]
+            for name in _COMPARED
+        }
+        common = 0
+        for bit in REASONS:
+            common |= bit * (2 * sum(_has(one, bit) for one in readings) > len(readings))
+        return cls(
+            len(readings),
+            {name: float(median(told)) for name, told in known.items() if told},
+            common,
+        )
+
+
+def _unlike(own: Reading, peers: _Peers) -> Iterator[str]:
+    usual = peers.usual
+    clock = usual.get("clock_mhz")
     if own.clock_mhz is not None and clock is not None and own.clock_mhz < _LOW_CLOCK * clock:
         yield f"runs at {own.clock_mhz:,} MHz where its peers run at {clock:,.0f}"
     # Healthy GPUs under load are at their limit of power.
-    asked = REASONS if peers else REASONS.keys() - {_POWER}
-    held = [REASONS[bit] for bit in sorted(asked) if _has(own, bit) and not _most(peers, bit)]
+    asked = REASONS if peers.number else REASONS.keys() - {_POWER}
+    held = [REASONS[bit] for bit in sorted(asked) if _has(own, bit) and not peers.common & bit]
     if held:
         yield f"is slowed down by {' and '.join(held)}"
-    heat = _usual(peers, "temperature_c")
+    heat = usual.get("temperature_c")
     if own.temperature_c is not None and heat is not None and own.temperature_c >= heat + _HOT_C:
         yield f"has {own.temperature_c} °C, its peers {heat:.0f}"
-    if (own.ecc_uncorrected or 0) > (_usual(peers, "ecc_uncorrected") or 0):
+    if (own.ecc_uncorrected or 0) > usual.get("ecc_uncorrected", 0):
         yield f"has {own.ecc_uncorrected:,} uncorrected errors of memory"
-    if (own.ecc_corrected or 0) > (_usual(peers, "ecc_corrected") or 0) + _MANY_ERRORS:
+    if (own.ecc_corrected or 0) > usual.get("ecc_corrected", 0) + _MANY_ERRORS:
         yield f"has {own.ecc_corrected:,} corrected errors of memory"
     if own.xids:
         yield f"reported XID {', '.join(str(code) for code in dict.fromkeys(own.xids))}"
 
 
-def _usual(peers: Sequence[Reading], name: str) -> float | None:
-    known = [value for one in peers if (value := getattr(one, name)) is not None]
-    return float(median(known)) if known else None
-
-
 def _has(one: Reading, bit: int) -> bool:
     return bool((one.throttle or 0) & bit)
-
-
-def _most(peers: Sequence[Reading], bit: int) -> bool:
-    return 2 * sum(_has(one, bit) for one in peers) > len(peers)

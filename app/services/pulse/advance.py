@@ -21,7 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.analysis.pulse.detector import Changes, Detector
 from app.analysis.pulse.evidence.pace import Pace
-from app.analysis.pulse.hardware import Reading
+from app.analysis.pulse.hardware import Reading, joined
 from app.analysis.pulse.hardware import from_bytes as from_kept
 from app.analysis.pulse.hardware import to_bytes as to_kept
 from app.analysis.pulse.kept.places import Places
@@ -224,8 +224,8 @@ def look(container: Container, claim: PulseClaim) -> Advance:
     if kept is not None and places == kept.places:
         places = None
     readings = came.readings
-    if kept is not None and (readings or changes.notices):
-        readings = from_kept(kept.hardware) | readings
+    if readings or changes.notices:
+        readings = joined(from_kept(None if kept is None else kept.hardware), readings)
     return Advance(
         items,
         together,

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.pulse.hardware import LIVES_NS, Reading, from_bytes, to_bytes, unlike_peers
+from app.analysis.pulse.hardware import (
+    LIVES_NS,
+    Reading,
+    from_bytes,
+    joined,
+    to_bytes,
+    unlike_peers,
+)
+from app.analysis.pulse.steps import MOST_RANKS
 
 NOW_NS = 1_790_000_000_000_000_000
 # Under load, at its limit of power as all are.
@@ -70,3 +78,18 @@ def test_readings_are_kept_as_they_are() -> None:
     readings = {7: replace(USUAL, xids=(79, 48)), 3: Reading(NOW_NS, clock_mhz=0)}
     assert from_bytes(to_bytes(readings)) == readings
     assert from_bytes(None) == {}
+
+
+def test_of_each_rank_the_last_reading_is_kept_while_it_says_something() -> None:
+    later = replace(USUAL, at_ns=NOW_NS + LIVES_NS, clock_mhz=990)
+    old = replace(USUAL, at_ns=NOW_NS - 1)
+    assert joined({0: USUAL, 1: USUAL, 2: old}, {1: later}) == {0: USUAL, 1: later}
+    assert joined({}, {}) == {}
+
+
+def test_who_names_more_ranks_than_any_job_has_fills_nothing() -> None:
+    many = dict.fromkeys(range(1 << 20, (1 << 20) + MOST_RANKS), USUAL)
+    found = joined(many, {3: USUAL, 1 << 31: USUAL})
+    assert len(found) == MOST_RANKS
+    assert 3 in found
+    assert 1 << 31 not in found
