@@ -48,7 +48,7 @@ _ACTING: Final = (ActionMode.ASK, ActionMode.AUTOMATIC)
 
 @dataclass(frozen=True, slots=True)
 class ActionLine:
-    """An action; `version` changes with whatever of it is shown."""
+    """An action; equal lines show the same."""
 
     id: uuid.UUID
     host: str
@@ -68,7 +68,6 @@ class ActionLine:
     can_undo: bool
     # what the button that approves says
     approve: str
-    version: str
 
     @property
     def buttons(self) -> Markup:
@@ -144,7 +143,6 @@ def action_line(
         can_decline=row.state in ActionState.DECLINABLE,
         can_undo=row.state is ActionState.DONE and row.hang is None and not stopped,
         approve="Try again" if row.state is ActionState.FAILED else "Approve",
-        version=f"{row.id} {row.state} {row.attempt} {row.limits} {row.error_code} {allowable}",
     )
 
 

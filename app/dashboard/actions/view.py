@@ -261,7 +261,7 @@ def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
 
 
 def _version(found: ActionsFound, lines: Sequence[ActionLine]) -> str:
-    parts: list[object] = [line.version for line in lines]
+    parts: list[object] = [*lines]
     parts += [sorted(found.counts.items()), found.switch]
     parts += [(one.kind, one.mode, one.changed_at) for one in found.policies]
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

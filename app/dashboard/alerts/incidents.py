@@ -354,5 +354,5 @@ def _version(
         parts += [len(life.view.events), len(life.view.comments)]
         parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
     if doing is not None:
-        parts += [line.version for line in machine_lines(doing)]
+        parts += machine_lines(doing)
     return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

@@ -92,13 +92,21 @@ def test_a_repair_of_a_machine_that_is_out_says_that_a_person_puts_it_back(
     acting.events(receiver)
     acting.blame()
     acting.work()
-    assert "A repair is noted since" not in client.get("/actions").text
+    before = client.get("/actions").text
+    assert "A repair is noted since" not in before
     note_repair(acting.container, "node-7", what="replaced GPU 3")
     acting.work()
     # No session came since: whether it helped is not known.
     assert str(acting.action().state) == "done"
     assert acting.action().repaired_at is not None
-    assert "A repair is noted since" in client.get("/actions").text
+    after = client.get("/actions").text
+    assert "A repair is noted since" in after
+    # Whoever has the page open is shown it.
+    assert version(before) != version(after)
+
+
+def version(page: str) -> str:
+    return page.partition('data-version="')[2].partition('"')[0]
 
 
 def test_of_a_machine_only_what_is_the_project_s_is_read(
