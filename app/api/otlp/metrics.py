@@ -86,6 +86,9 @@ def sending_metrics(registry: CollectorRegistry) -> Iterator[None]:
 
     try:
         interval_s = float(os.environ.get(INTERVAL) or DEFAULT_INTERVAL_MS) / 1000
+        if not 0 < interval_s <= threading.TIMEOUT_MAX:
+            message = f"{INTERVAL} must be above 0"
+            raise ValueError(message)  # noqa: TRY301 - as the SDK says of its own
         exporter = OTLPMetricExporter()
     except ValueError as error:
         raise StartupError(f"OpenTelemetry cannot use its variables OTEL_…: {error}") from error

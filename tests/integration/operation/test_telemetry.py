@@ -14,12 +14,15 @@ import httpx
 import numpy as np
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
+from app.api.otlp.metrics import sending_metrics
 from app.db.models.sessions import Session
 from app.db.states import SessionState
+from app.errors import StartupError
 from app.services.alerts.channels.write import create_channel
 from app.system.telemetry.export import Exports
 from tests import factories
@@ -260,3 +263,13 @@ def test_what_the_environment_says_is_used_or_named(environment: dict[str, str],
     )
     assert ran.stdout.splitlines()[-1] == "off"
     assert said in ran.stdout
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "often"])
+def test_metrics_are_not_sent_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
+    with pytest.raises(StartupError, match="OTEL_"), sending_metrics(CollectorRegistry()):
+        pass
