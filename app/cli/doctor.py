@@ -29,9 +29,9 @@ from app.settings.showing import shown
 
 # Below this an embedded database may stop in the middle of the night.
 FREE_BYTES: Final = 2 * 1024**3
-# Without them there is nothing to count.
 # A person waits longer than a probe.
 BUDGET_S: Final = 15.0
+# Without them there is nothing to count.
 SCHEMA: Final = ("database", "schema")
 NODES: Final = "names of nodes"
 GUESSED_WITHIN: Final = timedelta(days=7)

@@ -203,7 +203,7 @@ def hang_event_of(order: HangOrder) -> HangEvent:
 
 
 def describe(config: EventConfig, order: Order) -> str:
-    """Return which event goes where; the address is a secret, its host is not."""
+    """Return which event is sent; where to is a secret."""
     del config
     return f"{_type(order)} about {order.node}"
 
