@@ -32,6 +32,7 @@ class UseBody(BaseModel):
     jobs: int
     attempts: int
     tensor_groups: int
+    probed_devices: int
 
 
 class InstallationBody(BaseModel):

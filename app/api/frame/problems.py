@@ -129,6 +129,7 @@ PROBLEMS: Final[Mapping[str, tuple[int, str]]] = {
     "quota.jobs": (429, "The project has enough jobs"),
     "quota.attempts": (429, "The project has enough attempts"),
     "quota.tensor_groups": (429, "The project has enough tensor-parallel groups"),
+    "quota.probed_devices": (429, "The project has enough probes"),
     "blobs.unavailable": (503, "The object store does not answer"),
     "blobs.lost": (500, "The object store has lost bytes"),
     "storage.full": (507, "The disk is full"),

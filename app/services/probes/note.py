@@ -14,6 +14,8 @@ from app.db.models.hosts import HostProbe
 from app.errors import ConflictError
 from app.services.hosts.repairs import EARLY
 from app.services.probes.verdict import Measure
+from app.services.usage.count import count_made
+from app.services.usage.quotas import PROBED_DEVICES
 
 if TYPE_CHECKING:
     from app.services.container import Container
@@ -47,6 +49,8 @@ def note_probe(  # noqa: PLR0913 - what a probe says
     ------
     ConflictError
         ``probe.in_future``.
+    QuotaExceededError
+        ``quota.probed_devices``.
     """
     with container.uow() as tx:
         if at > tx.now + EARLY:
@@ -67,3 +71,4 @@ def note_probe(  # noqa: PLR0913 - what a probe says
             for number, device in enumerate(devices)
         ]
         tx.session.execute(insert(HostProbe).on_conflict_do_nothing(), rows)
+        count_made(tx, container.settings, container.project_id, PROBED_DEVICES)

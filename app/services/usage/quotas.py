@@ -11,6 +11,7 @@ from sqlalchemy import func, literal, select
 from app.db.models.access import Project
 from app.db.models.base import OfProject
 from app.db.models.chunks import Intake
+from app.db.models.hosts import HostProbe
 from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Attempt, Job, Session
 from app.db.models.tensor import TensorGroup
@@ -60,6 +61,8 @@ class Use:
     """That are there, where they were asked for."""
     tensor_groups: int = 0
     """That are there, where they were asked for."""
+    probed_devices: int = 0
+    """Of all its probes, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,19 @@ TENSOR_GROUPS: Final = Quota(
     lambda use: use.tensor_groups,
     lambda _: STORED_RETRY_S,
 )
+PROBED_DEVICES: Final = Quota(
+    "probed_devices",
+    "Probed devices",
+    lambda settings: settings.quota_probed_devices,
+    lambda use: use.probed_devices,
+    lambda _: STORED_RETRY_S,
+)
 
 # What is summed up in `ProjectUsage` as it is stored; what is open, which is counted when it is
 # asked for; and what only few requests make anew: these are counted where they do.
 SUMMED: Final = (SESSIONS, BYTES, OPERATIONS)
 STORED: Final = (*SUMMED, OPEN_SESSIONS, PRODUCERS)
-MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS)
+MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS, PROBED_DEVICES)
 # A line there, a setting and a problem code: page, metrics and refusals follow.
 QUOTAS: Final = STORED + MADE
 
@@ -144,6 +154,7 @@ _MADE_IN: Final[dict[str, type[OfProject]]] = {
     JOBS.name: Job,
     ATTEMPTS.name: Attempt,
     TENSOR_GROUPS.name: TensorGroup,
+    PROBED_DEVICES.name: HostProbe,
 }
 
 

@@ -20,6 +20,7 @@ from app.services.usage.quotas import QUOTAS, use_of
 from app.settings import Settings
 from tests.integration.api import bodies
 from tests.integration.api.chunks import put, rank_body, seal
+from tests.integration.hosts.build import probe_of
 from tests.support.tensor import HEALTHY, TrainingJob
 from tests.support.waiting import wait_for
 
@@ -204,6 +205,18 @@ def test_tensor_parallel_groups_are_counted(install: Install) -> None:
         refused(TrainingJob(installation.client, "llm", "0-1").send(*HEALTHY), "tensor_groups")
         assert first.send(*HEALTHY).status_code == 202
         assert used(installation).tensor_groups == 1
+
+
+def test_devices_of_probes_are_counted(install: Install) -> None:
+    with install(quota_probed_devices=3) as installation:
+        hosts, probe = "/api/v1/hosts", probe_of(650.0, 651.0)
+        assert installation.client.post(f"{hosts}/node-1/probes", json=probe).status_code == 201
+        more = installation.client.post(f"{hosts}/node-2/probes", json=probe_of(650.0, 651.0))
+        refused(more, "probed_devices")
+        # Sent once more, it is none more.
+        assert installation.client.post(f"{hosts}/node-1/probes", json=probe).status_code == 201
+        assert installation.client.get(f"{hosts}/node-2/probe").status_code == 404
+        assert used(installation).probed_devices == 2
 
 
 def test_of_many_announcements_at_once_just_as_many_pass_as_may(install: Install) -> None:
