@@ -12,6 +12,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -21,6 +22,7 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from app.analysis.trace.assemble import Assembler
+from app.analysis.trace.behind import take_one_behind
 from app.analysis.trace.column_sets import NATIVE
 from app.analysis.trace.columns import batch_columns
 from app.analysis.trace.faults import Places, refuse
@@ -39,7 +41,8 @@ from app.errors import (
 
 SCHEMA: Final = "paceline.trace/1"
 
-_BLOCK_BYTES: Final = 4 * MIB
+# Small enough that the first one is soon read on a second core, and stays in its cache.
+_BLOCK_BYTES: Final = MIB
 _MAX_LINE_BYTES: Final = MIB
 # Lines without an operation cost time as well.
 _MAX_BLANK_LINES: Final = 1 << 20
@@ -94,17 +97,23 @@ def decode_ndjson(
     capacity = _FIRST_CAPACITY if len(block) > _BLOCK_BYTES // 2 else block.count(b"\n") + 1
     assembler = Assembler(meta, NATIVE, places, limits, capacity, part=part)
     names = OpNames(places)
-    while True:
-        if block:
-            batch, numbers = _read_block(block, line)
-            if batch.num_rows:
-                lines.add(assembler.rows, numbers)
-                columns, op = batch_columns(batch, NATIVE, places, assembler.rows)
-                assembler.add(columns, names.codes(op, assembler.rows))
-        following = next(blocks, None)
-        if following is None:
-            return assembler.finish(names.names)
-        line, block = following
+
+    def take(numbered: tuple[int, bytes]) -> None:
+        line, block = numbered
+        if not block:
+            return
+        batch, numbers = _read_block(block, line)
+        if batch.num_rows:
+            lines.add(assembler.rows, numbers)
+            columns, op = batch_columns(batch, NATIVE, places, assembler.rows)
+            assembler.add(columns, names.codes(op, assembler.rows))
+
+    following = next(blocks, None)
+    if following is None:
+        take((line, block))
+    else:
+        take_one_behind(chain([(line, block), following], blocks), take)
+    return assembler.finish(names.names)
 
 
 def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, bytes]]:

@@ -7,7 +7,7 @@ batches that are checked before the next is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.analysis.trace.assemble import Assembler
+from app.analysis.trace.behind import take_one_behind
 from app.analysis.trace.column_sets import OP_COLUMNS, ColumnSet, choose_layout
 from app.analysis.trace.columns import batch_columns, check_types
 from app.analysis.trace.faults import Places, refuse_body
@@ -62,7 +63,7 @@ def decode_parquet(
         # Closed before the source is, also when a batch is refused.
         with closing(_batches(file, wanted)) as batches:
             if footer.rows > BATCH_ROWS:
-                _take_one_behind(batches, take)
+                take_one_behind(batches, take)
             else:
                 for batch in batches:
                     take(batch)
@@ -89,30 +90,6 @@ def _batches(file: pq.ParquetFile, wanted: list[str]) -> Generator[pa.RecordBatc
     )
     while (batch := _read(lambda: next(batches, None))) is not None:
         yield batch
-
-
-def _take_one_behind(items: Iterator[T], take: Callable[[T], None]) -> None:
-    """Have each item taken on a second core while the next one is made.
-
-    They are made here: a new thread's memory is new to Arrow, and touching it takes as long as
-    decoding a fifth of what goes there.
-    """
-    # Small bodies need none, and it loads logging with it.
-    from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415
-
-    with ThreadPoolExecutor(1) as pool:
-        taken: Future[None] | None = None
-        item: T | None
-        while True:
-            try:
-                item = next(items, None)
-            finally:
-                # Its refusal comes before that of what follows it.
-                if taken is not None:
-                    taken.result()
-            if item is None:
-                return
-            taken = pool.submit(take, item)
 
 
 def _read(action: Callable[[], T]) -> T:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from app.analysis.trace.behind import take_one_behind
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Sizes
-from app.analysis.trace.parquet.reader import _take_one_behind
 from app.errors import InvalidTraceError, PacelineError
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import LIMITS, META
@@ -269,7 +269,7 @@ def test_what_is_wrong_with_a_batch_is_said_before_what_is_wrong_with_the_next()
         raise OSError("the third batch")
 
     with pytest.raises(ValueError, match="the second batch"):
-        _take_one_behind(numbers(), take)
+        take_one_behind(numbers(), take)
     assert taken == [1, 2]
 
 
