@@ -15,13 +15,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.trace import encode, storage
+from app.analysis.trace import encode
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import MAX_TIME_NS, Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
 from app.analysis.trace.ndjson.lines import read_lines
 from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
+from app.analysis.trace.storage import packed
 from app.errors import InvalidMetadataError, PacelineError
 from tests.unit.analysis.trace import bodies
 
@@ -240,7 +241,7 @@ def test_every_form_of_a_trace_is_the_same_trace(made: list[dict[str, Any]]) -> 
         return
     assert trace.start_ns.tolist() == [row["start_ns"] for row in made]
     assert bodies.names_of(trace) == [row["op"] for row in made]
-    bodies.assert_same(storage.unpack(storage.pack(trace), trace.meta), trace)
+    bodies.assert_same(packed.unpack(packed.pack(trace), trace.meta), trace)
     bodies.assert_same(decode(encode.to_parquet(trace), meta, limits=LIMITS).trace, trace)
     bodies.assert_same(decode(encode.to_ndjson_gz(trace), None, limits=LIMITS).trace, trace)
 
@@ -248,9 +249,9 @@ def test_every_form_of_a_trace_is_the_same_trace(made: list[dict[str, Any]]) -> 
 @bounded
 @given(edits=_edits)
 def test_stored_bytes(edits: list[tuple[int, int, bytes]]) -> None:
-    blob = b"".join(storage.pack(bodies.decoded(BODIES["ndjson"])))
+    blob = b"".join(packed.pack(bodies.decoded(BODIES["ndjson"])))
     try:
-        storage.unpack(blob[: edits[0][0] % len(blob)], bodies.META)
+        packed.unpack(blob[: edits[0][0] % len(blob)], bodies.META)
     except PacelineError as error:
         assert error.stable_code == "trace.unreadable_blob"
 

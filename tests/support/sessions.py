@@ -18,7 +18,7 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes, Trace
-from app.analysis.trace.storage import pack
+from app.analysis.trace.storage.packed import pack
 from app.db.blobs import write_blob
 from app.db.models.blobs import BlobPart
 from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict

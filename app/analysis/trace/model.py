@@ -222,3 +222,7 @@ class Trace:
             first = np.concatenate(([0], np.flatnonzero(change) + 1))
             self.known_stretches.append(stretches_of(first, self.start_ns))
         return self.known_stretches[0]
+
+    def step_count(self) -> int:
+        """Return how many different steps have operations; there is at least one row."""
+        return int(np.unique(self.step[self.stretches().first]).size)

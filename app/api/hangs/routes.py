@@ -23,7 +23,8 @@ from app.services.hangs.read import HangRow, get_hang, hangs_of_job
 from app.services.hangs.receive import HangReceipt
 from app.services.hangs.uploads import Upload, get_upload, receive_any
 from app.services.history.notes import known_job
-from app.services.sessions.receive import Body, check_job_name
+from app.services.sessions.body import Body
+from app.services.sessions.receive import check_job_name
 
 Job = Annotated[str, Path(description="Name of the job; made if it is new.")]
 

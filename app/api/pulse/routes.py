@@ -21,7 +21,8 @@ from app.services.history.notes import known_job
 from app.services.pulse.read import NoticeRow, left_out, notices_of_job, wrong_clocks
 from app.services.pulse.receive import ArrivedPulse, Wanted, receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
-from app.services.sessions.receive import Body, check_job_name
+from app.services.sessions.body import Body
+from app.services.sessions.receive import check_job_name
 
 
 class PulseAnswer(BaseModel):

@@ -30,12 +30,13 @@ from app.api.sessions.send import ReceiptBody, RefusedChunkBody, answer, take_ch
 from app.auth.here import Here
 from app.errors import PacelineError
 from app.inputs.sessions.batch import ListedChunk, read_batch
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.inbox import Arrived
 from app.services.sessions.chunks.path import ChunkPath, ChunkReceipt, SessionPath, check_path
 from app.services.sessions.chunks.receive import receive_chunk
 from app.services.sessions.chunks.seal import seal_session
 from app.services.sessions.chunks.together import receive_each
-from app.services.sessions.receive import Body, check_job_name
+from app.services.sessions.receive import check_job_name
 
 log = structlog.get_logger(__name__)
 

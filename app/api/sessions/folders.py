@@ -29,6 +29,7 @@ from app.inputs.recordings.listing import (
     FolderLook,
     look_at_listing,
 )
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.folder import (
     folder_path,
     folder_standing,
@@ -36,7 +37,6 @@ from app.services.sessions.chunks.folder import (
     seal_folder,
 )
 from app.services.sessions.chunks.path import ChunkReceipt
-from app.services.sessions.receive import Body
 
 FOLDER_ROUTE: Final = "/api/v1/jobs/{job}/folders/{folder}"
 

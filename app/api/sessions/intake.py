@@ -44,9 +44,9 @@ from app.inputs.labels import read_labels
 from app.inputs.recordings.archive_kinds import MEDIA_TYPES as ARCHIVES
 from app.services.ingest.place import spool_directory
 from app.services.pulse.receive import receive_pulses
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.inbox import Pressure
 from app.services.sessions.chunks.together import receive_together
-from app.services.sessions.receive import Body
 from app.settings import MIB
 from app.system.shared import Sum
 

@@ -27,9 +27,10 @@ from app.auth.here import Here
 from app.inputs.recordings.choose import NotRead
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.path import ChunkPath, ChunkReceipt, RefusedChunk
 from app.services.sessions.chunks.receive import count_refused
-from app.services.sessions.receive import Body, Receipt, check_job_name, receive_session
+from app.services.sessions.receive import Receipt, check_job_name, receive_session
 
 log = structlog.get_logger(__name__)
 

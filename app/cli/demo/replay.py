@@ -31,7 +31,8 @@ from app.db.models.alerts import AlertGroup
 from app.db.models.sessions import Job, Session
 from app.db.states import SessionState
 from app.services.alerts.evaluate import look_at_group
-from app.services.sessions.receive import Body, receive_session
+from app.services.sessions.body import Body
+from app.services.sessions.receive import receive_session
 from app.services.tasks.leases import LeaseKeeper
 from app.services.tasks.task_runs import claim
 from app.settings import Settings

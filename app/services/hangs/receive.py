@@ -28,7 +28,8 @@ from app.services.alerts.rules import give_hang_rule
 from app.services.alerts.store import group_of_job
 from app.services.hangs.places import with_places
 from app.services.ingest.place import spool_directory
-from app.services.sessions.receive import check_job_name, make_job, trace_limits
+from app.services.sessions.decoding import trace_limits
+from app.services.sessions.receive import check_job_name, make_job
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
-    from app.services.sessions.receive import Body
+    from app.services.sessions.body import Body
     from app.settings import Settings
 
 log = structlog.get_logger(__name__)

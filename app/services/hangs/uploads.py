@@ -42,7 +42,7 @@ from app.services.tasks.task_runs import finish
 if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Claim, Container
-    from app.services.sessions.receive import Body
+    from app.services.sessions.body import Body
 
 log = structlog.get_logger(__name__)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
     from app.services.pulse.recordings import Recording
+    from app.services.sessions.body import Body
     from app.services.sessions.chunks.inbox import Pressure
-    from app.services.sessions.receive import Body
 
 # One statement for all that came together. Bytes go as they are (%b): text is twice as long.
 _APPEND: Final = """

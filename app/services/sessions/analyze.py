@@ -17,7 +17,7 @@ from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
 from app.analysis.report.build import Analysis, analyze
 from app.analysis.report.verdict import verdict_of
 from app.analysis.trace.metadata import parse_metadata
-from app.analysis.trace.storage import unpack
+from app.analysis.trace.storage.stored import read_stored
 from app.db.blobs import open_blob
 from app.db.documents import COMPUTING
 from app.db.models.chunks import Intake
@@ -108,7 +108,7 @@ def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
         earlier = _earlier(tx, row.job_id, row.received_at)
     meta = with_known_hosts(meta, known)
     moved = moved_gpus(meta, known, row.received_at)
-    return _Loaded(unpack(parts, meta), row.name, row.meta, moved, earlier, row.merged)
+    return _Loaded(read_stored(parts, meta), row.name, row.meta, moved, earlier, row.merged)
 
 
 def _earlier(tx: UnitOfWork, job_id: int, before: datetime) -> tuple[EarlierSession, ...]:

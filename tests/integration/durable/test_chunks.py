@@ -21,6 +21,7 @@ from app.db.models.blobs import BlobPart
 from app.db.models.chunks import Chunk, InboxItem, Intake
 from app.db.models.sessions import Session
 from app.db.models.tasks import TaskRun
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.absorb import (
     LEASE,
     MAX_TRIES,
@@ -35,7 +36,6 @@ from app.services.sessions.chunks.merge import merge_session
 from app.services.sessions.chunks.path import ChunkPath
 from app.services.sessions.chunks.receive import receive_chunk
 from app.services.sessions.chunks.seal import seal_session
-from app.services.sessions.receive import Body
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from tests import factories

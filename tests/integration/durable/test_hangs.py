@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
 from app.services.hangs.uploads import Upload, receive_any
 from app.services.installation.sweep import sweep
-from app.services.sessions.receive import Body
+from app.services.sessions.body import Body
 from app.settings import Settings
 from tests.support.hanging import large_archive
 from tests.support.project import build

@@ -22,10 +22,10 @@ from app.analysis.trace.model import Sizes
 from app.analysis.trace.ndjson.reader import SCHEMA
 from app.db.models.chunks import InboxItem
 from app.db.models.sessions import Session
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.inbox import refused_chunks
 from app.services.sessions.chunks.path import ChunkPath
 from app.services.sessions.chunks.receive import receive_chunk
-from app.services.sessions.receive import Body
 from tests import factories
 from tests.support.sessions import count_reports, session_row, small_trace, store, task_row
 

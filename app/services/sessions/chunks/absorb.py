@@ -18,7 +18,7 @@ from sqlalchemy import and_, delete, or_, select, update
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.metadata import parse_metadata
-from app.analysis.trace.storage import pack
+from app.analysis.trace.storage.packed import pack
 from app.db.models.chunks import Chunk, InboxItem, Intake
 from app.db.models.sessions import Job, Session
 from app.db.states import InboxKind
@@ -28,7 +28,7 @@ from app.services.ingest.refusals import count_refusal
 from app.services.sessions.chunks.add import Adding, Piece, begin
 from app.services.sessions.chunks.inbox import waiting_chunks
 from app.services.sessions.chunks.seal import is_complete, seal
-from app.services.sessions.receive import trace_limits
+from app.services.sessions.decoding import trace_limits
 from app.services.usage.quotas import QuotaExceededError
 from app.settings.environment import variable
 from app.system.memory import KIB, limited_memory

@@ -95,7 +95,7 @@ class Adding:
         session.operations += len(trace)
         session.body_bytes += piece.size
         # How many there are together is known when the chunks are merged.
-        session.steps = max(session.steps, int(np.unique(trace.step).size))
+        session.steps = max(session.steps, trace.step_count())
         if piece.producer not in self.producers:
             self.producers.add(piece.producer)
             intake.producers += 1

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from app.db.states import SessionState
     from app.inputs.recordings.choose import NotRead
     from app.services.container import Container
-    from app.services.sessions.receive import Body
+    from app.services.sessions.body import Body
 
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 

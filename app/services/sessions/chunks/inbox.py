@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
+    from app.services.sessions.body import Body
     from app.services.sessions.chunks.path import ChunkPath
-    from app.services.sessions.receive import Body
     from app.settings import Settings
 
 # Larger bodies are decoded while their sender waits: it is the decoding that takes long then.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 from sqlalchemy import CursorResult, select, update
 
 from app.analysis.report.coverage import (
@@ -23,7 +22,7 @@ from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.merge import Merged, TraceChunk, merge
 from app.analysis.trace.metadata import parse_metadata
 from app.analysis.trace.recordings.files.steps import in_order
-from app.analysis.trace.storage import pack, unpack
+from app.analysis.trace.storage.packed import pack, unpack
 from app.db.blobs import delete_blob, open_blob, write_blob
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import Session
@@ -147,7 +146,7 @@ def _store(
             .values(
                 trace_blob=write_blob(tx, staged),
                 operations=len(trace),
-                steps=int(np.unique(trace.step).size),
+                steps=trace.step_count(),
             )
         ),
     )

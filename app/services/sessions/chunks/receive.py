@@ -14,17 +14,18 @@ from sqlalchemy import and_, exists, or_, select, update
 from sqlalchemy.orm import aliased
 
 from app.analysis.trace.decode import decode, recognize
-from app.analysis.trace.storage import pack
+from app.analysis.trace.storage.packed import pack
 from app.db.models.chunks import Chunk, InboxItem, Intake
 from app.db.models.sessions import Job, Session
 from app.db.states import InboxKind, SessionState
 from app.errors import ConflictError, InvalidTraceError, PacelineError
 from app.services.ingest.refusals import count_refusal
+from app.services.sessions.body import Body
 from app.services.sessions.chunks import inbox
 from app.services.sessions.chunks.add import Piece, begin, create, lock
 from app.services.sessions.chunks.path import ChunkPath, ChunkReceipt
 from app.services.sessions.chunks.seal import is_complete, no_chunks, seal
-from app.services.sessions.receive import Body, trace_limits
+from app.services.sessions.decoding import trace_limits
 from app.services.usage.count import check_room
 from app.services.usage.quotas import BYTES, OPERATIONS, PRODUCERS, exceeded, use_of
 

@@ -17,7 +17,7 @@ from app.errors import PacelineError, TryLaterError
 from app.services.sessions.chunks import inbox
 from app.services.sessions.chunks.path import ChunkReceipt, RefusedChunk
 from app.services.sessions.chunks.receive import count_refused, receive_chunk
-from app.services.sessions.receive import trace_limits
+from app.services.sessions.decoding import trace_limits
 from app.services.usage.count import check_room
 from app.services.usage.quotas import (
     BYTES,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import UnitOfWork
     from app.services.container import Container
+    from app.services.sessions.body import Body
     from app.services.sessions.chunks.inbox import Arrived, ChunkName
     from app.services.sessions.chunks.path import SessionPath
-    from app.services.sessions.receive import Body
     from app.settings import Settings
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from app.analysis.report.timeline import perfetto, step_timeline
 from app.analysis.trace.metadata import parse_metadata
-from app.analysis.trace.storage import unpack
+from app.analysis.trace.storage.stored import read_stored
 from app.db.blobs import open_blob
 from app.db.models.sessions import Session
 from app.errors import BusyError
@@ -42,7 +42,7 @@ class StoredTrace:
 
     def unpack(self) -> Trace:
         """Return the operations, decompressed: work for after the transaction."""
-        return unpack(self.parts, parse_metadata(self.meta))
+        return read_stored(self.parts, parse_metadata(self.meta))
 
 
 def stored_trace(tx: Reads, session_id: uuid.UUID) -> StoredTrace:

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, text
 
 from app.services.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
-from app.services.sessions.receive import Body
+from app.services.sessions.body import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
 
 if TYPE_CHECKING:

@@ -53,7 +53,24 @@ def test_a_parquet_body_is_stored_with_its_work_before_the_answer(
     assert session.steps == 12
     assert session.trace_format == "parquet"
     assert run == ("analyze_session", "queued", uuid.UUID(body["session"]))
-    assert 0 < len(stored) < len(bodies.parquet()) * 2
+    assert stored == bodies.parquet()
+
+
+def test_lines_that_are_not_compressed_are_stored_packed(installation: Installation) -> None:
+    body = ndjson()
+    assert installation.post(body, params={}, headers={"Content-Type": bodies.NDJSON}).is_success
+    with installation.container.uow() as tx:
+        blob = tx.session.connection().execute(text("SELECT trace_blob FROM session")).scalar_one()
+        assert sum(map(len, read_blob(tx, blob))) < len(body) / 4
+
+
+def test_a_refused_body_that_would_be_stored_as_it_came_leaves_nothing(
+    installation: Installation,
+) -> None:
+    answer = installation.post(bodies.parquet(), params=bodies.SIZES | {"dp": 1, "world": 4})
+    assert answer.status_code == 422
+    rows = installation.rows()
+    assert (rows["session"], rows["task_run"], rows["job"], rows["blob_part"]) == (0, 0, 0, 0)
 
 
 def test_the_published_columns_are_accepted(installation: Installation) -> None:

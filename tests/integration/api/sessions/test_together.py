@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import event
 
+from app.services.sessions.body import Body
 from app.services.sessions.chunks.inbox import Arrived
 from app.services.sessions.chunks.path import ChunkPath, SessionPath
 from app.services.sessions.chunks.seal import seal_session
 from app.services.sessions.chunks.together import receive_together
-from app.services.sessions.receive import Body
 from tests.integration.api import bodies, chunks
 
 if TYPE_CHECKING:

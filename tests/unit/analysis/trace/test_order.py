@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.trace import storage
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
+from app.analysis.trace.storage import packed
 from app.errors import InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace import bodies
@@ -136,8 +136,8 @@ def test_copies_and_repeated_steps_are_stored() -> None:
     trace = bodies.decoded(bodies.ndjson(made))
     assert trace.copies == 1
     assert len(trace.repeated_steps) == 1
-    bodies.assert_same(storage.unpack(storage.pack(trace), trace.meta), trace)
-    stored = storage.unpack(storage.pack(trace), trace.meta)
+    bodies.assert_same(packed.unpack(packed.pack(trace), trace.meta), trace)
+    stored = packed.unpack(packed.pack(trace), trace.meta)
     assert (stored.copies, stored.repeated_steps) == (trace.copies, trace.repeated_steps)
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from app.analysis.trace import encode, storage
+from app.analysis.trace import encode
 from app.analysis.trace.model import KNOWN_OP_TYPES, Trace
+from app.analysis.trace.storage import packed
 from app.errors import InvalidTraceError
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.bodies import META
@@ -35,13 +36,13 @@ def large(rows: int) -> Trace:
 
 def test_a_stored_trace_comes_back_exactly() -> None:
     for trace in (TRACE, replace(TRACE, step_relative=True)):
-        bodies.assert_same(storage.unpack(storage.pack(trace), META), trace)
-        bodies.assert_same(storage.unpack(b"".join(storage.pack(trace)), META), trace)
+        bodies.assert_same(packed.unpack(packed.pack(trace), META), trace)
+        bodies.assert_same(packed.unpack(b"".join(packed.pack(trace)), META), trace)
 
 
 def test_unknown_types_are_stored_by_name() -> None:
     trace = replace(TRACE, op_names=(*TRACE.op_names, "checkpoint"), op=TRACE.op + np.int16(4))
-    bodies.assert_same(storage.unpack(storage.pack(trace), META), trace)
+    bodies.assert_same(packed.unpack(packed.pack(trace), META), trace)
 
 
 def test_codes_of_another_release_are_translated() -> None:
@@ -49,29 +50,29 @@ def test_codes_of_another_release_are_translated() -> None:
     names = (*older, "mystery")
     codes = np.array([names.index(TRACE.op_names[code]) for code in TRACE.op], np.int16)
     codes[0] = len(older)
-    back = storage.unpack(storage.pack(replace(TRACE, op_names=names, op=codes)), META)
+    back = packed.unpack(packed.pack(replace(TRACE, op_names=names, op=codes)), META)
     assert back.op_names == (*KNOWN_OP_TYPES, "mystery")
     assert bodies.names_of(back) == ["mystery", *bodies.names_of(TRACE)[1:]]
 
 
 def test_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "BATCH_ROWS", 7)
-    bodies.assert_same(storage.unpack(storage.pack(TRACE), META), TRACE)
+    monkeypatch.setattr(packed, "BATCH_ROWS", 7)
+    bodies.assert_same(packed.unpack(packed.pack(TRACE), META), TRACE)
 
 
 @pytest.mark.slow
 def test_parts_are_at_most_four_mebibytes() -> None:
     trace = large(1_500_000)
-    parts = list(storage.pack(trace))
+    parts = list(packed.pack(trace))
     assert len(parts) > 3
     assert all(len(part) == 4 << 20 for part in parts[:-1])
     assert 0 < len(parts[-1]) <= 4 << 20
-    bodies.assert_same(storage.unpack(parts, META), trace)
+    bodies.assert_same(packed.unpack(parts, META), trace)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "noise", "foreign"])
 def test_bytes_that_were_not_packed_are_refused(damage: str) -> None:
-    blob = b"".join(storage.pack(TRACE))
+    blob = b"".join(packed.pack(TRACE))
     foreign = pa.BufferOutputStream()
     with pa.ipc.new_stream(foreign, pa.schema([("rank", pa.int32())])):
         pass
@@ -82,7 +83,7 @@ def test_bytes_that_were_not_packed_are_refused(damage: str) -> None:
         "foreign": foreign.getvalue().to_pybytes(),
     }[damage]
     with pytest.raises(InvalidTraceError) as caught:
-        storage.unpack(bad, META)
+        packed.unpack(bad, META)
     assert caught.value.stable_code == "trace.unreadable_blob"
 
 
@@ -98,5 +99,5 @@ def test_equal_traces_give_equal_bytes() -> None:
 def test_names_are_stored_as_json_whatever_they_hold() -> None:
     names = (*TRACE.op_names, 'quoted "name", Ω')
     trace = replace(TRACE, op_names=names, op=np.full_like(TRACE.op, len(names) - 1))
-    back = storage.unpack(storage.pack(trace), META)
+    back = packed.unpack(packed.pack(trace), META)
     assert json.dumps(back.op_names) == json.dumps(names)
