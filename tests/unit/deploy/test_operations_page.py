@@ -150,10 +150,15 @@ def test_the_commands_and_settings_of_the_services_exist() -> None:
 
 def test_the_settings_on_the_page_are_valid() -> None:
     [block] = re.findall(r"^```ini\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
-    names = [line.partition("=")[0].removeprefix("PACELINE_").lower() for line in lines]
-    assert len(names) > 4
-    assert set(names) <= set(Settings.model_fields)
+    # As systemd reads them: what follows a value on its line is a part of it.
+    pairs = [line.partition("=") for line in block.splitlines() if not line.startswith("#")]
+    settings = {name.removeprefix("PACELINE_").lower(): value for name, _, value in pairs}
+    assert len(settings) > 4
+    assert set(settings) <= set(Settings.model_fields)
+    # Keys are made by whoever installs it.
+    used = Settings(**settings | {"secret_keys": ""})
+    assert used.require_sign_in
+    assert used.database_url == settings["database_url"]
 
 
 def test_systemd_finds_nothing_to_blame(tmp_path: Path) -> None:
