@@ -2,7 +2,7 @@
 import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
 import { destroys } from './destroying.js';
-import { clearFaults, read, showFaults } from './forms.js';
+import { read, submits } from './forms.js';
 
 function made(token) {
   document.getElementById('made-name').textContent = `${token.token.name} was created. Copy it now: it is shown once, and only its hash is stored.`;
@@ -13,26 +13,13 @@ function made(token) {
 
 const RENEWED_DAYS = 90;
 
-function submits(form, address, signal, done) {
-  const button = form.querySelector('button[type=submit]');
-  const said = form.querySelector('p > .said');
-  button.disabled = false;
-  form.addEventListener('submit', async (event) => {
-    event.preventDefault();
-    clearFaults(form);
-    said.textContent = '';
-    button.disabled = true;
-    try {
-      const [method, url] = address();
-      const answer = await ask(method, url, read(form, { nulls: true }));
-      form.reset();
-      await done(answer);
-    } catch (error) {
-      said.textContent = showFaults(form, error.faults ?? []) || (error.faults?.length ? '' : error.message);
-    } finally {
-      button.disabled = false;
-    }
-  }, { signal });
+function sends(form, address, signal, done) {
+  submits(form, signal, async () => {
+    const [method, url] = address();
+    const answer = await ask(method, url, read(form, { nulls: true }));
+    form.reset();
+    await done(answer);
+  });
 }
 
 /** A button that sends a request and refreshes the page. */
@@ -53,11 +40,11 @@ function acts(button, said, signal, request) {
 function mount({ main, stop }) {
   if (main.dataset.view !== 'access') return;
   const { signal } = stop;
-  submits(document.getElementById('token'), () => ['POST', '/api/v1/tokens'], signal, async (answer) => {
+  sends(document.getElementById('token'), () => ['POST', '/api/v1/tokens'], signal, async (answer) => {
     await refresh();
     made(answer);
   });
-  submits(document.getElementById('project'), () => ['POST', '/api/v1/projects'], signal, refresh);
+  sends(document.getElementById('project'), () => ['POST', '/api/v1/projects'], signal, refresh);
   const losing = {
     token: (name) => ask('DELETE', `/api/v1/tokens/${encodeURIComponent(name)}`),
     disable: (person) => ask('PATCH', `/api/v1/people/${person}`, { disabled: true }),
@@ -80,7 +67,7 @@ function mount({ main, stop }) {
   if (!role) return;
   /** @type {HTMLSelectElement} */
   const person = role.querySelector('#role-person');
-  submits(role, () => ['PUT', `/api/v1/people/${person.value}/role`], signal, refresh);
+  sends(role, () => ['PUT', `/api/v1/people/${person.value}/role`], signal, refresh);
 }
 
 onPage(mount);

@@ -68,3 +68,24 @@ export function showFaults(form, faults) {
   form.querySelector('[aria-invalid=true]')?.focus();
   return rest.join(' ');
 }
+
+/** Let a form do its work when it is submitted: faults are shown next to fields, other errors in its `said`. */
+export function submits(form, signal, work, faultsOf = (error) => error.faults ?? []) {
+  const button = form.querySelector('[type=submit]');
+  const said = form.querySelector('.said');
+  button.disabled = false;
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    said.textContent = '';
+    clearFaults(form);
+    try {
+      await work();
+    } catch (error) {
+      const faults = faultsOf(error);
+      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
+    } finally {
+      button.disabled = false;
+    }
+  }, { signal });
+}

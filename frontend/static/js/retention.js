@@ -3,7 +3,7 @@ import { onPage, refresh } from './app.js';
 import { ask } from './ask.js';
 import { destroy, destroys } from './destroying.js';
 import { count } from './format.js';
-import { clearFaults, read, showFaults } from './forms.js';
+import { read, submits } from './forms.js';
 import { here } from './here.js';
 
 function mountRegion(region, signal) {
@@ -66,14 +66,7 @@ function askFirst(form, losses, save) {
 
 /** The form of a project's rules, with sizes in GiB; the API has bytes. */
 function mountRules(form, signal) {
-  const button = form.querySelector('button[type=submit]');
-  const said = form.querySelector('p > .said');
-  button.disabled = false;
-  form.addEventListener('submit', async (event) => {
-    event.preventDefault();
-    clearFaults(form);
-    said.textContent = '';
-    button.disabled = true;
+  submits(form, signal, async () => {
     const rules = Object.fromEntries(Object.entries(read(form, { nulls: true })).map(
       ([kind, { days, gib }]) => [kind, { days, bytes: gib === null ? null : Math.round(gib * GIB) }],
     ));
@@ -81,17 +74,10 @@ function mountRules(form, signal) {
       await ask('PUT', '/api/v1/retention', rules);
       await refresh();
     };
-    try {
-      const { losses } = await ask('POST', '/api/v1/retention/preview', rules);
-      if (Object.keys(losses).length) askFirst(form, losses, save);
-      else await save();
-    } catch (error) {
-      const faults = (error.faults ?? []).map((fault) => ({ ...fault, column: fault.column?.replace(/bytes$/, 'gib') }));
-      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
-    } finally {
-      button.disabled = false;
-    }
-  }, { signal });
+    const { losses } = await ask('POST', '/api/v1/retention/preview', rules);
+    if (Object.keys(losses).length) askFirst(form, losses, save);
+    else await save();
+  }, (error) => (error.faults ?? []).map((fault) => ({ ...fault, column: fault.column?.replace(/bytes$/, 'gib') })));
 }
 
 function mount({ main, stop }) {

@@ -3,7 +3,7 @@ import { acting, faultOf } from '../acting.js';
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { follow } from '../follow.js';
-import { clearFaults, read, showFaults } from '../forms.js';
+import { read, submits } from '../forms.js';
 import { mountOrders } from './orders.js';
 
 function mountSwitch(region, signal) {
@@ -19,26 +19,12 @@ function mountSwitch(region, signal) {
 }
 
 function mountPolicy(form, signal) {
-  const button = form.querySelector('[type=submit]');
-  const said = form.querySelector('.said');
-  button.disabled = false;
   form.addEventListener('input', () => { form.dataset.changed = ''; }, { signal });
-  form.addEventListener('submit', async (event) => {
-    event.preventDefault();
-    button.disabled = true;
-    said.textContent = '';
-    clearFaults(form);
-    try {
-      const { mode, config = {} } = read(form, { nulls: true });
-      await ask('PUT', '/api/v1/action-policies', { kind: form.dataset.policy, mode, config });
-      await refresh();
-    } catch (error) {
-      const faults = error.faults ?? [];
-      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
-    } finally {
-      button.disabled = false;
-    }
-  }, { signal });
+  submits(form, signal, async () => {
+    const { mode, config = {} } = read(form, { nulls: true });
+    await ask('PUT', '/api/v1/action-policies', { kind: form.dataset.policy, mode, config });
+    await refresh();
+  });
 }
 
 /** Whether a user fills in a form. */

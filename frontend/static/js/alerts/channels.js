@@ -4,7 +4,7 @@ import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
 import { destroys } from '../destroying.js';
 import { follow } from '../follow.js';
-import { clearFaults, read, showFaults } from '../forms.js';
+import { clearFaults, read, submits } from '../forms.js';
 import { mountReplays } from './replay.js';
 
 const CHANNELS = '/api/v1/channels';
@@ -84,8 +84,6 @@ function mountChosen(region, signal) {
 
 function mountSettings(form, signal) {
   const { channel } = form.dataset;
-  const button = form.querySelector('[type=submit]');
-  const said = form.querySelector('.said');
   const kind = form.querySelector('#kind');
   const choose = () => {
     for (const fields of form.querySelectorAll('[data-kind]')) {
@@ -100,32 +98,20 @@ function mountSettings(form, signal) {
       choose();
     }, { signal });
   }
-  button.disabled = false;
   form.addEventListener('input', () => { form.dataset.changed = ''; }, { signal });
-  form.addEventListener('submit', async (event) => {
-    event.preventDefault();
-    button.disabled = true;
-    said.textContent = '';
-    clearFaults(form);
+  submits(form, signal, async () => {
     const name = form.querySelector('#name').value.trim();
-    try {
-      const body = { ...read(form, { nulls: Boolean(channel) }), name };
-      if (channel) {
-        await ask('PATCH', `${CHANNELS}/${channel}`, body);
-        results.clear();
-        await refresh();
-        document.querySelector('[data-saved]').textContent = 'Saved.';
-      } else {
-        const added = await ask('POST', CHANNELS, body);
-        location.assign(here(`/channels/${added.id}`));
-      }
-    } catch (error) {
-      const faults = error.code === NAME_TAKEN ? [{ column: 'name', message: error.message }] : error.faults ?? [];
-      said.textContent = showFaults(form, faults) || (faults.length ? '' : error.message);
-    } finally {
-      button.disabled = false;
+    const body = { ...read(form, { nulls: Boolean(channel) }), name };
+    if (channel) {
+      await ask('PATCH', `${CHANNELS}/${channel}`, body);
+      results.clear();
+      await refresh();
+      document.querySelector('[data-saved]').textContent = 'Saved.';
+    } else {
+      const added = await ask('POST', CHANNELS, body);
+      location.assign(here(`/channels/${added.id}`));
     }
-  }, { signal });
+  }, (error) => (error.code === NAME_TAKEN ? [{ column: 'name', message: error.message }] : error.faults ?? []));
 }
 
 /** Whether a user fills in a form. */
