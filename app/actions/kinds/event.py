@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import Field, TypeAdapter
@@ -65,21 +65,6 @@ class MachineData:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineEvent:
-    """A CloudEvent about a machine."""
-
-    specversion: Literal["1.0"]
-    id: str  # the same on every try
-    source: str  # address of the project's pages
-    type: EventType
-    subject: str  # the node
-    time: datetime
-    datacontenttype: Literal["application/json"]
-    dataschema: str
-    data: MachineData
-
-
-@dataclass(frozen=True, slots=True)
 class HangData:
     """What an event says of a job that hangs."""
 
@@ -99,24 +84,26 @@ class HangData:
     recommended_action: Literal["inspect"]
 
 
+Data = TypeVar("Data", MachineData, HangData)
+
+
 @dataclass(frozen=True, slots=True)
-class HangEvent:
-    """A CloudEvent about a job that hangs."""
+class CloudEvent(Generic[Data]):
+    """A CloudEvent about a machine, or about a job that hangs."""
 
     specversion: Literal["1.0"]
     id: str  # the same on every try
     source: str  # address of the project's pages
     type: EventType
-    subject: str  # the job
+    subject: str  # the node, or the job
     time: datetime
     datacontenttype: Literal["application/json"]
     dataschema: str
-    data: HangData
+    data: Data
 
 
-Event = MachineEvent | HangEvent
-EVENT: Final = TypeAdapter(MachineEvent)
-HANG_EVENT: Final = TypeAdapter(HangEvent)
+MACHINE_EVENT: Final = TypeAdapter(CloudEvent[MachineData])
+HANG_EVENT: Final = TypeAdapter(CloudEvent[HangData])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +121,7 @@ class EventConfig:
 def schema_of(kind: EventType) -> dict[str, Any]:
     """Return the JSON Schema of a type of event."""
     of_job = kind is EventType.HANG
-    schema = (HANG_EVENT if of_job else EVENT).json_schema()
+    schema = (HANG_EVENT if of_job else MACHINE_EVENT).json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = kind.value
     schema["properties"]["type"] = {"const": kind.value}
@@ -144,61 +131,57 @@ def schema_of(kind: EventType) -> dict[str, Any]:
     return schema
 
 
-def event_of(order: Order, kind: EventType) -> MachineEvent:
+def machine_event(order: Order, kind: EventType) -> CloudEvent[MachineData]:
     """Return the event that tells of an order."""
-    return MachineEvent(
+    data = MachineData(
+        node=order.node,
+        gpus=order.gpus,
+        cause=order.cause,
+        cause_title=order.cause_title,
+        confidence=order.confidence,
+        sessions=order.sessions,
+        lost_gpu_hours_each_hour=order.lost_each_hour,
+        job=order.job,
+        incident=order.incident,
+        evidence_url=order.evidence_url,
+        recommended_action=RECOMMENDED[kind],
+    )
+    return _event(order, kind, order.node, data)
+
+
+def hang_event(order: HangOrder) -> CloudEvent[HangData]:
+    """Return the event that tells of a job that hangs."""
+    data = HangData(
+        job=order.job,
+        hang=order.hang,
+        began=order.began,
+        ranks=order.ranks,
+        waiting=order.waiting,
+        cause="hang",
+        cause_title=order.sentence,
+        culprits=order.culprits,
+        confidence=order.confidence,
+        # every rank's GPU computes nothing as long as it lasts
+        lost_gpu_hours_each_hour=float(order.ranks),
+        incident=order.incident,
+        evidence_url=order.evidence_url,
+        remedy=order.remedy,
+        recommended_action="inspect",
+    )
+    return _event(order, EventType.HANG, order.job, data)
+
+
+def _event(order: Order | HangOrder, kind: EventType, subject: str, data: Data) -> CloudEvent[Data]:
+    return CloudEvent(
         specversion="1.0",
-        id=_id(order, kind),
+        id=f"{order.id.hex}_{kind.rpartition('.')[2]}",
         source=order.source_url,
         type=kind,
-        subject=order.node,
+        subject=subject,
         time=order.at,
         datacontenttype="application/json",
         dataschema=f"{order.source_url}{SCHEMA_PATH}{kind}",
-        data=MachineData(
-            node=order.node,
-            gpus=order.gpus,
-            cause=order.cause,
-            cause_title=order.cause_title,
-            confidence=order.confidence,
-            sessions=order.sessions,
-            lost_gpu_hours_each_hour=order.lost_each_hour,
-            job=order.job,
-            incident=order.incident,
-            evidence_url=order.evidence_url,
-            recommended_action=RECOMMENDED[kind],
-        ),
-    )
-
-
-def hang_event_of(order: HangOrder) -> HangEvent:
-    """Return the event that tells of a job that hangs."""
-    return HangEvent(
-        specversion="1.0",
-        id=_id(order, EventType.HANG),
-        source=order.source_url,
-        type=EventType.HANG,
-        subject=order.job,
-        time=order.at,
-        datacontenttype="application/json",
-        dataschema=f"{order.source_url}{SCHEMA_PATH}{EventType.HANG}",
-        data=HangData(
-            job=order.job,
-            hang=order.hang,
-            began=order.began,
-            ranks=order.ranks,
-            waiting=order.waiting,
-            cause="hang",
-            cause_title=order.sentence,
-            culprits=order.culprits,
-            confidence=order.confidence,
-            # every rank's GPU computes nothing as long as it lasts
-            lost_gpu_hours_each_hour=float(order.ranks),
-            incident=order.incident,
-            evidence_url=order.evidence_url,
-            remedy=order.remedy,
-            recommended_action="inspect",
-        ),
+        data=data,
     )
 
 
@@ -210,30 +193,33 @@ def describe(config: EventConfig, order: Order) -> str:
 
 def act(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
     """Send that a machine is at fault."""
-    return _post(config, event_of(order, _type(order)), means)
+    return _post_machine(config, order, _type(order), means)
 
 
 def release(config: EventConfig, order: Order, means: Means) -> ReceiverAnswer:
     """Send that a machine is well again."""
-    return _post(config, event_of(order, EventType.RECOVERED), means)
+    return _post_machine(config, order, EventType.RECOVERED, means)
 
 
 def tell_hang(config: EventConfig, order: HangOrder, means: Means) -> ReceiverAnswer:
     """Send that a job hangs."""
-    return _post(config, hang_event_of(order), means)
+    event = hang_event(order)
+    return _post(config, event.id, HANG_EVENT.dump_json(event), means)
 
 
 def _type(order: Order) -> EventType:
     return EventType.CONFIRMED if order.confirmed else EventType.DEGRADED
 
 
-def _id(order: Order | HangOrder, kind: EventType) -> str:
-    return f"{order.id.hex}_{kind.rpartition('.')[2]}"
+def _post_machine(
+    config: EventConfig, order: Order, kind: EventType, means: Means
+) -> ReceiverAnswer:
+    event = machine_event(order, kind)
+    return _post(config, event.id, MACHINE_EVENT.dump_json(event), means)
 
 
-def _post(config: EventConfig, event: Event, means: Means) -> ReceiverAnswer:
-    body = HANG_EVENT.dump_json(event) if isinstance(event, HangEvent) else EVENT.dump_json(event)
-    timestamp, message_id = str(int(time.time())), f"evt_{event.id}"
+def _post(config: EventConfig, event_id: str, body: bytes, means: Means) -> ReceiverAnswer:
+    timestamp, message_id = str(int(time.time())), f"evt_{event_id}"
     headers = {
         "Content-Type": CONTENT_TYPE,
         "webhook-id": message_id,
