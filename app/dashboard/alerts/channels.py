@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from app.alerts.channels.registry import KINDS
 from app.alerts.states import DeliveryState
 from app.dashboard.alerts.channel_health import channels_title, last_answer
-from app.dashboard.alerts.incident_life import DELIVERY_STATES
+from app.dashboard.alerts.deliveries import DELIVERY_STATES
 from app.dashboard.alerts.parts import AUDIENCES, dead, said
 from app.dashboard.ui.format import age, count, plural
 from app.dashboard.ui.forms import Field, fields_of
