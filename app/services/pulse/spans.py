@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -148,14 +148,7 @@ def spans_query(
 def _spans(
     job: str, since: datetime, until: datetime, resolution: Resolution
 ) -> Select[*tuple[Any, ...]]:
-    columns = (
-        *(PulseSpan.attempt, PulseSpan.start, PulseSpan.ranks, PulseSpan.steps),
-        *(PulseSpan.step_median_s, PulseSpan.step_p95_s, PulseSpan.step_worst_s),
-        *(PulseSpan.compute_median_s, PulseSpan.compute_p95_s),
-        *(PulseSpan.tokens, PulseSpan.busy_s, PulseSpan.lost_gpu_s),
-        *(PulseSpan.worst_ranks, PulseSpan.worst_hosts),
-        *(PulseSpan.worst_gpus, PulseSpan.worst_ratios),
-    )
+    columns = [getattr(PulseSpan, one.name) for one in fields(_Stored)]
     return _within(select(*columns), job, since, until, resolution)
 
 
