@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
+from app.analysis.replay.launched import delays_of, launch_delays
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.graph import P2P
 from app.analysis.replay.medians import median
-from app.analysis.replay.session import begins_of, delays_of, launch_delays
+from app.analysis.replay.session import begins_of
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_SEND,

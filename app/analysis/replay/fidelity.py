@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.replay.launched import launch_delays
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics, merge_types, present_types
 from app.analysis.replay.mismatch import likeliest_mismatch
-from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
+from app.analysis.replay.session import Replayed, ShapeGroup
 from app.analysis.wording import percent
 
 # A replay further than this from the recording says nothing about the recording (paper, section 6).

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.replay.engine.variants import Keep
+from app.analysis.replay.launched import kept_delays
 from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
 from app.analysis.replay.medians import mean
-from app.analysis.replay.session import Replayed, ShapeGroup, kept_delays, recorded_step_times
+from app.analysis.replay.session import Replayed, ShapeGroup, recorded_step_times
 from app.analysis.trace import model as ops
 from app.errors import Fault, UnanalyzableError
 

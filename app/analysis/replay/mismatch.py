@@ -17,8 +17,9 @@ from app.analysis.replay.adaptations.nested_collectives import find_nested
 from app.analysis.replay.adaptations.signs.sampling import sampled
 from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
 from app.analysis.replay.clocks.agreement import clocks_apart_ns
+from app.analysis.replay.launched import launch_delays
 from app.analysis.replay.layout.graph import COMPUTE
-from app.analysis.replay.session import Replayed, ShapeGroup, launch_delays
+from app.analysis.replay.session import Replayed, ShapeGroup
 
 # Clocks disagree when they are apart by this share of a step.
 CLOCKS: Final = 0.01

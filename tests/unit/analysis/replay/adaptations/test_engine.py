@@ -14,7 +14,8 @@ from app.analysis.replay.engine.durations import Durations
 from app.analysis.replay.engine.program import prepare
 from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block
 from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.session import launch_delays, prepare_replay, with_lags
+from app.analysis.replay.launched import launch_delays
+from app.analysis.replay.session import prepare_replay, with_lags
 from tests.oracles.adaptations import chained_step_times
 from tests.random_jobs import random_job
 from tests.support.nightly import drawn

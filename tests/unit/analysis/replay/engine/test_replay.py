@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.durations import FAULT_NS
+from app.analysis.replay.launched import delays_of, launch_delays
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import Replayed, delays_of, launch_delays, prepare_replay
+from app.analysis.replay.session import Replayed, prepare_replay
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes

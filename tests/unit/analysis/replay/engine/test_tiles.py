@@ -15,8 +15,9 @@ from app.analysis import threads
 from app.analysis.replay.engine import compiled_replay
 from app.analysis.replay.engine.compiled_replay import CompiledReplay
 from app.analysis.replay.engine.replay import RECORDED, ArrayReplay
+from app.analysis.replay.launched import launch_delays
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.session import launch_delays, prepare_replay
+from app.analysis.replay.session import prepare_replay
 from tests.random_jobs import random_job
 from tests.support.nightly import drawn
 
