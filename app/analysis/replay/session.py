@@ -298,11 +298,6 @@ def with_graph(group: ShapeGroup, graph: Graph) -> ShapeGroup:
     return _group(group.layout, graph, group.durations)
 
 
-def with_durations(group: ShapeGroup, durations: Durations) -> ShapeGroup:
-    """Return a group whose operations take otherwise than recorded."""
-    return _group(group.layout, group.graph, durations)
-
-
 def _with_graphs(
     laid_out: LaidOut,
 ) -> tuple[list[Layout], list[Graph], tuple[DroppedStep, ...]]:
