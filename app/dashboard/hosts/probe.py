@@ -12,7 +12,7 @@ from app.dashboard.ui.parts import StateLabel
 from app.dashboard.ui.tables import Drawn, Shown, drawn
 from app.services.probes.read import ProbeRow
 from app.services.probes.verdict import ENOUGH, SLOW_BELOW, Measure, ProbeOutcome
-from app.services.probes.words import WORDS, device_words, worst_of
+from app.services.probes.words import WORDS, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _title(view: ProbeView) -> str:
     if view.outcome is ProbeOutcome.CLEARED:
         return f"Cleared by probe: {plural(len(view.devices), 'device')} as fast as their like"
     said = "Confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "Unclear"
-    return f"{said} by probe: {device_words(worst_of(view))}"
+    return f"{said} by probe: {reason_of(view)}"
 
 
 def _models(view: ProbeView) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, Select, func, select, true
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from app.db.models.hosts import HostProbe, HostReading
@@ -40,10 +40,24 @@ class ProbeView:
     guessed: bool
     at: datetime
     devices: Sequence[JudgedDevice]
+    gpus_there: int = 0  # on which the latest session there ran, where it names them
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs were measured."""
+        return sum(device.gpu is not None for device in self.devices)
+
+    @property
+    def misses(self) -> bool:
+        """Return whether its devices are well, and not all: of a lost GPU nothing is measured."""
+        found = overall([device.outcome for device in self.devices])
+        return found is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
 
     @property
     def outcome(self) -> ProbeOutcome:
         """Return what it says of the host."""
+        if self.misses:
+            return ProbeOutcome.UNCLEAR
         return overall([device.outcome for device in self.devices])
 
 
@@ -76,13 +90,14 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
         .limit(1)
         .scalar_subquery()
     )
-    rows = tx.session.scalars(
-        select(HostProbe)
+    found = tx.session.execute(
+        select(HostProbe, _gpus_there(host))
         .where(HostProbe.id == last, HostProbe.host == host)
         .order_by(HostProbe.device)
     ).all()
-    if not rows:
+    if not found:
         return None
+    rows, gpus_there = [row for row, _ in found], found[0][1] or 0
     peers = _peers(tx, host, {row.model for row in rows}, rows[0].at)
     devices = [
         judge_device(
@@ -98,36 +113,32 @@ def latest_probe(tx: Reads, host: str) -> ProbeView | None:
         )
         for row in rows
     ]
-    return ProbeView(host, rows[0].guessed, rows[0].at, devices)
+    return ProbeView(host, rows[0].guessed, rows[0].at, devices, gpus_there)
 
 
 def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
-    """Return whether the latest probe of a host is of later than that and cleared every device.
-
-    Where sessions name GPUs, no fewer than ranks of the latest one were there: of a GPU that the
-    driver lost nothing is measured.
-    """
+    """Return whether the latest probe of a host is of later than that and cleared every device."""
     # Mostly there is none: nothing is compared for that.
     later = select(HostProbe.id).where(HostProbe.host == host, HostProbe.at > since).limit(1)
     if tx.session.execute(later).first() is None:
         return False
     probe = latest_probe(tx, host)
-    if probe is None or probe.guessed:
-        return False
-    gpus = sum(device.gpu is not None for device in probe.devices)
-    cleared = all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
-    return cleared and gpus >= _gpus_there(tx, host)
+    return (
+        probe is not None
+        and not (probe.guessed or probe.misses)
+        and all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
+    )
 
 
-def _gpus_there(tx: Reads, host: str) -> int:
-    """Return on how many GPUs of a host the latest session that names some ran; else 0."""
-    ranks = tx.session.execute(
+def _gpus_there(host: str) -> ScalarSelect[int]:
+    """Return on how many GPUs of a host the latest session that names some ran: one a rank."""
+    return (
         select(HostReading.ranks)
         .where(HostReading.host == host, func.jsonb_array_length(HostReading.gpus) > 0)
         .order_by(HostReading.received_at.desc())
         .limit(1)
-    ).scalar()
-    return ranks or 0
+        .scalar_subquery()
+    )
 
 
 def probes_of(tx: Reads, host: str) -> list[ProbeRow]:

@@ -24,7 +24,7 @@ WORDS: Final = {
 
 def sentence_of(view: ProbeView) -> str:
     """Return what a probe says of its host."""
-    host, worst = called(view.host, guessed=view.guessed), worst_of(view)
+    host = called(view.host, guessed=view.guessed)
     if view.outcome is ProbeOutcome.NO_PEERS:
         return (
             f"{host}: nothing to compare with: probe {ENOUGH} or more other devices of its kind "
@@ -33,16 +33,19 @@ def sentence_of(view: ProbeView) -> str:
     if view.outcome is ProbeOutcome.CLEARED:
         return f"{host}: cleared by probe: no device is under {SLOW_BELOW} of its like's median"
     said = "confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "unclear"
-    return f"{host}: {said} by probe: {device_words(worst)}"
+    return f"{host}: {said} by probe: {reason_of(view)}"
 
 
-def worst_of(view: ProbeView) -> JudgedDevice:
-    """Return the device that says most of the outcome."""
-    return min(view.devices, key=badness)
+def reason_of(view: ProbeView) -> str:
+    """Return why a probe does not clear its host."""
+    if view.misses:
+        return (
+            f"its latest session ran on {view.gpus_there} GPUs, and {view.gpus} of them were there"
+        )
+    return _device_words(min(view.devices, key=badness))
 
 
-def device_words(device: JudgedDevice) -> str:
-    """Return what is worst of a device."""
+def _device_words(device: JudgedDevice) -> str:
     name = f"GPU {device.index}" if device.gpu else f"device {device.index}"
     if device.fault is not None:
         return f"{name} failed: {device.fault}"

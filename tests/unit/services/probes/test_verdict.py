@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from app.services.probes.read import ProbeView
@@ -37,3 +38,15 @@ def test_a_device_that_failed_is_named_before_slow_ones() -> None:
     slow = device("1", MATMUL=compare(300.0, ALIKE))
     view = ProbeView("node-1", guessed=False, at=datetime.now(UTC), devices=[slow, failed])
     assert sentence_of(view) == "node-1: confirmed by probe: GPU 2 failed: CUDA error"
+
+
+def test_a_machine_that_lost_a_gpu_is_not_cleared_by_the_others() -> None:
+    well = [device(index, MATMUL=compare(650.0, ALIKE)) for index in "01"]
+    view = ProbeView("node-1", guessed=False, at=datetime.now(UTC), devices=well, gpus_there=3)
+    assert view.outcome == "unclear"
+    assert sentence_of(view) == (
+        "node-1: unclear by probe: its latest session ran on 3 GPUs, and 2 of them were there"
+    )
+    assert replace(view, gpus_there=2).outcome == "cleared"
+    slow = device("2", MATMUL=compare(600.0, ALIKE))
+    assert replace(view, devices=[well[0], slow]).outcome == "confirmed"
