@@ -45,6 +45,8 @@ class Listing(Generic[R]):
     model: type[object] | None = None
     # What rows are sorted by and do not have themselves.
     others: Mapping[str, Column] = field(default_factory=dict)
+    # Which row is which, where rows hold what takes long to read: those of a page are found first.
+    key: ColumnElement[Any] | None = None
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
@@ -128,8 +130,15 @@ def read(
     limit, offset : int
         At most `limit` rows, after `offset`.
     """
-    query = listing.query().where(*where).order_by(*listing.order(sort))
-    return listing.rows(tx.session.execute(query.limit(limit).offset(offset)).mappings())
+    order = listing.order(sort)
+    query = listing.query()
+    if limit is None or listing.key is None:
+        query = query.where(*where).order_by(*order).limit(limit).offset(offset)
+    else:
+        few = query.with_only_columns(listing.key).where(*where).order_by(*order)
+        few = few.limit(limit).offset(offset).correlate(None)
+        query = query.where(listing.key.in_(few)).order_by(*order)
+    return listing.rows(tx.session.execute(query).mappings())
 
 
 def read_page(

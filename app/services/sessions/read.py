@@ -117,6 +117,7 @@ SESSIONS: Final = Listing(
     ties=(Session.received_at.desc(), Session.id.expression),
     default_sort="-received",
     model=Session,
+    key=Session.id.expression,
     others={
         "slowdown": Column(by=SLOWDOWN, sort="-slowdown"),
         "lost": Column(
