@@ -9,11 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter
-from sqlalchemy import Nullable, Text, case, cast, func, literal_column, select
+from sqlalchemy import Text, case, cast, func, literal_column, select
 from sqlalchemy.orm import aliased
 
 from app.alerts.incidents import Incident
 from app.alerts.states import IncidentState
+from app.db.json_rows import as_json
 from app.db.models.alerts import (
     AlertAssignee,
     AlertComment,
@@ -214,6 +215,19 @@ _COMMENTS: Final = TypeAdapter(tuple[Comment, ...])
 
 
 @dataclass(frozen=True, slots=True)
+class _Passed:
+    """A transition, and the session that it names where that is still there."""
+
+    event: EventRow
+    known: uuid.UUID | None
+    number: int | None
+    slowdown: float | None
+
+
+_PASSED: Final = TypeAdapter(tuple[_Passed, ...])
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentView:
     """An incident with its history, the oldest event first, and the database's time.
 
@@ -283,7 +297,9 @@ def incident_and_sessions(
     found = (
         tx.session.execute(
             INCIDENTS.query()
-            .add_columns(_comments(incident_id).label("comments"))
+            .add_columns(
+                _comments(incident_id).label("comments"), _events(incident_id).label("events")
+            )
             .where(AlertIncident.id == incident_id)
         )
         .mappings()
@@ -295,36 +311,13 @@ def incident_and_sessions(
     comments = sorted(
         _COMMENTS.validate_python(found["comments"] or ()), key=lambda comment: comment.id
     )
-    rows = tx.session.execute(
-        select(
-            AlertEvent,
-            Nullable(Session.id),
-            Session.number,
-            StoredVerdict.slowdown,
-        )
-        .outerjoin(Session, Session.id == AlertEvent.session_id)
-        .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
-        .where(AlertEvent.incident_id == incident_id)
-        .order_by(AlertEvent.number)
-    ).all()
-    events = [
-        EventRow(
-            at=event.at,
-            event=event.event,
-            from_state=event.from_state,
-            to_state=event.to_state,
-            actor=event.actor,
-            note=event.note,
-            session=event.session_id,
-        )
-        for event, *_ in rows
-    ]
+    passed = _PASSED.validate_python(found["events"] or ())
     sessions = {
-        session: Measured(number, slowdown)
-        for _, session, number, slowdown in rows
-        if session is not None
+        one.known: Measured(one.number, one.slowdown)
+        for one in passed
+        if one.known is not None and one.number is not None
     }
-    return IncidentView(row, events, tx.now, comments), sessions
+    return IncidentView(row, [one.event for one in passed], tx.now, comments), sessions
 
 
 def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
@@ -334,9 +327,30 @@ def _comments(incident_id: uuid.UUID) -> ScalarSelect[Any]:
         .where(AlertComment.incident_id == incident_id)
         .order_by(AlertComment.id.desc())
         .limit(COMMENTS_LISTED)
-        .subquery()
     )
-    return select(func.jsonb_agg(func.to_jsonb(latest.table_valued()))).scalar_subquery()
+    return as_json(latest)
+
+
+def _events(incident_id: uuid.UUID) -> ScalarSelect[Any]:
+    """Return what happened to an incident, oldest first, as a column of what else is read of it."""
+    event = func.jsonb_build_object(
+        *("at", AlertEvent.at, "event", AlertEvent.event, "actor", AlertEvent.actor),
+        *("from_state", AlertEvent.from_state, "to_state", AlertEvent.to_state),
+        *("note", AlertEvent.note, "session", AlertEvent.session_id),
+    )
+    return as_json(
+        select(
+            event.label("event"),
+            Session.id.label("known"),
+            Session.number,
+            StoredVerdict.slowdown,
+        )
+        .select_from(AlertEvent)
+        .outerjoin(Session, Session.id == AlertEvent.session_id)
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == Session.id)
+        .where(AlertEvent.incident_id == incident_id)
+        .order_by(AlertEvent.number)
+    )
 
 
 def by_need(limit: int) -> Select[Any]:
