@@ -76,6 +76,9 @@ def make_engine(
             "options": (
                 f"-c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_TIMEOUT_MS}"
                 " -c timezone=UTC"
+                # Compiling a statement takes longer than any of ours, and estimates that are too
+                # large start it.
+                " -c jit=off"
             ),
         },
     )
