@@ -62,7 +62,7 @@ GPUS_OF_A_HOST: Final = 8
 COPIES: Final = "copied-"
 LONG: Final = "long-"
 LONG_SESSIONS: Final = 1200
-# A statement is prepared with its fifth use: pages that people look at are faster than the first ones.
+# A statement is prepared with its fifth use; the first ones are not what people wait for.
 RUNS: Final = 15
 # What browsers say that they take.
 BROWSER: Final = {"Accept": "text/html", "Accept-Encoding": "gzip, deflate, br, zstd"}
