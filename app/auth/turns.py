@@ -37,5 +37,5 @@ class Turns:
             Too many wait.
         """
         if self._limiter.statistics().tasks_waiting >= self._waiting:
-            raise BusyError("Others are signing in; try again in a few seconds.")
+            raise BusyError("Too many ask at once; try again in a few seconds.")
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
