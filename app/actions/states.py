@@ -16,6 +16,9 @@ class ActionMode(StrEnum):
     ASK = "ask"  # a person says yes to each
     AUTOMATIC = "automatic"  # within every limit
 
+    # What was ordered is done, and a person may order it.
+    ACTING = nonmember((ASK, AUTOMATIC))
+
 
 class ActionState(StrEnum):
     """Where an action stands."""

@@ -11,3 +11,8 @@ from app.actions.kinds.kubernetes import KUBERNETES
 from app.actions.kinds.slurm import SLURM
 
 KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, KUBERNETES, SLURM)}
+
+
+def title_of(kind: str) -> str:
+    """Return what people call a kind of action, also one that there was before."""
+    return KINDS[kind].title if kind in KINDS else kind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from app.actions.kinds.registry import KINDS
+from app.actions.kinds.registry import title_of
 from app.actions.limits import SENTENCES, Limit
 from app.actions.states import ActionMode, ActionState
 from app.alerts.message import cause_name
@@ -41,9 +41,6 @@ REPAIRED: Final = (
     "A repair is noted since: where nothing runs no session can show that it helped, so probe the "
     "machine, or undo it once it is ready"
 )
-
-# Policies under which a person may say yes.
-_ACTING: Final = (ActionMode.ASK, ActionMode.AUTOMATIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +91,6 @@ class ActionLine:
         return html.element("span", *made, class_="actions")
 
 
-def kind_title(kind: str) -> str:
-    """Return what people call a kind of action."""
-    return KINDS[kind].title if kind in KINDS else kind
-
-
 def action_line(
     row: ActionRow, modes: Mapping[str, ActionMode], *, stopped: bool, rows: Sequence[ActionRow]
 ) -> ActionLine:
@@ -113,7 +105,7 @@ def action_line(
     rows : sequence of ActionRow
         Those that are shown with it: of a machine one of a kind is open.
     """
-    acting = modes.get(row.kind, ActionMode.OFF) in _ACTING and not stopped
+    acting = modes.get(row.kind, ActionMode.OFF) in ActionMode.ACTING and not stopped
     hard = any(limit in Limit.HARD for limit in row.limits)
     taken = any(
         one.id != row.id and (one.kind, one.host) == (row.kind, row.host)
@@ -125,7 +117,7 @@ def action_line(
         id=row.id,
         host=row.host or row.job,
         host_url=host_url(row.host) if row.hang is None else f"/hangs/{row.hang}",
-        kind=kind_title(row.kind),
+        kind=title_of(row.kind),
         state=STATES[row.state],
         cause=cause_name(row.cause),
         sure=_sure(row),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.actions.kinds.registry import KINDS
 from app.actions.states import ActionMode, ActionState
-from app.dashboard.actions.lines import ActionLine, action_line, kind_title
+from app.dashboard.actions.lines import ActionLine, action_line
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.choosing import Choice
 from app.dashboard.ui.format import count, plural
@@ -241,7 +241,7 @@ def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
     hint = MODES[one.mode].hint
     return PolicyLine(
         kind=one.kind,
-        title=kind_title(one.kind),
+        title=kind.title,
         mode=MODES[one.mode].word if known else "Not configured",
         hint=f"{hint}; to {hosts}" if known and hosts else hint if known else "",
         changed_at=one.changed_at,

@@ -112,7 +112,7 @@ def _refuse_off(tx: UnitOfWork, row: MachineAction) -> None:
     mode = tx.session.execute(
         select(ActionPolicy.mode).where(ActionPolicy.kind == row.kind)
     ).scalar()
-    if mode not in (ActionMode.ASK, ActionMode.AUTOMATIC):
+    if mode not in ActionMode.ACTING:
         raise ConflictError("The project's policy lets nothing be done.", code="action.policy")
     other = tx.session.execute(
         select(MachineAction.id).where(

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 # As long as the switch is on, what is to be taken back is looked at so often.
 STOPPED_FOR: Final = timedelta(minutes=1)
-# Policies under which something that was ordered is still done.
-ACTING: Final = (ActionMode.ASK, ActionMode.AUTOMATIC)
 
 _log = structlog.get_logger(__name__)
 
@@ -119,7 +117,7 @@ def _start(container: Container, claim: Claim) -> _Started | None:
         held = _held_by(container, switch, row)
         if release and held is Limit.STOPPED:
             row.next_attempt_at = tx.now + STOPPED_FOR
-        elif not release and (held is not None or policy.mode not in ACTING):
+        elif not release and (held is not None or policy.mode not in ActionMode.ACTING):
             # The sweeper looks at it anew.
             row.state = ActionState.HELD
             row.limits = [] if held is None else [held]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import ARRAY, Text, any_, literal, select
 
-from app.actions.kinds.registry import KINDS
+from app.actions.kinds.registry import title_of
 from app.actions.states import ActionState
 from app.alerts.message import Asked
 from app.db.models.hosts import MachineAction
@@ -38,6 +38,6 @@ def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[Asked]]:
     )
     found: dict[str, list[Asked]] = {}
     for row in rows:
-        title = KINDS[row.kind].title if row.kind in KINDS else row.kind
-        found.setdefault(row.host, []).append(Asked(row.id, title, row.host, row.command))
+        asked = Asked(row.id, title_of(row.kind), row.host, row.command)
+        found.setdefault(row.host, []).append(asked)
     return found
