@@ -153,10 +153,13 @@ def test_the_map_is_zoomed_and_moved_with_the_mouse_and_with_two_fingers(
         points = [{"x": x + by, "y": y, "id": at} for at, by in enumerate(apart)]
         touching.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
+    cell = page.locator("#pulse-cell").text_content() or ""
     touch("touchStart", -40, 40)
     touch("touchMove", -60, 60)
     touch("touchMove", -80, 80)
     touch("touchEnd")
+    # The finger that is lifted last has chosen nothing.
+    expect(page.locator("#pulse-cell")).to_have_text(cell)
     expect(chart).to_have_attribute("data-shown", "512 × 360")
 
 

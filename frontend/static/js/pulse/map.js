@@ -102,7 +102,7 @@ export class PulseMap {
       }
     }, options);
     const up = (event) => {
-      if (fingers.size === 1 && event.type === 'pointerup' && !dragged?.moved) this.point(event);
+      if (dragged && !dragged.moved && event.type === 'pointerup') this.point(event);
       fingers.delete(event.pointerId);
       if (!fingers.size) dragged = null;
     };
