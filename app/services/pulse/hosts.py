@@ -41,7 +41,7 @@ class HostNotice:
     job: str
     noticed_at: datetime
     cleared_at: datetime | None
-    sentence: str
+    sentence: str  # and what its GPUs say
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,17 @@ def host_now(tx: Reads, host: str) -> HostNow:
             Job.name,
             PulseNotice.noticed_at,
             PulseNotice.cleared_at,
-            PulseNotice.evidence["sentence"].astext,
+            PulseNotice.evidence,
         )
         .join(Job, Job.id == PulseNotice.job_id)
         .where(any_(PulseNotice.hosts) == host)
         .order_by(PulseNotice.noticed_at.desc(), PulseNotice.number.desc())
         .limit(MOST_NOTICES)
     )
-    return HostNow(sorted(ranks, key=lambda one: -one.ratio), [HostNotice(*row) for row in noticed])
+    return HostNow(
+        sorted(ranks, key=lambda one: -one.ratio),
+        [
+            HostNotice(job, noticed_at, cleared_at, evidence.told)
+            for job, noticed_at, cleared_at, evidence in noticed
+        ],
+    )

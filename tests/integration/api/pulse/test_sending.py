@@ -109,8 +109,8 @@ def test_what_the_gpu_of_a_slow_rank_says_is_told_with_its_notice(
         "its temperature and the hardware's limit of temperature, has 91 °C, its peers 60, "
         "reported XID 79"
     )
-    page = installation.client.get("/jobs/llm").text
-    assert "runs at 1,230 MHz" in page
+    for page in ("/jobs/llm", f"/hosts/{job.hosts[slow]}"):
+        assert "runs at 1,230 MHz" in installation.client.get(page).text, page
     # Readings that are none cost the body, not those after it.
     before = noticed(installation)["counts"]
     wrong: list[dict[str, Any]] = [{"clock_mhz": -1}, {"clock_mhz": 1.5}, {"xids": [0] * 17}]
