@@ -60,7 +60,7 @@ SENTENCES: Final[Mapping[Limit, str]] = {
     Limit.IN_HAND: "A person has acknowledged or silenced the incident.",
     Limit.PUT_BACK: "A person put the machine back within the last day.",
     Limit.ONE_AN_HOUR: "Another machine was taken out within the last hour.",
-    Limit.TOO_MANY_OUT: f"More than {MAX_SHARE:.0%} of the known nodes would be out.",
+    Limit.TOO_MANY_OUT: f"More than {MAX_SHARE * 100:.0f} % of the known nodes would be out.",
     Limit.TOO_MANY_EVERYWHERE: (
         f"With those of other projects more than {MAX_SHARE:.0%} of all known nodes would be out."
     ),
