@@ -19,7 +19,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install install-dev install-helm demo serve test test-all marked computing others tensor test-client test-unit test-integration test-e2e test-golden \
+.PHONY: help install install-dev install-helm demo serve test test-all marked computing all-computing others tensor test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
 	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak load lock upgrade image clean
 
@@ -109,8 +109,9 @@ test: install-dev ## What a change can break: static checks and every day's test
 		COVERAGE=--cov=app/analysis
 	@$(MAKE) --no-print-directory others MARKED=everyday
 
-test-all: test ## All tests: the others as well, and what sends SQL on PostgreSQL 15
-	@$(MAKE) --no-print-directory marked MARKED="not everyday" MEANWHILE="computing others tensor"
+# In one go: to collect the tests twice, and to start what they share, takes minutes.
+test-all: install-dev ## All tests: those of `make test` and the others, and what sends SQL on PostgreSQL 15
+	@$(MAKE) --no-print-directory marked MARKED= MEANWHILE="check all-computing others tensor"
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \
@@ -140,6 +141,11 @@ computing:
 		$(COVERAGE) $(COVERING) $(PYTEST_ARGS)
 	@$(RUN_MARKED) --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit \
 		--ignore tests/unit/analysis $(PYTEST_ARGS)
+
+# Only what covers the analysis is traced, which makes it slower.
+all-computing:
+	@$(MAKE) --no-print-directory computing MARKED=everyday COVERAGE=--cov=app/analysis
+	@$(MAKE) --no-print-directory computing MARKED="not everyday"
 
 test-client: install-dev ## The client's own tests on every other Python from 3.10 on that is here
 	@scripts/test-client.sh
