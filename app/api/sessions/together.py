@@ -42,12 +42,18 @@ class Together(Generic[One, Outcome]):
     store : callable
         Takes bodies of one scope and group in a thread, and returns the outcome of each: None where
         there is more to say of it than of what is usual.
+    gather_s : float
+        A body waits that long for others, where less than a full transaction is there.
     """
 
     def __init__(
-        self, store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]]
+        self,
+        store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]],
+        *,
+        gather_s: float = 0.0,
     ) -> None:
         self._store = store
+        self._gather_s = gather_s
         self._queue: deque[_Waiting[One, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
         # One at a time: what comes meanwhile makes the next one larger.
@@ -79,6 +85,8 @@ class Together(Generic[One, Outcome]):
     async def _store_all(self) -> None:
         try:
             while self._queue:
+                if self._gather_s and len(self._queue) < MOST:
+                    await asyncio.sleep(self._gather_s)
                 batch = self._take()
                 try:
                     outcomes = await anyio.to_thread.run_sync(

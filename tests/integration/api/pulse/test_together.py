@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -9,11 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import event, text
 
+from app.api.sessions.together import Together
 from app.services.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
 from app.services.sessions.body import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
+from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.services.container import Container
     from tests.integration.api.conftest import Installation
 
 
@@ -67,6 +73,29 @@ def test_a_project_that_takes_none_refuses_all(installation: Installation) -> No
     with pytest.raises(PulseOffError):
         receive_pulses(installation.container, [arrived(first)] * 2)
     assert installation.rows()["inbox"] == 1
+
+
+def test_those_that_come_one_after_the_other_wait_for_each_other(
+    installation: Installation,
+) -> None:
+    stored: list[Sequence[int]] = []
+
+    def store(container: Container, numbers: Sequence[int]) -> Sequence[int]:
+        assert container is installation.container
+        stored.append(numbers)
+        return numbers
+
+    together: Together[int, int] = Together(store, gather_s=0.05)
+
+    async def send_late(number: int) -> int | None:
+        await asyncio.sleep(number / 1000)
+        return await together.receive(installation.container, number, size=1)
+
+    async def run() -> list[int | None]:
+        return await asyncio.gather(*(send_late(number) for number in range(5)))
+
+    assert in_a_loop(run) == [0, 1, 2, 3, 4]
+    assert stored == [[0, 1, 2, 3, 4]]
 
 
 def test_each_of_many_senders_is_answered_for_itself(installation: Installation) -> None:
