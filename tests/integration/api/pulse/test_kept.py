@@ -108,7 +108,7 @@ def test_metrics_are_those_of_the_last_whole_minute(installation: Installation) 
     assert installation.metric("paceline_pulse_waiting") > 0
     take_all(installation)
     with installation.container.engine.begin() as connection:
-        connection.execute(text("UPDATE pulse_span SET start = start + interval '1 hour'"))
+        connection.execute(text("UPDATE pulse_span SET start = start + interval '1 hour 1 second'"))
         connection.execute(
             text(
                 "UPDATE pulse_span SET start = now() - interval '2 minutes' WHERE id ="
