@@ -15,6 +15,8 @@ const BOTTOM = 20;
 const LEVELS = 500;
 const FAR = 10;
 const TICKS = 4;
+// On a narrower plot, pixels, half of them have room.
+const FEW_TICKS = 400;
 const SHORT = 60;
 const TALL = 15;
 // Zoomed in, that many ranks and minutes are left at least.
@@ -229,7 +231,8 @@ export class PulseMap {
     for (let at = 0; at < lines.length; at += every(tall, 24)) layer.append(text(left - 6, Math.min(plotHeight, Math.max(9, at * tall + Math.min(tall, 16) / 2 + 4)), cells.ranks[lines[at]], { 'text-anchor': 'end' }));
     this.writeNames(layer, lines, tall);
     const ends = this.last() + 1;
-    for (let tick = 0; tick < TICKS; tick++) layer.append(text(left + (plotWidth * tick) / TICKS, height - 5, `${age((ends - first - (span.size * tick) / TICKS) * 60)} ago`, { 'text-anchor': tick ? 'middle' : 'start' }));
+    const ticks = plotWidth < FEW_TICKS ? TICKS / 2 : TICKS;
+    for (let tick = 0; tick < ticks; tick++) layer.append(text(left + (plotWidth * tick) / ticks, height - 5, `${age((ends - first - (span.size * tick) / ticks) * 60)} ago`, { 'text-anchor': tick ? 'middle' : 'start' }));
     layer.append(text(width, height - 5, first + span.size >= ends ? 'now' : `${age((ends - first - span.size) * 60)} ago`, { 'text-anchor': 'end' }));
     let before = null;
     for (const minute of [...cells.attempts.keys()].sort((a, b) => a - b)) {
