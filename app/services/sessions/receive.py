@@ -163,13 +163,14 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     if body.size == 0:
         raise InvalidTraceError("The body is empty.", code="trace.empty")
     content = _content_sha256(body)
+    with container.uow() as tx:
+        known = _find(tx, job, content)
+        if known is not None:
+            # A repeated body need not be decoded to be recognized.
+            return known
+        check_room(tx, container.settings, container.project_id, SUMMED)
     try:
         with decoding(container.settings, body) as decoded:
-            with container.uow() as tx:
-                known = _find(tx, job, content)
-                if known is not None:
-                    return known
-                check_room(tx, container.settings, container.project_id, SUMMED)
             # As it came while it is decoded, or else what was decoded.
             staged = container.stage(decoded.stored())
             with container.uow() as tx:
