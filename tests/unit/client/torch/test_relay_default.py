@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline_client.torch.attaching import default_relay
+from tests.support.extras import of_real_jobs
+
+of_real_jobs("torch")
+
+from paceline_client.torch.attaching import default_relay  # noqa: E402
 
 
 @pytest.mark.parametrize(
