@@ -8,8 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.conftest import skip_or_fail
-from tests.real_jobs.running import AT_ONCE
-from tests.real_jobs.tutorials import TUTORIALS, Tutorial, faults_of, run
+from tests.support.extras import of_real_jobs
+
+of_real_jobs("torch")
+
+from tests.real_jobs.running import AT_ONCE  # noqa: E402
+from tests.real_jobs.tutorials import TUTORIALS, Tutorial, faults_of, run  # noqa: E402
 
 # On a machine whose healthy steps differ by more than a headline may, one more look is fair.
 ATTEMPTS = 4

@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import pytest
 
-from tests.integration.client.lasting import LAST, SLOW
+from tests.support.extras import of_real_jobs
 from tests.support.nightly import by_night, every_night
 from tests.support.serving import serving
 from tests.support.waiting import wait_for
+
+of_real_jobs("torch")
+
+from tests.integration.client.lasting import LAST, SLOW  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
