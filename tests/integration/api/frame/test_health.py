@@ -53,13 +53,22 @@ def become_ready(installation: Installation) -> httpx.Response:
     return answer
 
 
-def not_ready(installation: Installation) -> dict[str, Any]:
-    """Assert that the server is not ready; return the parts that are not."""
-    answer = installation.client.get("/readyz")
-    assert answer.status_code == 503
-    body = answer.json()
-    assert not body["ready"]
-    return {name: part["detail"] for name, part in body["parts"].items() if not part["ready"]}
+def not_ready(installation: Installation, *, hanging: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Assert that the server is not ready; return the parts that are not.
+
+    On a busy machine a part may be late: it is asked again, unless it is one that hangs.
+    """
+
+    def parts() -> dict[str, Any]:
+        answer = installation.client.get("/readyz")
+        assert answer.status_code == 503
+        body = answer.json()
+        assert not body["ready"]
+        found = {name: part["detail"] for name, part in body["parts"].items() if not part["ready"]}
+        late = {name for name, detail in found.items() if detail.startswith("no answer within")}
+        return {} if late - set(hanging) else found
+
+    return wait_for(parts, "answer of every part")
 
 
 def test_a_server_with_all_its_parts_is_ready(installation: Installation) -> None:
@@ -157,7 +166,7 @@ def test_a_redis_that_hangs_is_named_within_the_budget(install: Install) -> None
         with install(broker_url=url) as installation:
             add_worker(installation, "analysis")
             for _ in range(3):
-                parts = not_ready(installation)
+                parts = not_ready(installation, hanging=("broker",))
                 assert parts["broker"] == "no answer within 0.8 s"
 
 
