@@ -109,9 +109,10 @@ test: install-dev ## What a change can break: static checks and every day's test
 		COVERAGE=--cov=app/analysis
 	@$(MAKE) --no-print-directory others MARKED=everyday
 
-# In one go: to collect the tests twice, and to start what they share, takes minutes.
+# Not `make test` first: to collect the tests twice, and to start what they share, takes minutes.
 test-all: install-dev ## All tests: those of `make test` and the others, and what sends SQL on PostgreSQL 15
-	@$(MAKE) --no-print-directory marked MARKED= MEANWHILE="check all-computing others tensor"
+	@$(MAKE) --no-print-directory marked MARKED= MEANWHILE="check all-computing tensor"
+	@$(MAKE) --no-print-directory others MARKED=
 	@if [ -x "$(POSTGRES_15_BIN)/postgres" ]; then \
 		echo "What sends SQL again, on PostgreSQL 15"; \
 		$(ON_POSTGRES_15) $(SENDING_SQL) --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS); \

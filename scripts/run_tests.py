@@ -1,7 +1,7 @@
 """Run pytest, and repeat failed tests once, alone.
 
 ``python -m scripts.run_tests [PYTEST ARGUMENTS]``. Thousands of tests start servers, browsers and
-processes on as few as two cores, where one of them is sometimes late. At most eight tests are
+processes on as few as two cores, where one of them is sometimes late. At most sixteen tests are
 repeated, in one process, and printed; a test that fails again has failed. Random examples are the
 same in every run, so a failure that depends on them is repeated.
 
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 # With more failures, none is repeated.
-REPEATED_AT_MOST = 8
+REPEATED_AT_MOST = 16
 
 TESTS_FAILED = 1
 
