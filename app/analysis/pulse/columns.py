@@ -94,6 +94,8 @@ class Pulses:
 
     def take(self, rows: slice | Bool | Int64) -> Pulses:
         """Return some of the rows, in the order that is asked for."""
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
+            return self
         arrays = {name: getattr(self, name)[rows] for name in ARRAYS}
         came_ns = None if self.came_ns is None else self.came_ns[rows]
         return Pulses(**arrays, phases=self.phases, came_ns=came_ns)
@@ -155,8 +157,13 @@ def usable(
             counts[code] += number
     values = {name: value for name, (value, _) in columns.items()}
     for name in ("dp_rank", "pp_rank"):
-        values[name] = np.where(known[name], values[name], -1)
+        values[name] = _or(values[name], known[name], -1)
     for name in MEASURES:
-        values[name] = np.where(known[name] & ~is_beat, values[name], 0)
-    kept = Pulses(**values, phase=np.where(is_beat, phase, NO_BEAT), phases=phases)
-    return kept.take(good) if not good.all() else kept
+        values[name] = _or(values[name], known[name] & ~is_beat, 0)
+    kept = Pulses(**values, phase=_or(phase, is_beat, NO_BEAT), phases=phases)
+    return kept.take(good)
+
+
+def _or(values: Int64, there: Bool, other: int) -> Int64:
+    """Return values, and another one where they are not there."""
+    return values if there.all() else np.where(there, values, other)

@@ -11,11 +11,12 @@ import numpy as np
 from app.analysis.pulse.beats import USUAL, Beats, Limits
 from app.analysis.pulse.columns import NO_BEAT, Pulses
 from app.analysis.pulse.evidence.medians import median_of_rows
+from app.analysis.pulse.gathering import Gathering
 from app.analysis.pulse.ledger import Ledger
 from app.analysis.pulse.notices import Notice, Stall
 from app.analysis.pulse.stalls import Stalls
-from app.analysis.pulse.steps import Gathering, Steps
-from app.analysis.pulse.watch import Watch, some
+from app.analysis.pulse.steps import Steps
+from app.analysis.pulse.watch import Watch
 
 # A clock that is farther from those of the others than this is named and corrected.
 _WRONG_CLOCK_NS = 2_000_000_000
@@ -95,7 +96,7 @@ class Detector:
             self._begin(steps)
         begins = self._regrouped(steps)
         for start, stop in pairwise(sorted({0, *begins, len(steps.steps)})):
-            part = some(steps, slice(start, stop))
+            part = steps.some(slice(start, stop))
             if start in begins:
                 self._begin(part)
             if self.watch is not None:

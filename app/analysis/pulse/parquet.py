@@ -122,13 +122,15 @@ class PulseFile:
         with _readable(self.path), pq.ParquetFile(self.path, read_dictionary=texts) as file:
             wanted = [*KEYS, *MEASURES, *BEAT_COLUMNS]
             names = [name for name in wanted if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
+            for batch in file.iter_batches(BATCH_ROWS, columns=names, use_threads=True):
                 rows = _pulses(batch, counts)
                 if len(rows):
                     yield rows
 
     def _survey(self) -> _Order:
+        """Look at the order of the rows, at the whole file; at clocks as far as is needed."""
         order = _Order()
+        ranks = self._follow(order)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
             for batch in file.iter_batches(
                 BATCH_ROWS, columns=["rank", "step", "time_ns", "step_ns"], use_threads=False
@@ -138,15 +140,30 @@ class PulseFile:
                 rank, step, time = (seen[name][0][good] for name in ("rank", "step", "time_ns"))
                 is_step = _integers(batch.column("step_ns"))[1][good]
                 order.add(rank, step, time, is_step)
+                if order.has_compared(ranks):
+                    break
         order.compare()
+        if order.offsets:
+            order.forget()
+            self._follow(order)
+        return order
+
+    def _follow(self, order: _Order) -> Int64:
+        """Look at the order of all rows, and return the ranks that there are."""
+        ranks = np.empty(0, np.int64)
         with _readable(self.path), pq.ParquetFile(self.path) as file:
             for batch in file.iter_batches(
                 BATCH_ROWS, columns=["rank", "time_ns"], use_threads=False
             ):
                 rank, good = _integers(batch.column("rank"))
                 time, also = _integers(batch.column("time_ns"))
-                order.follow(order.corrected(rank[good & also], time[good & also]))
-        return order
+                good = good & also
+                rank, time = (rank, time) if good.all() else (rank[good], time[good])
+                order.follow(order.corrected(rank, time))
+                new = ~np.isin(rank, ranks)
+                if new.any():
+                    ranks = np.append(ranks, np.unique(rank[new]))
+        return ranks
 
 
 @dataclass(slots=True)
@@ -173,6 +190,10 @@ class _Order:
                 for row in rows.tolist():
                     known.setdefault(int(step[row]), int(time[row]))
 
+    def has_compared(self, ranks: Int64) -> bool:
+        """Return whether enough is known of some ranks, or of as many as are told apart."""
+        return all(len(self.first.get(rank, ())) >= _COMPARED for rank in ranks.tolist())
+
     def compare(self) -> None:
         """Find the clocks that are wrong."""
         by_step: dict[int, list[int]] = {}
@@ -192,15 +213,24 @@ class _Order:
             return time
         return time - np.array([self.offsets.get(one, 0) for one in rank.tolist()], np.int64)
 
+    def forget(self) -> None:
+        """Forget the order: it is that of other times."""
+        fresh = _Order()
+        self.rows, self.late_ns, self.late_rows = 0, 0, 0
+        self.newest_ns, self.stride, self.sample = fresh.newest_ns, 1, []
+
     def follow(self, times: Int64) -> None:
         """Look at the order of some rows."""
         if not len(times):
             return
-        newest = np.maximum(np.maximum.accumulate(times), self.newest_ns)
-        late = newest - times
-        self.late_ns = max(self.late_ns, int(late.max()))
-        self.late_rows += int(np.count_nonzero(late > 0))
-        self.newest_ns = int(newest[-1])
+        if times[0] < self.newest_ns or (times[1:] < times[:-1]).any():
+            newest = np.maximum(np.maximum.accumulate(times), self.newest_ns)
+            late = newest - times
+            self.late_ns = max(self.late_ns, int(late.max()))
+            self.late_rows += int(np.count_nonzero(late > 0))
+            self.newest_ns = int(newest[-1])
+        else:
+            self.newest_ns = int(times[-1])
         self.rows += len(times)
         self.sample.append(times[:: self.stride].copy())
         if sum(map(len, self.sample)) > _SORTED_ROWS:
@@ -219,7 +249,10 @@ class _Order:
 def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
     """Return the rows of a batch that can be used, and count the others."""
     columns = {name: _integers(batch.column(name)) for name in (*KEYS, *MEASURES)}
-    damaged = np.logical_or.reduce([_is_nan(batch.column(name)) for name in columns])
+    damaged = np.zeros(len(batch), np.bool_)
+    for name in columns:
+        if pa.types.is_floating(batch.column(name).type):
+            damaged |= ~np.isfinite(np.asarray(batch.column(name).fill_null(0.0), np.float64))
     if "since_ns" in batch.schema.names:
         columns["since_ns"] = _integers(batch.column("since_ns"))
     else:
@@ -230,6 +263,10 @@ def _pulses(batch: pa.RecordBatch, counts: Counter[str]) -> Pulses:
 
 def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
     """Return the values of a column, and which of them are there."""
+    if column.null_count == len(column):
+        return np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
+    if pa.types.is_int64(column.type) and not column.null_count:
+        return np.asarray(column), np.ones(len(column), np.bool_)
     known = np.asarray(column.is_valid())
     if pa.types.is_floating(column.type):
         plain = np.asarray(column.fill_null(0.0), np.float64)
@@ -242,12 +279,6 @@ def _integers(column: pa.Array[Any]) -> tuple[Int64, Bool]:
     if column.null_count:
         column = column.fill_null(0)
     return np.asarray(column).astype(np.int64), known
-
-
-def _is_nan(column: pa.Array[Any]) -> Bool:
-    if not pa.types.is_floating(column.type):
-        return np.zeros(len(column), np.bool_)
-    return ~np.isfinite(np.asarray(column.fill_null(0.0), np.float64))
 
 
 def _phases(batch: pa.RecordBatch) -> tuple[Int64, tuple[str, ...]]:

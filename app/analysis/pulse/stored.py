@@ -23,10 +23,10 @@ from app.analysis.pulse.evidence.charts import Charts
 from app.analysis.pulse.evidence.expected import Expected
 from app.analysis.pulse.evidence.history import History
 from app.analysis.pulse.evidence.trail import Trail
+from app.analysis.pulse.gathering import Gathering
 from app.analysis.pulse.ledger import Ledger
 from app.analysis.pulse.notices import Evidence, Notice, NoticeKind, Part
 from app.analysis.pulse.stalls import StallCount, Stalls
-from app.analysis.pulse.steps import Gathering
 from app.analysis.pulse.suspicion.cases import Case
 from app.analysis.pulse.suspicion.suspects import Suspects
 from app.analysis.pulse.watch import Watch

@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Float64, Int64
+from app.analysis.pulse.columns import Bool, Float64, Int64
 from app.analysis.pulse.evidence.charts import Charts
-from app.analysis.pulse.evidence.expected import Expected, Stretch, longest_computing
+from app.analysis.pulse.evidence.expected import Expected
 from app.analysis.pulse.evidence.history import History
-from app.analysis.pulse.evidence.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.evidence.measured import Measured
+from app.analysis.pulse.evidence.medians import median_of_columns
 from app.analysis.pulse.evidence.subjects import REST, Subjects
 from app.analysis.pulse.evidence.trail import Trail
 from app.analysis.pulse.ledger import Ledger
@@ -86,12 +87,14 @@ class Watch:
         if len(steps.ranks) > len(self.ranks):
             self._join(steps, hosts)
         subjects = Subjects.of(self.ranks, self.pp_ranks, hosts)
+        seen = self.expected.measured(steps)
         start, end = 0, len(steps.steps)
         while start < end:
             # Stretches begin at the same steps, however these come.
             left = STRETCH - (self.closed - FIRST_STEPS) % STRETCH
             stop = min(end, start + left)
-            self._look(some(steps, slice(start, stop)), subjects, ledger, stalls, hosts)
+            rows = slice(start, stop)
+            self._look(seen.some(rows), subjects, ledger, stalls, hosts)
             self.closed += stop - start
             if self.closed > FIRST_STEPS and (self.closed - FIRST_STEPS) % STRETCH == 0:
                 self._learn(subjects, ledger, hosts)
@@ -99,37 +102,20 @@ class Watch:
 
     def _look(
         self,
-        steps: Steps,
+        seen: Measured,
         subjects: Subjects,
         ledger: Ledger,
         stalls: Stalls,
         hosts: Mapping[int, str],
     ) -> None:
-        residuals = self.expected.residuals(steps, subjects)
-        measures = steps.measures
-        there = ~np.isnan(measures["step_ns"])
-        ages = self.ages + np.cumsum(there, axis=0)
-        self.ages = ages[-1]
-        residuals.values[:, subjects.of_ranks][ages <= FIRST_STEPS] = np.nan
+        steps, residuals = seen.steps, self.expected.residuals(seen, subjects)
+        self._leave_out_first(residuals.values, seen.there, subjects)
         first = self.closed + np.arange(len(steps.steps)) < FIRST_STEPS
         residuals.values[first] = np.nan
-        parts = np.stack(
-            [
-                median_of_rows(measures[name])
-                for name in ("wait_ns", "data_ns", "optimizer_ns", "gc_ns")
-            ],
-            axis=1,
-        )
-        stretch = Stretch(
-            median_of_rows(measures["step_ns"]),
-            longest_computing(measures),
-            median_of_rows(measures["tokens"]),
-            parts,
-        )
         usual = self.expected.usual_step_ns, self.expected.rest_ns
         stalls.look(steps, usual[0], usual[0] - usual[1], self.usual_parts_ns, first)
         known = len(self.history.numbers)
-        self.history.add(steps.steps, steps.closed_ns, residuals, stretch)
+        self.history.add(steps.steps, steps.closed_ns, residuals, seen.stretch)
         at, values = 0, residuals.values
         while at < len(values):
             course = self.charts.run(values[at:], steps.steps[at:])
@@ -142,17 +128,28 @@ class Watch:
             self.suspects.judge(self._scene(subjects, ledger, hosts, known + at))
         self.history.trim()
 
+    def _leave_out_first(self, values: Float64, there: Bool, subjects: Subjects) -> None:
+        """Make the first steps of each rank say nothing."""
+        before = self.ages
+        self.ages = before + there.sum(axis=0)
+        if (before <= FIRST_STEPS).any():
+            ages = before + np.cumsum(there, axis=0)
+            values[:, subjects.of_ranks][ages <= FIRST_STEPS] = np.nan
+
     def _learn(self, subjects: Subjects, ledger: Ledger, hosts: Mapping[int, str]) -> None:
         residuals, stretch = self.history.last(STRETCH)
         quiet = self.charts.quiet & ~self.suspects.held(subjects.number)
         self.expected.fit_lengths(residuals.values, residuals.lengths, subjects)
-        self.expected.begin_levels(median_of_columns(residuals.logs))
-        moved = self.expected.learn(residuals, stretch, subjects, quiet=quiet)
-        residuals.values[:, subjects.of_ranks] -= moved
-        self.charts.learn(residuals.values, subjects, quiet)
+        self.expected.begin_levels(residuals.logs)
+        middle = median_of_columns(residuals.values)
+        moved = self.expected.learn(residuals, middle, stretch, subjects, quiet=quiet)
+        if moved.any():
+            residuals.values[:, subjects.of_ranks] -= moved
+            middle = median_of_columns(residuals.values)
+        self.charts.learn(residuals.values, middle, subjects, quiet)
         if quiet[REST] or np.isnan(self.usual_parts_ns).any():
             self.usual_parts_ns = median_of_columns(stretch.parts_ns)
-        means = median_of_columns(residuals.values)
+        means = middle.copy()
         means[subjects.of_ranks] += self.expected.offset - self.expected.first_offset
         self.trail.add(means, int(self.history.numbers[-1]), int(self.history.ends_ns[-1]))
         scene = self._scene(subjects, ledger, hosts, len(self.history.numbers))
@@ -178,18 +175,3 @@ class Watch:
         """Close what is open: the process group is no more."""
         last = self.history.numbers[-1:]
         self.suspects.end(int(last[0]) if len(last) else 0, ledger)
-
-
-def some(steps: Steps, rows: slice) -> Steps:
-    """Return some of the steps."""
-    return Steps(
-        steps.group,
-        steps.attempt,
-        steps.ranks,
-        steps.dp_ranks,
-        steps.pp_ranks,
-        steps.steps[rows],
-        steps.closed_ns[rows],
-        steps.ended_ns[rows],
-        {name: values[rows] for name, values in steps.measures.items()},
-    )

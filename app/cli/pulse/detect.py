@@ -12,8 +12,6 @@ from typing import Any
 from app.analysis.pulse.detector import Detector, Record
 from app.analysis.pulse.notices import Notice, Stall
 from app.analysis.pulse.parquet import PulseFile
-from app.analysis.trace.metadata import load_metadata
-from app.cli.files import read_metadata
 
 
 def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
@@ -26,7 +24,7 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
     InvalidMetadataError
         The metadata cannot be read.
     """
-    hosts = dict(load_metadata(read_metadata(meta)).hosts) if meta else {}
+    hosts = _hosts(meta) if meta else {}
     file, detector, record = PulseFile(path), Detector(hosts=hosts), Record()
     for rows in file.batches():
         record.take(detector.advance(rows))
@@ -45,6 +43,14 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in _lines(record.listed, detector.stalls))
+
+
+def _hosts(meta: Path) -> dict[int, str]:
+    # Metadata need pydantic: a tenth of what small files take.
+    from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
+    from app.cli.files import read_metadata  # noqa: PLC0415
+
+    return dict(load_metadata(read_metadata(meta)).hosts)
 
 
 def _notice(notice: Notice) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.pulse.columns import Bool, Float64, Int64
-from app.analysis.pulse.evidence.medians import median_of_columns
-from app.analysis.pulse.evidence.subjects import COMPUTING, REST, Subjects
+from app.analysis.pulse.evidence.medians import median_of_columns, median_of_rows
+from app.analysis.pulse.evidence.subjects import COMPUTING, OF_JOB, REST, Subjects
 
 # A false start has a probability of about exp(-18) a step.
 _NOTICED: Final = 18.0
@@ -116,28 +116,37 @@ class Charts:
             The numbers of these steps.
         """
         with np.errstate(invalid="ignore"):
-            up = 2 * self.slack / self.variance * (values - self.slack)
-            up = np.clip(up, np.fmax(_LOWEST, -1.5 * self.cap), self.cap)
-            half = self.height / 2
-            down = np.clip(-2 * half / self.variance * (values - half), -self.cap, 5.0)
-            added = np.where(self.noticed, down, up)
+            added = 2 * self.slack / self.variance * (values - self.slack)
+            lowest = np.fmax(_LOWEST, -1.5 * self.cap)
+            np.clip(added, lowest, self.cap, out=added)
+            if self.noticed.any():
+                half = self.height / 2
+                down = np.clip(-2 * half / self.variance * (values - half), -self.cap, 5.0)
+                added = np.where(self.noticed, down, added)
             slow = values > self.hiccup
             share = np.clip(3 * self.hiccup_share(), _NO_SPELLS, _SPELLS / 2)
-            spelled = np.where(slow, np.log(_SPELLS / share), np.log((1 - _SPELLS) / (1 - share)))
-        silent = np.isnan(added) | ~self.ready
-        added = np.where(silent, 0.0, np.round(added * _GRID) / _GRID)
-        spelled = np.where(silent | self.noticed, 0.0, np.round(spelled * _GRID) / _GRID)
-        spelled[:, [REST, COMPUTING]] = 0.0
-        score, rise = _summed(added, self.score, self.rise, numbers)
-        spells, _ = _summed(spelled, self.spells, self.rise, numbers)
+        silent = np.isnan(added)
+        silent |= ~self.ready
+        added *= _GRID
+        np.rint(added, out=added)
+        added /= _GRID
+        added[silent] = 0.0
+        # Of a slow step, and of another one.
+        weights = np.log([_SPELLS / share, (1 - _SPELLS) / (1 - share)])
+        weights = np.rint(weights * _GRID) / _GRID
+        spelled = np.where(slow, weights[0], weights[1])
+        silent |= self.noticed
+        spelled[silent] = 0.0
+        spelled[:, :OF_JOB] = 0.0
+        score, spells = _summed(added, self.score), _summed(spelled, self.spells)
         needed = np.where(self.noticed, _CLEARED, _NOTICED)
         crossed = (score >= needed) | (spells >= _NOTICED)
-        return Course(score, rise, spells, crossed)
+        return Course(score, spells, crossed, self.rise, numbers)
 
     def take(self, course: Course, step: int) -> None:
         """Go on from a step of a course, by its place in it."""
+        self.rise = course.rise(step)
         self.score = course.score[step].copy()
-        self.rise = course.rise[step].copy()
         self.spells = course.spells[step].copy()
 
     def is_cleared(self) -> Int64:
@@ -195,50 +204,53 @@ class Charts:
 
     # ---- learning --------------------------------------------------------------------------
 
-    def learn(self, values: Float64, subjects: Subjects, quiet: Bool) -> None:
+    def learn(self, values: Float64, middle: Float64, subjects: Subjects, quiet: Bool) -> None:
         """Learn about noise from a stretch of steps.
 
         Parameters
         ----------
         values : float64[steps, subjects]
             Residuals of the stretch; a number of steps that is a multiple of eight.
+        middle : float64[subjects]
+            Their medians.
         quiet : bool[subjects]
             Of whom to learn.
         """
         self.touched = self.noticed.copy()
         there = ~np.isnan(values)
-        enough = (there.sum(axis=0) >= len(values) // 2) & quiet
+        seen = there.sum(axis=0)
+        enough = (seen >= len(values) // 2) & quiet
         if not enough.any():
             return
-        blocks = values.reshape(-1, _BLOCK, values.shape[1])
         with np.errstate(invalid="ignore"):
-            middle = median_of_columns(values)
             one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
             # Hiccups are counted by themselves.
             bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
-            clipped = np.clip(blocks, middle - bound, middle + bound)
-            means = np.nansum(clipped, axis=1) / np.maximum((~np.isnan(blocks)).sum(axis=1), 1)
+            clipped = np.clip(values, middle - bound, middle + bound)
+            clipped[~there] = 0.0
+            number = there.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
+            means = clipped.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
+            means /= np.maximum(number, 1)
             block = _BLOCK * ((means - means.mean(axis=0)) ** 2).sum(axis=0) / (len(means) - 1)
         ready = self.ready & enough
         # Of the medians of two stretches half the square of their difference is known.
         far = (middle - self.middle) ** 2 / 2
         far = np.where(np.isnan(far), 2 * block / len(values), far)
-        for kept, seen in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
+        for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
             first = enough & np.isnan(kept)
-            kept[first] = seen[first]
-            old = enough & ~first & ~np.isnan(seen)
-            kept[old] += _VARIANCE_FOLLOWS * (seen[old] - kept[old])
+            kept[first] = new[first]
+            old = enough & ~first & ~np.isnan(new)
+            kept[old] += _VARIANCE_FOLLOWS * (new[old] - kept[old])
         self.middle[enough] = middle[enough]
         if ready.any():
-            self._count_hiccups(values, subjects, ready)
+            self._count_hiccups(values, np.where(ready, seen, 0), subjects, ready)
         self.ready |= enough
         self.learned += enough
         self._set(subjects)
 
-    def _count_hiccups(self, values: Float64, subjects: Subjects, ready: Bool) -> None:
+    def _count_hiccups(self, values: Float64, seen: Int64, subjects: Subjects, ready: Bool) -> None:
         with np.errstate(invalid="ignore"):
             slow = (values > self.hiccup) & ready
-        seen = (~np.isnan(values) & ready).sum(axis=0)
         number = slow.sum(axis=0)
         again = (slow[1:] & slow[:-1]).sum(axis=0)
         ranks = subjects.of_ranks if len(subjects.ranks) > 1 else subjects.of_stages
@@ -253,8 +265,9 @@ class Charts:
         least = np.full(subjects.number, _SLACK)
         least[subjects.of_stages] = _STAGE_SLACK
         least[[REST, COMPUTING]] = _JOB_SLACK
-        one, block = self._shared(self.one_step, subjects), self._shared(self.blocks, subjects)
-        stretch = self._shared(self.stretches, subjects)
+        one, block, stretch = _shared(
+            np.stack([self.one_step, self.blocks, self.stretches]), subjects
+        )
         self.deviation = np.sqrt(one)
         self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
         self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
@@ -266,15 +279,6 @@ class Charts:
         self.cap = np.minimum(self.cap, rare)
         self.cap[[REST, COMPUTING]] = np.minimum(self.cap[[REST, COMPUTING]], _JOB_CAP)
 
-    def _shared(self, own: Float64, subjects: Subjects) -> Float64:
-        """Return variances that are at least what is usual among the ranks."""
-        shared = own.copy()
-        ranks = shared[subjects.of_ranks]
-        if (~np.isnan(ranks)).sum() > 1:
-            usual = median_of_columns(ranks[:, None])
-            shared[subjects.of_ranks] = np.fmax(0.5 * ranks, usual)
-        return shared
-
 
 _ARRAYS: Final = tuple(
     f.name for f in fields(Charts) if f.name not in ("steps", "hiccups", "followed")
@@ -284,23 +288,47 @@ _UNKNOWN: Final = frozenset(
 )
 
 
+def _shared(own: Float64, subjects: Subjects) -> Float64:
+    """Return variances, [kinds, subjects], that are at least what is usual among the ranks."""
+    ranks = own[:, subjects.of_ranks]
+    usual = median_of_rows(ranks)[:, None]
+    several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
+    shared = own.copy()
+    shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
+    return shared
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """How evidence goes on; arrays of [steps, subjects]."""
+    """How evidence goes on; arrays of [steps, subjects].
+
+    Parameters
+    ----------
+    before : int64[subjects]
+        The steps at which scores last began to rise, before all of these.
+    numbers : int64[steps]
+    """
 
     score: Float64
-    rise: Int64
     spells: Float64
     crossed: Bool
+    before: Int64
+    numbers: Int64
+
+    def rise(self, step: int) -> Int64:
+        """Return at which steps scores last began to rise, as they are after a step."""
+        zero = self.score[step::-1] <= 0
+        found, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
+        begun = np.where(found, self.numbers[np.minimum(last + 1, step)], self.before)
+        begun[~found & (self.before == NOT_RISING)] = self.numbers[0]
+        begun[zero[0]] = NOT_RISING
+        return begun
 
 
-def _summed(added: Float64, score: Float64, rise: Int64, numbers: Int64) -> tuple[Float64, Int64]:
-    """Return sums that never fall below 0, and the step at which each last began to rise."""
+def _summed(added: Float64, start: Float64) -> Float64:
+    """Return sums that never fall below 0."""
     total = np.cumsum(added, axis=0)
-    lowest = np.minimum.accumulate(np.minimum(total, -score), axis=0)
-    sums = total - lowest
-    rows = np.arange(len(added))[:, None]
-    zero = np.maximum.accumulate(np.where(sums <= 0, rows, -1), axis=0)
-    begun = np.where(zero < 0, rise, numbers[np.minimum(zero + 1, len(numbers) - 1)])
-    begun = np.where((zero < 0) & (rise == NOT_RISING), numbers[0], begun)
-    return sums, np.where(zero == rows, NOT_RISING, begun)
+    lowest = np.minimum(total, -start)
+    np.minimum.accumulate(lowest, axis=0, out=lowest)
+    total -= lowest
+    return total

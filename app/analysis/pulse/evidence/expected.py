@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from app.analysis.pulse.columns import Bool, Float64, Int64
-from app.analysis.pulse.evidence.medians import median_of_columns, median_of_others, median_of_rows
+from app.analysis.pulse.evidence.measured import Measured, Stretch
+from app.analysis.pulse.evidence.medians import (
+    Ordered,
+    median_of,
+    median_of_columns,
+    median_of_others,
+    median_of_rows,
+)
 from app.analysis.pulse.evidence.subjects import COMPUTING, REST, Subjects
 from app.analysis.pulse.steps import Steps
 
@@ -92,32 +98,35 @@ class Expected:
 
     # ---- residuals -------------------------------------------------------------------------
 
-    def residuals(self, steps: Steps, subjects: Subjects) -> Residuals:
+    def measured(self, steps: Steps) -> Measured:
+        """Return what is measured in steps, before any of them is learned from."""
+        return Measured.of(steps, self._lengths(steps.measures["tokens"]))
+
+    def residuals(self, seen: Measured, subjects: Subjects) -> Residuals:
         """Return how far steps are from what is expected."""
-        measures = steps.measures
-        # Whether a pause of the collector is part of computing is unknown: it never counts.
-        own = own_computing(measures)
-        lengths = self._lengths(measures["tokens"])
-        logs = np.log(np.where(own > 0, own, np.nan))
-        logs -= self.slope[0] * lengths + self.slope[1] * lengths**2
-        logs -= self.offset
+        lengths, logs = seen.lengths, seen.logs
+        if lengths.any():
+            logs = logs - (self.slope[0] * lengths + self.slope[1] * lengths**2)
+        logs = logs - self.offset
         values = np.full((len(logs), subjects.number), np.nan)
         middle = np.empty((len(logs), len(subjects.stages)))
         for stage in range(len(subjects.stages)):
             members = subjects.members(stage)
             part = logs[:, members]
-            # Of a few ranks that are left of a stage it does not follow what the others do.
-            most = 2 * np.count_nonzero(~np.isnan(part), axis=1) > len(members)
-            middle[:, stage] = np.where(most, median_of_rows(part), np.nan)
-            values[:, subjects.first_rank + members] = part - _of_peers(part, subjects, members)
+            ordered = Ordered.of(part)
+            middle[:, stage] = ordered.median()
+            if ordered.count is not None:
+                # Of a few ranks that are left of a stage it does not follow what the others do.
+                middle[2 * ordered.count <= len(members), stage] = np.nan
+            values[:, subjects.first_rank + members] = part - _of_peers(ordered, subjects, members)
         own_past = middle - self.level
         if len(subjects.stages) > 1:
             moved = middle - self.origin - self.shift
             values[:, subjects.of_stages] = moved - median_of_others(moved)
         elif len(subjects.ranks) == 1:
             values[:, subjects.of_stages] = own_past
-        values[:, REST] = self._rest(measures["step_ns"], longest_computing(measures))
-        values[:, COMPUTING] = self._computing(own_past, measures["tokens"])
+        values[:, REST] = self._rest(seen.stretch.step_ns, seen.stretch.longest_ns)
+        values[:, COMPUTING] = self._computing(own_past, seen.known_tokens)
         return Residuals(values, middle, own_past, lengths)
 
     def _lengths(self, tokens: Float64) -> Float64:
@@ -130,17 +139,15 @@ class Expected:
         lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
         return np.where(np.asarray(whole)[:, None], lengths, 0.0)
 
-    def _rest(self, step_ns: Float64, longest: Float64) -> Float64:
-        step = median_of_rows(step_ns)
+    def _rest(self, step: Float64, longest: Float64) -> Float64:
         # Pipelines wait in proportion to what they compute, other jobs do not: what allows more.
         rest = np.fmax(self.rest_ns, longest * self.rest_share)
         expected = longest + rest
         good = (step > 0) & (expected > 0)
         return np.log(np.where(good, step, np.nan) / np.where(good, expected, 1)) - self.rest_offset
 
-    def _computing(self, own_past: Float64, tokens: Float64) -> Float64:
-        known = median_of_rows(np.where(tokens > 0, tokens, np.nan))
-        same = np.abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS
+    def _computing(self, own_past: Float64, known_tokens: Float64) -> Float64:
+        same = np.abs(np.log(known_tokens / self.usual_tokens)) < _SAME_TOKENS
         return np.where(same, median_of_rows(own_past), np.nan)
 
     # ---- learning --------------------------------------------------------------------------
@@ -157,6 +164,8 @@ class Expected:
             Residuals; those of ranks are corrected in place.
         lengths : float64[steps, ranks]
         """
+        if not lengths.any():
+            return
         ranks = values[:, subjects.of_ranks]
         terms = np.stack([lengths, lengths**2])
         for stage in range(len(subjects.stages)):
@@ -181,47 +190,56 @@ class Expected:
         ranks -= np.tensordot(change, terms, axes=1)
 
     def learn(
-        self, stretch: Residuals, steps: Stretch, subjects: Subjects, *, quiet: Bool
+        self,
+        stretch: Residuals,
+        middle: Float64,
+        steps: Stretch,
+        subjects: Subjects,
+        *,
+        quiet: Bool,
     ) -> Float64:
         """Learn from a stretch of steps what is usual, and return by how much ranks were moved.
 
         Parameters
         ----------
+        middle : float64[subjects]
+            Medians of the residuals of the stretch.
         quiet : bool[subjects]
             Who is not noticed or suspected: what others do does not become usual.
         """
-        moved = self._learn_offsets(stretch.values[:, subjects.of_ranks], quiet[subjects.of_ranks])
-        known = np.median(steps.tokens[steps.tokens > 0]) if (steps.tokens > 0).any() else np.nan
+        ranks = subjects.of_ranks
+        moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
+        known = median_of(steps.tokens[steps.tokens > 0])
         same = bool(abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS)
-        self._learn_levels(stretch, subjects, quiet, same_tokens=same)
+        against = middle[subjects.of_stages]
+        self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
         if not same:
-            self.usual_tokens = float(known)
-        self._learn_rest(stretch, steps, quiet=bool(quiet[REST]))
+            self.usual_tokens = known
+        self._learn_rest(float(middle[REST]), steps, quiet=bool(quiet[REST]))
         return moved
 
-    def _learn_offsets(self, values: Float64, quiet: Bool) -> Float64:
-        enough = np.count_nonzero(~np.isnan(values), axis=0) >= len(values) // 2
-        middle = median_of_columns(values)
-        new = np.isnan(self.first_offset) & enough & ~np.isnan(middle)
+    def _learn_offsets(self, values: Float64, middle: Float64, quiet: Bool) -> Float64:
+        enough = (~np.isnan(values)).sum(axis=0) >= len(values) // 2
+        known = enough & ~np.isnan(middle)
+        new = np.isnan(self.first_offset) & known
         moved = np.zeros_like(self.offset)
         if new.any():
-            known = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
-            spread = 1.4826 * np.median(np.abs(known))
+            seen = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
+            spread = 1.4826 * np.median(np.abs(seen))
             limit = float(np.clip(_USUAL_SPREADS * spread, *_USUAL_OFFSET))
-            several = np.mean(np.abs(known) > limit) > _SEVERAL_KINDS
+            several = np.mean(np.abs(seen) > limit) > _SEVERAL_KINDS
             limit = np.inf if several else limit
             self.first_offset[new] = np.clip(middle[new], -limit, limit)
             moved[new] = self.first_offset[new] - self.offset[new]
             self.offset[new] = self.first_offset[new]
-        old = ~new & quiet & enough & ~np.isnan(middle)
+        old = ~new & quiet & known
+        first, offset = self.first_offset[old], self.offset[old]
         step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
-        low, high = self.first_offset[old] - _RANK_FOLLOWS, self.first_offset[old] + _RANK_FOLLOWS
         # A rank may get faster for good.
-        self.offset[old] = np.minimum(self.offset[old] + step, high)
-        slower = self.offset[old] < low
-        self.first_offset[old] = np.where(
-            slower, self.offset[old] + _RANK_FOLLOWS, self.first_offset[old]
-        )
+        offset = np.minimum(offset + step, first + _RANK_FOLLOWS)
+        slower = offset < first - _RANK_FOLLOWS
+        self.offset[old] = offset
+        self.first_offset[old] = np.where(slower, offset + _RANK_FOLLOWS, first)
         return moved
 
     def followed(self, subject: int, subjects: Subjects) -> float:
@@ -241,10 +259,15 @@ class Expected:
         self.first_offset[rank] += by
 
     def _learn_levels(
-        self, stretch: Residuals, subjects: Subjects, quiet: Bool, *, same_tokens: bool
+        self,
+        stretch: Residuals,
+        against: Float64,
+        subjects: Subjects,
+        quiet: Bool,
+        *,
+        same_tokens: bool,
     ) -> None:
         past = median_of_columns(stretch.own_past)
-        against = median_of_columns(stretch.values[:, subjects.of_stages])
         for stage in range(len(subjects.stages)):
             if np.isnan(self.level[stage]):
                 continue
@@ -258,7 +281,7 @@ class Expected:
                     self.first_level[stage] = self.level[stage]
                 self.first_level[stage] = min(self.first_level[stage], self.level[stage] + 0.03)
             if quiet[subjects.of_stages][stage] and not np.isnan(against[stage]):
-                step = _FOLLOWS * np.clip(against[stage], -_RANK_FOLLOWS, _RANK_FOLLOWS)
+                step = _FOLLOWS * min(max(against[stage], -_RANK_FOLLOWS), _RANK_FOLLOWS)
                 self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
 
     def begin_levels(self, logs: Float64) -> None:
@@ -266,44 +289,33 @@ class Expected:
 
         Parameters
         ----------
-        logs : float64[stages]
-            Logarithms of computing; NaN where too little is known.
+        logs : float64[steps, stages]
+            Logarithms of computing in a stretch; NaN where too little is known.
         """
-        new = np.isnan(self.level) & ~np.isnan(logs)
+        unknown = np.isnan(self.level)
+        if not unknown.any():
+            return
+        middle = median_of_columns(logs)
+        new = unknown & ~np.isnan(middle)
         for values in (self.level, self.first_level, self.origin):
-            values[new] = logs[new]
+            values[new] = middle[new]
 
-    def _learn_rest(self, stretch: Residuals, steps: Stretch, *, quiet: bool) -> None:
+    def _learn_rest(self, far: float, steps: Stretch, *, quiet: bool) -> None:
         step, longest = steps.step_ns, steps.longest_ns
         good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
         if not good.any():
             return
         if np.isnan(self.usual_step_ns) or quiet:
-            self.usual_step_ns = float(np.median(step[good]))
+            self.usual_step_ns = median_of(step[good])
         if np.isnan(self.rest_ns):
-            self.rest_ns = float(np.median((step - longest)[good]))
-            self.rest_share = float(np.median((step / longest - 1)[good]))
+            self.rest_ns = median_of((step - longest)[good])
+            self.rest_share = median_of((step / longest - 1)[good])
         elif quiet:
-            far = median_of_columns(stretch.values[:, REST:COMPUTING])[0]
-            step_by = _FOLLOWS * np.clip(far, -_JOB_FOLLOWS, _JOB_FOLLOWS)
-            self.rest_offset = float(min(self.rest_offset + step_by, _JOB_FOLLOWS))
+            step_by = _FOLLOWS * min(max(far, -_JOB_FOLLOWS), _JOB_FOLLOWS)
+            self.rest_offset = min(self.rest_offset + step_by, _JOB_FOLLOWS)
 
 
-def own_computing(measures: Mapping[str, Float64]) -> Float64:
-    """Return computing without the collector; NaN where it took more than half."""
-    computing = measures["compute_ns"]
-    own = computing - measures["gc_ns"]
-    return np.where(own > computing / 2, own, np.nan)
-
-
-def longest_computing(measures: Mapping[str, Float64]) -> Float64:
-    """Return for each step the longest computing, with what its rank collects more than others."""
-    collecting = measures["gc_ns"]
-    more = np.maximum(collecting - median_of_rows(collecting)[:, None], 0)
-    return np.asarray(np.fmax.reduce(own_computing(measures) + more, axis=1))
-
-
-def _of_peers(logs: Float64, subjects: Subjects, members: Int64) -> Float64:
+def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
     """Return for each rank of a stage the median of its peers.
 
     Where few hosts share a stage, these are the ranks of other hosts: the ranks of one are slow
@@ -312,7 +324,8 @@ def _of_peers(logs: Float64, subjects: Subjects, members: Int64) -> Float64:
     hosts = subjects.host_of[members]
     names = np.unique(hosts)
     if not 1 < len(names) <= _FEW_HOSTS or names[0] < 0:
-        return median_of_others(logs)
+        return ordered.median_of_others()
+    logs = ordered.values
     others = np.empty_like(logs)
     for host in names:
         others[:, hosts == host] = median_of_rows(logs[:, hosts != host])[:, None]
@@ -323,25 +336,3 @@ def _of_peers(logs: Float64, subjects: Subjects, members: Int64) -> Float64:
             np.isnan(others[alone]), median_of_others(logs[alone]), others[alone]
         )
     return others
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stretch:
-    """Measures of the job in some steps.
-
-    Parameters
-    ----------
-    step_ns : float64[steps]
-        Median over the ranks.
-    longest_ns : float64[steps]
-        The longest computing of any rank.
-    tokens : float64[steps]
-        Median over the ranks; 0 where unknown.
-    parts_ns : float64[steps, parts]
-        Waiting, data, optimizer and garbage collection, the median of the ranks.
-    """
-
-    step_ns: Float64
-    longest_ns: Float64
-    tokens: Float64
-    parts_ns: Float64

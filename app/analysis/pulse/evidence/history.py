@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from app.analysis.pulse.columns import Float64, Int64
-from app.analysis.pulse.evidence.expected import Residuals, Stretch
+from app.analysis.pulse.evidence.expected import Residuals
+from app.analysis.pulse.evidence.measured import Stretch
 
 KEPT: Final = 128
 # Of each step, next to the residuals: see `Stretch`.
@@ -67,7 +68,7 @@ class History:
         """Forget all but the last steps."""
         if len(self.numbers) > KEPT:
             for name in self.__slots__:
-                setattr(self, name, getattr(self, name)[-KEPT:].copy())
+                setattr(self, name, getattr(self, name)[-KEPT:])
 
     def last(self, count: int) -> tuple[Residuals, Stretch]:
         """Return the last steps."""

@@ -13,7 +13,7 @@ from app.analysis.pulse.columns import Int64
 # What a step takes longer than computing explains, and computing of all ranks.
 REST: Final = 0
 COMPUTING: Final = 1
-_OF_JOB: Final = 2
+OF_JOB: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +48,17 @@ class Subjects:
     @property
     def number(self) -> int:
         """Return how many there are."""
-        return _OF_JOB + len(self.stages) + len(self.ranks)
+        return OF_JOB + len(self.stages) + len(self.ranks)
 
     @property
     def first_rank(self) -> int:
         """Return the column of the first rank."""
-        return _OF_JOB + len(self.stages)
+        return OF_JOB + len(self.stages)
 
     @property
     def of_stages(self) -> slice:
         """Return the columns of stages."""
-        return slice(_OF_JOB, self.first_rank)
+        return slice(OF_JOB, self.first_rank)
 
     @property
     def of_ranks(self) -> slice:
@@ -71,6 +71,6 @@ class Subjects:
 
     def places_in(self, later: Subjects) -> Int64:
         """Return which columns of a later, larger group these are."""
-        stages = np.searchsorted(later.stages, self.stages) + _OF_JOB
+        stages = np.searchsorted(later.stages, self.stages) + OF_JOB
         ranks = np.arange(len(self.ranks)) + later.first_rank
-        return np.concatenate([np.arange(_OF_JOB), stages, ranks])
+        return np.concatenate([np.arange(OF_JOB), stages, ranks])

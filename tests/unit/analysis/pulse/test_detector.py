@@ -48,6 +48,30 @@ def test_a_slow_rank_is_named_within_a_few_steps(factor: float, within: int) -> 
     assert notice.factor == pytest.approx(factor, abs=0.03)
 
 
+@pytest.mark.parametrize("first", [10, 1 << 40])
+def test_ranks_may_have_any_numbers_and_come_in_any_order(first: int) -> None:
+    job, truth = job_with("rank", 1.3)
+    rows = job.rows()
+    order = np.lexsort((-rows.rank, rows.step))
+    (notice,) = notices_in(replace(rows, rank=rows.rank + first).take(order))
+
+    (rank,) = truth.ranks
+    assert (notice.ranks, notice.from_step) == ((rank + first,), truth.from_step)
+
+
+def test_steps_whose_numbers_have_gaps_and_doubled_rows_are_the_same_steps() -> None:
+    job, truth = job_with("rank", 1.3)
+    rows = job.rows()
+    twice = rows.take(np.repeat(np.arange(len(rows)), 2))
+    detector, record = Detector(), Record()
+    record.take(detector.advance(replace(twice, step=twice.step * 10)))
+    record.take(detector.finish())
+
+    (notice,) = record.listed
+    assert (notice.ranks, notice.from_step) == (truth.ranks, truth.from_step * 10)
+    assert detector.counts == {"pulse.doubled": len(rows)}
+
+
 def test_all_ranks_of_a_slow_host_are_one_notice() -> None:
     job, truth = job_with("host", 1.2)
     (notice,) = notices_in(job.rows(), job.hosts)

@@ -8,12 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from app.analysis.pulse.columns import Float64
-from app.analysis.pulse.evidence.medians import median_of_others, median_of_rows
+from app.analysis.pulse.evidence.medians import (
+    median_of,
+    median_of_columns,
+    median_of_others,
+    median_of_rows,
+)
 
-ROWS = arrays(
-    np.float64,
-    st.tuples(st.integers(1, 3), st.integers(2, 9)),
-    elements=st.one_of(st.just(np.nan), st.integers(-5, 5).map(float)),
+SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 9))
+NUMBERS = st.integers(-5, 5).map(float)
+# Rows of which nothing is missing are taken together.
+ROWS = st.one_of(
+    arrays(np.float64, SHAPES, elements=st.one_of(st.just(np.nan), NUMBERS)),
+    arrays(np.float64, SHAPES, elements=NUMBERS),
 )
 
 
@@ -21,8 +28,10 @@ ROWS = arrays(
 def test_they_are_those_of_what_is_there(values: Float64) -> None:
     middle, others = median_of_rows(values), median_of_others(values)
 
+    assert np.array_equal(median_of_columns(values.T), middle, equal_nan=True)
     for row, seen in enumerate(values):
         there = seen[~np.isnan(seen)]
+        assert np.array_equal(median_of(there), middle[row], equal_nan=True)
         assert np.array_equal(
             middle[row], np.median(there) if len(there) else np.nan, equal_nan=True
         )

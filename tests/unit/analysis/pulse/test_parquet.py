@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,25 @@ def test_a_file_in_another_order_is_sorted_part_by_part(
     assert len(parts) > 3
     assert np.array_equal(joined(parts).time_ns, ROWS.time_ns)
     assert file.counts["pulse.out_of_order"] > 0
+
+
+def test_the_order_is_that_of_right_clocks_of_all_ranks_however_late_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 50)
+    rows = PulseJob.healthy(PulseDials(dp=4, steps=150), stream(2, "clocks")).rows()
+    # A rank joins after many batches, with a clock that is a minute ahead.
+    rows = rows.take((rows.rank != 3) | (rows.step >= 40))
+    ahead = replace(rows, time_ns=rows.time_ns + np.where(rows.rank == 3, 60_000_000_000, 0))
+    file = PulseFile(written(tmp_path / "a.parquet", ahead))
+    read = joined(list(file.batches()))
+
+    assert file.counts == {}
+    assert np.array_equal(read.step, rows.step)
+    file = PulseFile(written(tmp_path / "b.parquet", ahead.take(np.argsort(ahead.time_ns))))
+    read = joined(list(file.batches()))
+    assert file.counts["pulse.out_of_order"] > 0
+    assert np.array_equal(read.step, rows.step)
 
 
 def test_damaged_rows_are_counted_and_left_out(tmp_path: Path) -> None:
