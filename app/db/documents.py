@@ -18,7 +18,7 @@ from app.analysis.json_text import plain
 from app.analysis.pulse.notices import Evidence
 from app.analysis.report.coverage import Chunks
 from app.analysis.report.document import OLDEST_REVISION, REVISION, SCHEMA, Report
-from app.analysis.report.verdict import SessionVerdict
+from app.analysis.report.verdict import SessionVerdict, VerdictCause
 from app.errors import Fault, UnknownDocumentError
 from app.inputs.retention import RetentionRules
 
@@ -68,6 +68,7 @@ FAULTS: Final = JsonDocument(TypeAdapter(tuple[Fault, ...]))
 EVIDENCE: Final = JsonDocument(TypeAdapter(Evidence))
 VERDICT: Final = JsonDocument(TypeAdapter(SessionVerdict))
 # Of a stored verdict.
+CAUSES: Final = JsonDocument(TypeAdapter(tuple[VerdictCause, ...]))
 SHARES: Final = JsonDocument(TypeAdapter(Shares))
 COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import BigInteger, Double, cast, func, type_coerce
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, Function
     from sqlalchemy.sql.elements import SQLCoreOperations
 
 # Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
@@ -23,6 +23,15 @@ def total(
     another order: the last digits would differ. Whole billionths are added without rounding, and
     in a tenth of the time that decimals take.
     """
-    added = func.sum(cast(values * _PARTS, BigInteger))
-    found = cast(added if where is None else added.filter(where), Double)
-    return type_coerce(found / _PARTS, Double)
+    added = parts(values)
+    return whole(added if where is None else added.filter(where))
+
+
+def parts(values: SQLCoreOperations[float]) -> Function[Any]:
+    """Return the sum of an expression in billionths: those of groups are added up in `whole`."""
+    return func.sum(cast(values * _PARTS, BigInteger))
+
+
+def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
+    """Return what a sum of `parts` is, or a sum of such."""
+    return type_coerce(cast(added, Double) / _PARTS, Double)

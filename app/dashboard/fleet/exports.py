@@ -7,16 +7,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.budget.document import Losses
+from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.replay.metrics import STRAGGLING
-from app.dashboard.fleet.lines import cause_words, leading_cause, where_words
+from app.dashboard.fleet.lines import named_cause, reason_words, where_words
 from app.dashboard.fleet.query import FleetQuery
 from app.dashboard.ui.csv_text import Table
 from app.dashboard.ui.ranges import Range
 from app.lists.listing import PageRequest
 from app.services.container import Container
-from app.services.fleet.listing import fleet_view
-from app.services.fleet.rows import Standing
-from app.services.fleet.silent import Place, silent_after
+from app.services.fleet.file import FileJob, Place, heard_jobs, silent_jobs
 from app.services.fleet.standing import Moment
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def marks_csv(found: JobAxis) -> Table:
     )
 
 
-def fleet_csv(jobs: Iterable[Standing], running: Iterable[LiveStep]) -> Table:
+def fleet_csv(jobs: Iterable[FileJob], running: Iterable[LiveStep]) -> Table:
     """Return jobs as a list of the fleet has them.
 
     Parameters
@@ -98,16 +97,19 @@ def fleet_csv(jobs: Iterable[Standing], running: Iterable[LiveStep]) -> Table:
     )  # fmt: skip
 
 
-def _job(job: Standing) -> Sequence[object]:
-    told, measured = job.told, job.told.headline
-    published = measured and told.verdict and told.verdict.published
-    cause = leading_cause(told)
+def _job(job: FileJob) -> Sequence[object]:
+    told, slowdown = job.told, job.told.measured
+    cause = named_cause(told.state, told.level, slowdown, told.causes or ())
+    # Only with a verdict.
+    measured = (slowdown, told.low, told.high, told.published)
     return (
-        *(job.name, job.latest.state, job.incident and job.incident.state, job.latest.number),
-        *(job.latest.received_at, measured and measured.slowdown),
-        *((measured and measured.ci95) or (None, None)),
-        *(published and published.slowdown, told.lost_each_hour),
-        *(cause_words(job.latest, cause), cause and where_words(cause)),
+        *(job.name, job.state, job.incident, job.number, job.received_at),
+        *(measured if slowdown is not None else (None,) * len(measured)),
+        told.lost_each_hour,
+        title_of(cause.cause)
+        if cause
+        else reason_words(job.state, job.discrepancy, job.reason, job.reason_code),
+        cause and where_words(cause),
         *(job.labels.get("owner"), job.labels, told.world),
         *(told.dp, told.pp, told.tp, told.cp, told.vpp),
         *_lost(told.losses),
@@ -133,38 +135,33 @@ def moment_of(tx: Reads, about: Range) -> Moment:
     return Moment(about.since(tx.now), about.end, not about.is_past(tx.now), STRAGGLING)
 
 
-def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[Standing]:
-    """Return the jobs with data in the time; each page is read in a transaction of its own."""
-    for page in count(1):
+def _heard(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
+    """Return the jobs with data in the time; each batch is read in a transaction of its own."""
+    for number in count(1):
+        page = PageRequest(query.sort, number, BATCH)
         with container.reading() as tx:
-            found = fleet_view(
-                tx,
-                moment_of(tx, about),
-                query.filtered,
-                page=PageRequest(query.sort, page, BATCH),
-                brief=True,
-            )
-        yield from found.page.rows
-        if page >= found.page.pages:
+            jobs = heard_jobs(tx, moment_of(tx, about), query.filtered, page)
+        yield from jobs
+        if len(jobs) < BATCH:
             return
 
 
-def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[Standing]:
-    """Return the jobs without data in the time, in the same way, each page after the last job."""
+def _silent(container: Container, about: Range, query: FleetQuery) -> Iterator[FileJob]:
+    """Return the jobs without data in the time, in the same way, each batch after the last job."""
     at: Moment | None = None
     after: Place | None = None
     while True:
         with container.reading() as tx:
-            # One for the whole file: a job that is silent since the last page is not in this one.
+            # One for the whole file: a job that is silent since the last batch is not in this one.
             at = at or moment_of(tx, about)
-            jobs, after = silent_after(tx, at, query.filtered, after, BATCH)
+            jobs, after = silent_jobs(tx, at, query.filtered, after, BATCH)
         yield from jobs
         if after is None:
             return
 
 
 # File name → what reads its jobs.
-FLEET: Final[Mapping[str, Callable[[Container, Range, FleetQuery], Iterator[Standing]]]] = {
+FLEET: Final[Mapping[str, Callable[[Container, Range, FleetQuery], Iterator[FileJob]]]] = {
     "jobs": _heard,
     "silent": _silent,
 }

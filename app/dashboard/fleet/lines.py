@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -111,7 +111,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
     numbers = shown or session
     measured, verdict = numbers.headline, numbers.verdict
     slowdown = measured.slowdown if measured else None
-    slow = _is_slow(numbers)
+    slow = verdict is not None and _is_slow(verdict.level, slowdown)
     first = leading_cause(numbers)
     lost = numbers.lost_each_hour
     published = verdict.published if measured and verdict else None
@@ -134,7 +134,7 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
         against=_against(measured),
         lost_each_hour=lost,
         lost_each_hour_text="" if lost is None else hours(lost),
-        cause=cause_words(session, first),
+        cause=title_of(first.cause) if first else _reason(session),
         cause_share=_share(first, measured, lost_to_steps=lost_to_steps)
         if measured or not first
         else _reason(session),
@@ -157,29 +157,31 @@ def session_row(job: str, session: SessionRow, *, shown: SessionRow | None = Non
 
 def leading_cause(session: SessionRow) -> VerdictCause | None:
     """Return the cause that a line names; None where nothing is blamed."""
-    if session.headline is None:
-        return _withheld(session)
-    causes = session.verdict.causes if session.verdict is not None else ()
-    return causes[0] if causes and _is_slow(session) else None
-
-
-def cause_words(session: SessionRow, cause: VerdictCause | None) -> str:
-    """Return what a line names as the cause; without one why there is no verdict."""
-    return title_of(cause.cause) if cause else _reason(session)
-
-
-def _is_slow(session: SessionRow) -> bool:
-    measured, verdict = session.headline, session.verdict
-    if measured is None or verdict is None:
-        return False
-    return verdict.level == "slow" or measured.slowdown >= STRAGGLING
-
-
-def _withheld(session: SessionRow) -> VerdictCause | None:
-    """Return the cause that is known although the verdict on S is withheld."""
-    if session.state != SessionState.NO_VERDICT or session.verdict is None:
+    verdict, measured = session.verdict, session.headline
+    if verdict is None:
         return None
-    return next((one for one in session.verdict.causes if one.cause != UNKNOWN), None)
+    slowdown = None if measured is None else measured.slowdown
+    return named_cause(session.state, verdict.level, slowdown, verdict.causes)
+
+
+def named_cause(
+    state: SessionState, level: str | None, slowdown: float | None, causes: Sequence[VerdictCause]
+) -> VerdictCause | None:
+    """Return the cause that is named of a verdict; None where nothing is blamed.
+
+    Parameters
+    ----------
+    slowdown : float or None
+        None where the verdict on S is withheld; a cause may be known nevertheless.
+    """
+    if slowdown is None:
+        known = causes if state == SessionState.NO_VERDICT else ()
+        return next((one for one in known if one.cause != UNKNOWN), None)
+    return causes[0] if causes and _is_slow(level, slowdown) else None
+
+
+def _is_slow(level: str | None, slowdown: float | None) -> bool:
+    return slowdown is not None and (level == "slow" or slowdown >= STRAGGLING)
 
 
 def _share(cause: VerdictCause | None, measured: Slowdown | None, *, lost_to_steps: bool) -> str:
@@ -222,11 +224,19 @@ def shown_session(job: JobSummary) -> SessionRow:
 
 
 def _reason(session: SessionRow) -> str:
-    if session.state == SessionState.NO_VERDICT and session.verdict is not None:
-        return f"replay {percent(session.verdict.discrepancy)} off"
-    if session.state in SessionState.UNREPORTED:
-        reason = session.reason or ""
-        return reason if 0 < len(reason) <= SHORT_REASON else session.reason_code or ""
+    verdict = session.verdict
+    discrepancy = None if verdict is None else verdict.discrepancy
+    return reason_words(session.state, discrepancy, session.reason, session.reason_code)
+
+
+def reason_words(
+    state: SessionState, discrepancy: float | None, reason: str | None, code: str | None
+) -> str:
+    """Return why a session has no verdict; empty where it has one, or is under way."""
+    if state == SessionState.NO_VERDICT and discrepancy is not None:
+        return f"replay {percent(discrepancy)} off"
+    if state in SessionState.UNREPORTED:
+        return reason if reason and len(reason) <= SHORT_REASON else code or ""
     return ""
 
 

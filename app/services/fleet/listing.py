@@ -21,7 +21,6 @@ from app.db.sums import total
 from app.lists.listing import PageRequest
 from app.lists.pages import Page, last_page
 from app.services.fleet.rows import Found, Standing, sessions_of, standing_of
-from app.services.fleet.silent import silent_order
 from app.services.fleet.standing import (
     FleetFilter,
     Loss,
@@ -30,6 +29,7 @@ from app.services.fleet.standing import (
     matches,
     order,
     shown,
+    silent_order,
     standing,
 )
 from app.services.sessions.fleet import FLEET_SESSIONS

@@ -255,3 +255,8 @@ def order(one: Any, sort: str) -> list[ColumnElement[Any]]:  # noqa: ANN401 - co
     # The age of the data falls as its moment rises.
     falls = sort.startswith("-") != (name == "received_at")
     return [(column.desc() if falls else column.asc()).nulls_last(), *rest]
+
+
+def silent_order(one: Any) -> list[ColumnElement[Any]]:  # noqa: ANN401 - columns of a CTE
+    """Return what silent jobs are in order by."""
+    return [one.rank.asc(), one.received_at.desc(), one.name.asc()]

@@ -26,8 +26,8 @@ from app.analysis.trace.ranks.machine import called
 from app.db.json_rows import as_json
 from app.db.models.access import Project
 from app.db.models.sessions import Job, StoredVerdict
-from app.db.sums import total
-from app.services.hosts.costs import Span, priced, standing
+from app.db.sums import parts, whole
+from app.services.hosts.costs import Span, priced, seconds, standing
 
 if TYPE_CHECKING:
     from sqlalchemy import CTE, ColumnElement, Select
@@ -155,13 +155,14 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     span = Span(until - PERIODS * width, until)
     stands = standing(tx, span)
     costs = _sessions(stands, span, width, filters)
+    jobs = _jobs(costs)
     found = tx.session.execute(
         select(
-            as_json(_trend(costs)),
-            as_json(_by_job(costs)),
+            as_json(_trend(jobs)),
+            as_json(_by_job(jobs)),
             as_json(_by_cause(costs)),
-            as_json(_by_label(costs, costs.c.team)),
-            as_json(_by_label(costs, costs.c.owner)),
+            as_json(_by_label(jobs, jobs.c.team)),
+            as_json(_by_label(jobs, jobs.c.owner)),
             as_json(_by_host(tx, stands, Span(since, until), filters)),
             as_json(_straggling(costs)),
         )
@@ -194,8 +195,8 @@ def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) 
     It is made once, whatever is asked of it; only the last part of the trend has causes and S.
     """
     session, verdict, until = stands.c, StoredVerdict, span.until
-    hours = func.greatest(verdict.measured_s, func.extract("epoch", session.stands)) / _HOUR_S
-    passed = func.extract("epoch", literal(until) - session.received_at)
+    hours = func.greatest(verdict.measured_s, seconds(session.stands)) / _HOUR_S
+    passed = seconds(literal(until) - session.received_at)
     # What came in the first moment of all belongs to the earliest.
     back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
     now = session.received_at >= literal(until) - width
@@ -222,24 +223,42 @@ def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) 
     )
 
 
-def _trend(costs: CTE) -> Select[Any]:
+def _jobs(costs: CTE) -> CTE:
+    """Return the same added up by job, part of the trend and labels: most sums are of these."""
     one = costs.c
+    key = (one.job_id, one.back, one.team, one.owner)
+    return (
+        select(
+            *key,
+            parts(one.used).label("used"),
+            parts(one.lost).label("lost"),
+            func.count().label("sessions"),
+        )
+        .group_by(*key)
+        .cte("of_jobs")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+
+
+def _trend(jobs: CTE) -> Select[Any]:
+    one = jobs.c
     return select(
         one.back,
-        total(one.used).label("used"),
-        total(one.lost).label("lost"),
+        whole(func.sum(one.used)).label("used"),
+        whole(func.sum(one.lost)).label("lost"),
         func.count(one.job_id.distinct()).label("jobs"),
-        func.count().label("sessions"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
     ).group_by(one.back)
 
 
-def _by_job(costs: CTE) -> Select[Any]:
-    one, lost = costs.c, total(costs.c.lost)
+def _by_job(jobs: CTE) -> Select[Any]:
+    one = jobs.c
+    lost = whole(func.sum(one.lost))
     columns: list[ColumnElement[Any]] = [
         Job.name.label("job"),
-        total(one.used).label("used"),
+        whole(func.sum(one.used)).label("used"),
         lost.label("lost"),
-        func.count().label("sessions"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
     ]
     return (
         select(*columns)
@@ -258,26 +277,28 @@ def _by_cause(costs: CTE) -> Select[Any]:
         .table_valued(column("key", Text), column("value", Text))
         .lateral("each")
     )
-    lost = total(cast(each.c.value, Double) * one.hours)
-    return (
-        select(
-            each.c.key.label("cause"),
-            lost.label("lost"),
-            func.count(one.job_id.distinct()).label("jobs"),
-        )
+    of_job = (
+        select(each.c.key, parts(cast(each.c.value, Double) * one.hours).label("lost"))
+        .select_from(costs)
         .join(each, true())
         .where(one.back == 0)
-        .group_by(each.c.key)
-        .order_by(lost.desc(), each.c.key)
+        .group_by(each.c.key, one.job_id)
+        .subquery("cause_of_job")
+    ).c
+    lost = whole(func.sum(of_job.lost))
+    return (
+        select(of_job.key.label("cause"), lost.label("lost"), func.count().label("jobs"))
+        .group_by(of_job.key)
+        .order_by(lost.desc(), of_job.key)
     )
 
 
-def _by_label(costs: CTE, label: ColumnElement[Any]) -> Select[Any]:
-    one, lost = costs.c, total(costs.c.lost)
+def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
+    one, lost = jobs.c, whole(func.sum(jobs.c.lost))
     return (
         select(
             label.label("name"),
-            total(one.used).label("used"),
+            whole(func.sum(one.used)).label("used"),
             lost.label("lost"),
             func.count(one.job_id.distinct()).label("jobs"),
         )
@@ -291,21 +312,31 @@ def _by_label(costs: CTE, label: ColumnElement[Any]) -> Select[Any]:
 def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
     """Return the hosts that causes name in more than one session."""
     one = priced(tx, span, slow=True, stands=stands).c
-    lost = total(one.cost)
     query = select(
         one.host,
-        lost.label("lost"),
-        func.count(one.job_id.distinct()).label("jobs"),
+        parts(one.cost).label("lost"),
         func.count().label("sessions"),
         func.bool_and(one.guessed).label("guessed"),
     )
     if filters.asked:
         query = query.join(stands, stands.c.id == one.session_id)
-    return (
+    in_job = (
         query.where(*filters.of(stands.c.labels))
-        .group_by(one.host)
-        .having(func.count() > 1)
-        .order_by(lost.desc(), one.host)
+        .group_by(one.host, one.job_id)
+        .subquery("host_of_job")
+    ).c
+    lost, sessions = whole(func.sum(in_job.lost)), cast(func.sum(in_job.sessions), Integer)
+    return (
+        select(
+            in_job.host,
+            lost.label("lost"),
+            func.count().label("jobs"),
+            sessions.label("sessions"),
+            func.bool_and(in_job.guessed).label("guessed"),
+        )
+        .group_by(in_job.host)
+        .having(sessions > 1)
+        .order_by(lost.desc(), in_job.host)
         .limit(NAMED)
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
 
-from sqlalchemy import func, select, true
+from sqlalchemy import Integer, func, select, true
 
 from app.db.models.access import Project
 from app.db.models.alerts import AlertIncident
@@ -118,10 +118,14 @@ def fleet_report(
 def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
     """Return what counts, with one statement: its sessions by state, and one row of their jobs."""
     of = filters.of(Session.labels.expression)
+    counted = StoredVerdict.waste.is_not(None)
+    key = (Session.job_id, Session.state, counted)
+    # By job: rows of sessions would be sorted once for each count of jobs.
     sent = (
-        select(Session.job_id, Session.state, StoredVerdict.waste.is_not(None).label("counted"))
+        select(*key[:2], counted.label("counted"), func.count().label("sessions"))
         .outerjoin(*OF_SESSION)
         .where(*span.holds(Session.received_at.expression), *of)
+        .group_by(*key)
         .cte("sent")
     )
     one = sent.c
@@ -141,7 +145,7 @@ def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
         select(
             one.state,
             one.counted,
-            func.count(),
+            func.sum(one.sessions).cast(Integer),
             jobs.scalar_subquery(),
             jobs.where(one.counted).scalar_subquery(),
             silent.scalar_subquery(),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, func, literal, select
+from sqlalchemy import ColumnElement, Double, func, literal, select
 
 from app.db.models.hosts import HostReading
 from app.db.models.sessions import Job, Session
@@ -38,6 +38,11 @@ class Span:
         return found
 
 
+def seconds(time: Any) -> ColumnElement[float]:  # noqa: ANN401 - an interval
+    """Return the seconds of an interval; ``EXTRACT`` makes decimals, which are slow."""
+    return func.date_part("epoch", time, type_=Double)
+
+
 def priced(
     tx: Reads,
     span: Span,
@@ -60,7 +65,7 @@ def priced(
     """
     if stands is None:
         stands = standing(tx, span)
-    standing_s = func.greatest(HostReading.measured_s, func.extract("epoch", stands.c.stands))
+    standing_s = func.greatest(HostReading.measured_s, seconds(stands.c.stands))
     query = (
         select(
             HostReading.host,
