@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 from paceline_client.machine import launcher_of, machine_of
 
 _WHOLE: Final = ("GPU-", "MIG-")
+# A driver that was not loaded takes a second or two to answer.
+_NVML_WAIT_S: Final = 5.0
 
 
 def whereabouts(rank: int, cuda: Any) -> dict[str, Any]:  # noqa: ANN401 - torch.cuda
@@ -73,7 +76,20 @@ def _uuid(visible: str, said: str, address: str) -> str:
 
 
 def _uuid_by_nvml(address: str) -> str:
-    """Return the UUID by NVML's Python module, for versions of torch that do not provide it."""
+    """Return the UUID by NVML's Python module, for versions of torch that do not provide it.
+
+    The training waits for it: for a driver that hangs not for long.
+    """
+    found: list[str] = []
+    asking = threading.Thread(
+        target=lambda: found.append(_asked_of_nvml(address)), name="paceline-nvml", daemon=True
+    )
+    asking.start()
+    asking.join(_NVML_WAIT_S)
+    return found[0] if found else ""
+
+
+def _asked_of_nvml(address: str) -> str:
     try:
         import pynvml  # noqa: PLC0415 - part of some installations only
     except ImportError:

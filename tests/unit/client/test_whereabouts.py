@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paceline_client import whereabouts as whereabouts_module
 from paceline_client.whereabouts import gpu_of, whereabouts
 
 UUID = "5a3f1c2e-0000-4000-8000-00000000000b"
@@ -74,6 +76,16 @@ def test_an_older_torch_leaves_the_uuid_to_nvml(monkeypatch: pytest.MonkeyPatch)
     assert asked == [b"00000000:3b:00.0"]
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "gpu_uuids" not in gpu_of(Cuda(properties=older), {})
+
+
+def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, goes_on = ModuleType("pynvml"), threading.Event()
+    nvml.nvmlInit = lambda: goes_on.wait(60)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(whereabouts_module, "_NVML_WAIT_S", 0.01)
+    older = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    assert gpu_of(Cuda(properties=older), {}) == {"gpus": "1", "gpu_pci": "00000000:3b:00.0"}
+    goes_on.set()
 
 
 def test_a_rank_says_where_it_runs_and_rank_0_also_what_launched_it(

@@ -1,12 +1,16 @@
 """What a GPU says of itself, once a minute: by NVML, where its Python module is there.
 
 ``nvidia-ml-py`` is optional. Where it, the driver or a device's support of a measure is missing,
-that is left out; nothing of it raises into the training, and no call of it waits for a device.
+that is left out; nothing of it raises into the training. A driver that hangs holds a thread that
+does nothing else: neither the pulse nor the training waits for it.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -68,6 +72,35 @@ class Hardware:
         self._xids: tuple[int, ...] = ()
         self._gone = not (uuid or address)
         self._read_s: float | None = None
+        self._reader: threading.Thread | None = None
+        self._told = False
+        # The last reading that was not taken yet.
+        self._read_last: deque[Reading] = deque(maxlen=1)
+
+    def take(self, now_s: float) -> Reading | None:
+        """Return a reading that is new, and begin another one where it is due; waits for nothing.
+
+        `now_s` is monotonic.
+        """
+        reading = self._read_last.popleft() if self._read_last else None
+        if self._reader is not None and self._reader.is_alive():
+            if not self._told and now_s - (self._read_s or 0.0) >= EVERY_S:
+                self._told = True
+                _log.warning("NVML does not answer: the pulse goes on without what this GPU says")
+        elif self.due(now_s):
+            # One at a time: behind one that hangs no others gather.
+            self._reader = threading.Thread(
+                target=self._read_apart, name="paceline-nvml", daemon=True
+            )
+            self._reader.start()
+        return reading
+
+    def _read_apart(self) -> None:
+        began_s = time.monotonic()
+        reading = self.read()
+        # What a driver says after it hung is of no moment that is known.
+        if reading is not None and time.monotonic() - began_s < EVERY_S:
+            self._read_last.append(reading)
 
     def due(self, now_s: float) -> bool:
         """Return whether the last reading was a minute ago; that is counted then."""
@@ -77,7 +110,7 @@ class Hardware:
         return True
 
     def read(self) -> Reading | None:
-        """Return what the device says now; None without NVML."""
+        """Return what the device says now; None without NVML. Waits for the driver."""
         if not self._gone and self._device is None:
             self._open()
         if self._gone:

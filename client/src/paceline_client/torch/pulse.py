@@ -128,9 +128,7 @@ class RankPulse:
 
     def _read(self) -> dict[str, Any] | None:
         hardware = self._hardware
-        if hardware is None or not hardware.due(time.monotonic()):
-            return None
-        reading = hardware.read()
+        reading = None if hardware is None else hardware.take(time.monotonic())
         return None if reading is None else reading.document(self._place[0])
 
     def _say(self) -> dict[str, str]:

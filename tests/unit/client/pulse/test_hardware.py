@@ -7,6 +7,7 @@ comes with a driver, is not NVIDIA's here. `make gpu-check` reads a real one.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pynvml
 import pytest
 
 from app.inputs.pulse.body import read_pulse
+from paceline_client.pulse import hardware
 from paceline_client.pulse.hardware import Hardware, Reading
 from paceline_client.pulse.rows import Row, Said, body_of
 
@@ -63,6 +65,19 @@ class Driver:
                 return int(pynvml.NVML_ERROR_TIMEOUT)
             given[1]._obj.eventData = self.xids.pop(0)
         return 0
+
+
+class Hanging(Driver):
+    """One that does not say which power a device takes before `goes_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def answer(self, name: str, *given: Any) -> int:  # noqa: ANN401 - of ctypes
+        if name == "nvmlDeviceGetPowerUsage":
+            self.goes_on.wait(60)
+        return super().answer(name, *given)
 
 
 def driven(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Hardware:
@@ -144,6 +159,39 @@ def test_it_is_read_once_a_minute() -> None:
         *(True, False, False, True, False)
     ]
     assert not Hardware("", "").due(5.0)
+
+
+def test_a_driver_that_hangs_delays_nothing_and_holds_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Hanging()
+    device = driven(monkeypatch, driver)
+    others = threading.active_count()
+
+    # Each of these would wait for the driver otherwise, which answers at the end only.
+    found = [device.take(now_s) for now_s in (5.0, 10.0, 65.0, 130.0)]
+    assert found == [None] * 4
+    assert threading.active_count() == others + 1
+    driver.goes_on.set()
+    assert device._reader is not None
+    device._reader.join()
+    reading = device.take(131.0)
+    assert reading is not None
+    assert reading.power_mw == 412_000
+    # The next one was due at 65 s.
+    assert device._reader is not None
+    device._reader.join()
+    assert device.take(132.0) is not None
+    assert device.take(133.0) is None
+
+
+def test_a_reading_after_a_long_wait_for_the_driver_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = driven(monkeypatch, Driver())
+    monkeypatch.setattr(hardware, "EVERY_S", 0.0)
+    device._read_apart()
+    assert device.take(0.0) is None
 
 
 def test_a_body_holds_what_gpus_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,11 @@ import copy
 import gzip
 import io
 import json
+import sys
+import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +25,9 @@ torch = of_real_jobs("torch")
 from torch._dynamo.callback import callback_handler  # noqa: E402
 
 import paceline_client.torch as paceline  # noqa: E402
+from paceline_client.pulse.hardware import Hardware  # noqa: E402
 from paceline_client.pulse.rows import Row  # noqa: E402
+from paceline_client.torch import attaching  # noqa: E402
 from paceline_client.torch.layout import Layout  # noqa: E402
 from paceline_client.torch.steps import Steps  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402
@@ -227,3 +232,22 @@ def test_a_job_says_which_lines_it_is_in_when_asked_and_nothing_without_stacks(
     train(monitor, model, 2)
     wait_for(lambda: "stack_0.json" in told_by(receiver), "the lines that it is in")
     monitor.close(60)
+
+
+def test_a_gpu_whose_driver_hangs_delays_no_row(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    nvml = ModuleType("pynvml")
+    nvml.nvmlInit = lambda: goes_on.wait(60)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(attaching, "_hardware", lambda: Hardware("GPU-1", ""))
+
+    monitor, model = attach(receiver, tmp_path)
+    train(monitor, model, 3)
+    monitor.close(60)
+    # The driver still hangs.
+    assert any(one.name == "paceline-nvml" for one in threading.enumerate())
+    bodies = [read_pulse(request.body, 1) for request in receiver.pulses]
+    assert sum(int((body.rows.phase == NO_BEAT).sum()) for body in bodies) == 3
+    goes_on.set()
