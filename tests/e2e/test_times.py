@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 from tests.e2e.looking import check, wait_for_plots
 from tests.e2e.test_walk import filled
 from tests.e2e.visiting import NARROW, WIDE, Look
+from tests.support.nightly import every_night
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -28,7 +29,7 @@ EAST = Look("kolkata", WIDE, "light", "Asia/Kolkata")
 WEST = Look("new-york", NARROW, "dark", "America/New_York")
 
 
-@pytest.mark.parametrize("look", [EAST, WEST], ids=lambda look: look.name)
+@pytest.mark.parametrize("look", [EAST, *every_night(WEST)], ids=lambda look: look.name)
 def test_every_time_is_the_readers(
     place: Place, receiver: Receiver, visitor: Visitor, look: Look
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import plain_user
 from tests.support.demo import Command
+from tests.support.nightly import by_night
 from tests.support.waiting import wait_for
 
 # Nothing answers there: whoever uses it fails.
@@ -36,6 +37,7 @@ def jobs(url: str) -> set[str]:
     return {session["job"] for session in sessions}
 
 
+@by_night
 def test_the_demo_and_an_installation_of_one_user_share_nothing(person: plain_user.User) -> None:
     with Command(person, "demo", environment=ELSEWHERE) as demo:
         url = demo.url()

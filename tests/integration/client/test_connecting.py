@@ -20,6 +20,7 @@ from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import NOWHERE, Trained, environment
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
+from tests.support.nightly import every_night
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,7 +203,12 @@ _SCRIPTS: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(_SCRIPTS))
+# By day one for each way: a module that is wrapped, a loop by hand, a trainer's callback.
+_BY_DAY: Final = ("ddp", "loop", "transformers")
+_BY_NIGHT: Final = tuple(_SCRIPTS.keys() - set(_BY_DAY))
+
+
+@pytest.mark.parametrize("name", [*_BY_DAY, *every_night(*sorted(_BY_NIGHT))])
 def test_the_lines_record_forwards_backwards_and_optimizers(name: str, tmp_path: Path) -> None:
     package, script = _SCRIPTS[name]
     reason = missing(Framework.TORCH)

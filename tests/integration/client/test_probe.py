@@ -19,6 +19,7 @@ from tests.integration.client.conftest import environment
 from tests.integration.dashboard.conftest import client
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
+from tests.support.nightly import every_night
 
 if TYPE_CHECKING:
     import httpx
@@ -45,7 +46,7 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("way", ["client", "server"])
+@pytest.mark.parametrize("way", ["client", *every_night("server")])
 def test_a_machine_is_measured_and_its_ledger_says_what_that_means(
     client: httpx.Client, way: str
 ) -> None:

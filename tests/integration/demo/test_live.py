@@ -17,6 +17,7 @@ from app.services.pulse.advance import advance_pulses
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.web import create_app
+from tests.support.nightly import by_night
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def url(container: Container) -> Iterator[str]:
     server.stop()
 
 
+@by_night
 def test_the_live_job_is_noticed_recorded_and_well_again(url: str, container: Container) -> None:
     keeper = LeaseKeeper(container)
     published: list[Any] = []

@@ -21,11 +21,13 @@ from app.analysis.synthesis.fleet.history import (
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.db.states import SessionState
 from tests.support.html import parse
+from tests.support.nightly import by_night
 
 if TYPE_CHECKING:
     import httpx
 
-pytestmark = pytest.mark.slow
+# By day its pages are walked over (tests/e2e/test_demo.py).
+pytestmark = [pytest.mark.slow, by_night]
 
 WEEK = timedelta(days=7)
 

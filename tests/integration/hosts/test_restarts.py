@@ -96,8 +96,8 @@ class Cluster:
 
 @pytest.mark.parametrize(
     ("restarts", "named"),
-    [(6, True), (100, False), *every_night((100, True))],
-    ids=["few", "guess", *every_night("node")],
+    [(6, True), *every_night((100, False), (100, True))],
+    ids=["few", *every_night("guess", "node")],
 )
 def test_after_restarts_every_blame_meets_the_same_machine(
     container: Container, client: httpx.Client, restarts: int, *, named: bool
