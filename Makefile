@@ -105,8 +105,7 @@ COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
 TIMED := $(addprefix tests/,real_jobs/test_real_jobs.py real_jobs/test_planned_order.py real_jobs/test_tutorials.py real_jobs/unlabelled integration/client/test_examples.py)
 
 test: install-dev ## What a change can break: static checks and every day's tests
-	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing" \
-		COVERAGE=--cov=app/analysis
+	@$(MAKE) --no-print-directory marked MARKED=everyday MEANWHILE="check computing"
 	@$(MAKE) --no-print-directory others MARKED=everyday
 
 # Not `make test` first: to collect the tests twice, and to start what they share, takes minutes.

@@ -1,8 +1,8 @@
 """Which tests run every day, with `make test`; `make test-all` runs the others as well.
 
-A test that is named nowhere here runs every day, with the first of its parameters, unless it is
-marked `slow`. Variants of units run every day, too. Where a file starts processes or browsers for
-each of its tests, only the first one runs every day: write the plain case first.
+Of `tests/unit` and `tests/golden` all run every day that are not marked `slow`. Elsewhere, where
+servers, processes and browsers are started, only the first test of each file runs every day, `slow`
+or not: write the plain case first.
 """
 
 from __future__ import annotations
@@ -14,36 +14,30 @@ if TYPE_CHECKING:
 
     import pytest
 
-# With all of their parameters: they are cheap.
-ALL_VARIANTS: Final = ("tests/unit/", "tests/golden/")
+# They are cheap.
+ALL_OF_FILE: Final = ("tests/unit/", "tests/golden/")
 
-# Only the first test of each of these files, `slow` or not.
-FIRST_OF_FILE: Final = (
-    *("tests/e2e/", "tests/fuzz/", "tests/referee/", "tests/real_jobs/"),
-    *("tests/integration/client/", "tests/integration/db/embedded/", "tests/integration/test_"),
-    "tests/integration/access/test_guesses.py",
-    "tests/integration/actions/",
-    "tests/integration/alerts/test_command.py",
-    "tests/integration/dashboard/test_reads.py",
-    "tests/integration/durable/test_database_restart.py",
-    "tests/integration/durable/test_memory_limit.py",
-    "tests/integration/durable/test_workers.py",
-    "tests/integration/retention/test_backup.py",
-    "tests/integration/retention/test_killed.py",
-    "tests/integration/plans/test_workers.py",
-    "tests/integration/store/test_processes.py",
-)
-
-# None of these: a soak, a benchmark, a site of documentation that is built, the demo's two weeks,
-# the demo next to an installation, ranks of PyTorch, an example and a training of a minute.
+# None of these: soaks and benchmarks, sites and demos that are built, drawn bodies of every route,
+# whole installations one next to another, ranks of PyTorch that train for long.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
+    "tests/e2e/test_times.py",
+    "tests/integration/alerts/test_command.py",
     "tests/integration/alerts/test_soak.py",
+    "tests/integration/api/frame/test_requests.py",
+    "tests/integration/client/test_attempts.py",
     "tests/integration/client/test_examples.py",
     "tests/integration/client/test_loop.py",
+    "tests/integration/client/test_probe.py",
+    "tests/integration/db/test_side_by_side.py",
+    "tests/integration/demo/",
+    "tests/integration/operation/test_telemetry.py",
+    "tests/integration/retention/test_killed.py",
     "tests/integration/test_demo_apart.py",
     "tests/integration/test_ingest_benchmark.py",
+    "tests/integration/test_two_processes.py",
+    "tests/integration/test_worker_without_database.py",
     "tests/tensor/",
 )
 
@@ -60,19 +54,11 @@ def every_day(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield those of the collected tests that run every day."""
     seen = set()
     for item in items:
-        file, _, test = item.nodeid.partition("::")
-        first_of_file = file.startswith(FIRST_OF_FILE)
-        if first_of_file:
-            kind = file
-        elif file.startswith(ALL_VARIANTS):
-            kind = item.nodeid
+        file = item.nodeid.partition("::")[0]
+        if file.startswith(ALL_OF_FILE):
+            left_out = item.get_closest_marker("slow") is not None
         else:
-            kind = f"{file}::{test.partition('[')[0]}"
-        left_out = (
-            kind in seen
-            or file.startswith(NONE)
-            or (item.get_closest_marker("slow") is not None and not first_of_file)
-        )
-        seen.add(kind)
+            left_out = file in seen or file.startswith(NONE)
+        seen.add(file)
         if not left_out or item.nodeid in AS_WELL:
             yield item

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.everyday import ALL_VARIANTS, AS_WELL, FIRST_OF_FILE, NONE
+from tests.everyday import ALL_OF_FILE, AS_WELL, NONE
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", [*ALL_VARIANTS, *FIRST_OF_FILE, *NONE, *AS_WELL])
+@pytest.mark.parametrize("name", [*ALL_OF_FILE, *NONE, *AS_WELL])
 def test_it_is_there(name: str) -> None:
     file, _, test = name.partition("::")
     assert any(ROOT.glob(f"{file}*"))
