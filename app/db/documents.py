@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Dialect, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
+from app.alerts.facts import HangFacts
 from app.analysis.budget.document import Shares
 from app.analysis.diagnosis.past.computing import Computing
 from app.analysis.hangs.document import HangDocument
@@ -62,6 +63,17 @@ class JsonDocument(TypeDecorator[T]):
         return None if value is None else self.adapter.validate_python(value)
 
 
+class DumpedDocument(JsonDocument[T]):
+    """The same of a dataclass with identifiers and times, which its adapter writes as texts."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
+        """Return what is stored."""
+        del dialect
+        return None if value is None else self.adapter.dump_python(value, mode="json")
+
+
 CHUNKS: Final = JsonDocument(TypeAdapter(Chunks))
 # Of a body that was refused.
 FAULTS: Final = JsonDocument(TypeAdapter(tuple[Fault, ...]))
@@ -72,6 +84,7 @@ CAUSES: Final = JsonDocument(TypeAdapter(tuple[VerdictCause, ...]))
 SHARES: Final = JsonDocument(TypeAdapter(Shares))
 COMPUTING: Final = JsonDocument(TypeAdapter(Computing))
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
+HANG_FACTS: Final = DumpedDocument(TypeAdapter(HangFacts))
 
 
 @dataclass(frozen=True, slots=True)

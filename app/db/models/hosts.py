@@ -11,6 +11,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.actions.states import ActionMode, ActionState
+from app.alerts.facts import HangFacts
+from app.db.documents import HANG_FACTS
 from app.db.models.base import Base, OfProject, belongs_to, in_project
 from app.db.state_column import StateColumn, one_of
 
@@ -225,8 +227,8 @@ class MachineAction(OfProject, Base):
     host: Mapped[str]
     # of the incident: what a receiver is told
     job: Mapped[str]
-    # `app.alerts.facts.HangFacts` where it tells of a job that hangs; `host` is empty then
-    hang: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    # where it tells of a job that hangs; `host` is empty then
+    hang: Mapped[HangFacts | None] = mapped_column(HANG_FACTS)
     cause: Mapped[str]
     gpus: Mapped[list[str]] = mapped_column(JSONB)
     confidence: Mapped[float | None] = mapped_column(Double)

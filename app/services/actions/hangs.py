@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from app.access.principals import INSTALLATION
 from app.actions.kinds.event import EventType
@@ -23,7 +23,7 @@ from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.hosts import MachineAction
 from app.db.models.sessions import Job
 from app.services.access.audit import Action, record
-from app.services.actions.store import HANG, called, order
+from app.services.actions.store import called, order
 from app.services.alerts.store import incident_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from app.db.models.hosts import ActionPolicy
     from app.db.unit_of_work import UnitOfWork
 
-# Jobs that hang at the same time, the oldest first.
+# Jobs that are looked at in a pass, those that hang for longest first. The others are looked at in
+# the next ones: who was is not again until something changes.
 MOST: Final = 200
 
 
@@ -49,27 +50,49 @@ class _Hanging:
 
 def tell_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: bool) -> int:
     """Write what policies make of jobs that hang; return how many events are ordered."""
-    telling = [one for one in policies if KINDS[one.kind].tell_hang is not None]
-    if not telling:
-        return 0
+    return sum(
+        _tell(tx, policy, one, stopped=stopped)
+        for policy in policies
+        if KINDS[policy.kind].tell_hang is not None
+        for one in _unsaid(tx, policy, stopped=stopped)
+    )
+
+
+def _unsaid(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[_Hanging]:
+    """Return incidents of which nothing is written yet, or something else than what holds now."""
+    of_incident = (
+        (MachineAction.incident_id == AlertIncident.id)
+        & (MachineAction.kind == policy.kind)
+        & MachineAction.hang.is_not(None)
+    )
+    changes = []
+    for in_hand in (False, True):
+        limits = _limits(stopped=stopped, in_hand=in_hand)
+        state = _state(policy.mode, limits)
+        is_so = (MachineAction.state == state) & (MachineAction.limits == limits)
+        is_firing = AlertIncident.state == IncidentState.FIRING
+        changes.append((~is_firing if in_hand else is_firing) & ~is_so)
     rows = tx.session.execute(
         select(AlertIncident, Job.name)
         .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
         .join(Job, Job.id == AlertGroup.job_id)
+        .outerjoin(MachineAction, of_incident)
         .where(
             AlertIncident.state.in_(IncidentState.TOLD),
             AlertIncident.document["cause"].astext == HANG_CAUSE,
+            AlertIncident.document["hang"].astext.is_not(None),
+            MachineAction.id.is_(None)
+            | (MachineAction.state.in_(ActionState.UNDECIDED) & or_(*changes)),
         )
         .order_by(AlertIncident.fired_at, AlertIncident.id)
         .limit(MOST)
     ).all()
     found = [(incident_of(row), job) for row, job in rows]
-    return sum(
-        _tell(tx, policy, _Hanging(incident, incident.hang, job), stopped=stopped)
-        for policy in telling
+    return [
+        _Hanging(incident, incident.hang, job)
         for incident, job in found
         if incident.hang is not None
-    )
+    ]
 
 
 def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: bool) -> bool:
@@ -88,8 +111,7 @@ def _tell(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped: b
         tx.session.add(row)
     elif row.state not in ActionState.UNDECIDED:
         return False
-    row.limits = [Limit.STOPPED] * stopped
-    row.limits += [Limit.IN_HAND] * (incident.state is not IncidentState.FIRING)
+    row.limits = _limits(stopped=stopped, in_hand=incident.state is not IncidentState.FIRING)
     state = _state(policy.mode, row.limits)
     if state is not ActionState.WAITING:
         row.state = state
@@ -107,7 +129,7 @@ def _new(tx: UnitOfWork, kind: str, hanging: _Hanging) -> MachineAction:
         incident_id=hanging.incident.id,
         host="",
         job=hanging.job,
-        hang=HANG.dump_python(hang, mode="json"),
+        hang=hang,
         cause=HANG_CAUSE,
         gpus=[],
         confidence=hang.confidence,
@@ -127,3 +149,7 @@ def _state(mode: ActionMode, limits: Sequence[str]) -> ActionState:
     if mode is ActionMode.ASK:
         return ActionState.HELD if Limit.STOPPED in limits else ActionState.ASKED
     return ActionState.HELD if limits else ActionState.WAITING
+
+
+def _limits(*, stopped: bool, in_hand: bool) -> list[str]:
+    return [*[Limit.STOPPED] * stopped, *[Limit.IN_HAND] * in_hand]

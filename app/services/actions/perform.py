@@ -124,9 +124,12 @@ def _start(container: Container, claim: Claim) -> _Started | None:
             row.ordered_at = row.ordered_by = None
         else:
             row.attempt += 1
-            at = row.release_ordered_at if release else row.ordered_at
-            made = order_of if row.hang is None else hang_order_of
-            order = made(container.settings, tx, row, at or tx.now)
+            at = (row.release_ordered_at if release else row.ordered_at) or tx.now
+            order: Order | HangOrder
+            if row.hang is None:
+                order = order_of(container.settings, tx, row, at)
+            else:
+                order = hang_order_of(container.settings, tx, row, row.hang, at)
             return _Started(KINDS[row.kind], opened(container.settings, policy), order, release)
     return None
 

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
-from sqlalchemy import func, select
+from sqlalchemy import func, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
 
 from app.actions.states import ActionState
 from app.db.models.hosts import HostRepair, MachineAction
@@ -51,7 +52,7 @@ class ActionRow:
     job: str
     hang: Annotated[
         uuid.UUID | None,
-        Column(MachineAction.hang["id"].astext),
+        Column(type_coerce(MachineAction.hang, JSONB)["id"].astext),
         Field(description="The hang that it tells of."),
     ]
     cause: Annotated[str, Column(sort="cause")]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pydantic import TypeAdapter
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
     from app.db.unit_of_work import Reads, UnitOfWork
     from app.settings import Settings
-
-
-HANG: Final = TypeAdapter(HangFacts)
 
 # "actions", as the database takes a lock's name.
 FLEET_LOCK: Final = 0x61637469
@@ -89,9 +85,11 @@ def called(row: MachineAction) -> str:
     return f"{row.kind} action on {row.host or f'job {row.job}'}"
 
 
-def hang_order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> HangOrder:
+def hang_order_of(
+    settings: Settings, tx: Reads, row: MachineAction, hang: HangFacts, at: datetime
+) -> HangOrder:
     """Return what is to be said about a job that hangs."""
-    pages, hang = base_url(settings, tx), HANG.validate_python(row.hang)
+    pages = base_url(settings, tx)
     return HangOrder(
         id=row.id,
         at=at,

@@ -14,6 +14,7 @@ from app.actions.kinds.event import EventType, schema_of
 from app.actions.states import ActionMode
 from app.errors import ConflictError
 from app.run.http import HttpServer, address_of, listen
+from app.services.actions import hangs
 from app.services.actions.orders import allow, decline, put_back
 from app.services.actions.policies import set_switch
 from app.services.alerts.incidents import resolve_incident
@@ -90,6 +91,28 @@ def test_jobs_that_hang_hold_no_machine_and_are_held_by_none(
     acting.work()
     types = sorted(got.json["type"] for got in receiver.got)
     assert types == ["dev.paceline.job.hang"] * 3 + ["dev.paceline.machine.confirmed"]
+
+
+def test_more_hangs_than_a_pass_looks_at_are_told_in_the_next_ones(
+    acting: Acting, receiver: Receiver, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hangs, "MOST", 1)
+    acting.events(receiver, ActionMode.ASK)
+    for number in range(3):
+        hang(client, f"moe-{number}")
+    for _ in range(3):
+        acting.look()
+    # Those that wait for a person do not stand before the others.
+    assert [str(one.state) for one in acting.actions()] == ["asked"] * 3
+
+    set_switch(acting.container, stopped=True)
+    for _ in range(3):
+        acting.look()
+    assert [str(one.state) for one in acting.actions()] == ["held"] * 3
+    set_switch(acting.container, stopped=False)
+    acting.events(receiver)
+    acting.work()
+    assert len(receiver.got) == 3
 
 
 def test_policy_and_switch_hold_for_hangs_too(
