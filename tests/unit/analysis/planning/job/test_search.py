@@ -90,6 +90,7 @@ def test_no_plan_is_below_its_bound() -> None:
                     assert priced.bound_ps <= plan.time_ps, seed
 
 
+@pytest.mark.slow
 def test_counted_microbatches_raise_the_bound_up_to_the_best_plan() -> None:
     above = 0
     seeds = range(0, 200, EACH)
