@@ -20,6 +20,7 @@ from app.api.frame.bodies import BodyLimits, Pace
 from app.api.frame.guards import CrossSiteGuard, EncodingGuard, HostGuard
 from app.api.frame.headers import SecurityHeaders, security_headers
 from app.api.frame.methods import Methods
+from app.api.frame.pages_first import PagesFirst
 from app.api.hangs import routes as hangs
 from app.api.hosts import probes
 from app.api.hosts import routes as hosts
@@ -166,6 +167,7 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     )
     app.add_middleware(ErrorPages, pages=pages)
     app.add_middleware(SecurityHeaders, headers=security_headers(settings))
+    app.add_middleware(PagesFirst)
     app.add_middleware(metrics.RequestMetrics, metrics=counted)
     app.add_middleware(RequestSpans)
     return app

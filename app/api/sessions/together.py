@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 64
 MOST_BYTES: Final = 4 * 1024 * 1024
+# Senders that are answered with each turn of the event loop.
+ANSWERED_AT_ONCE: Final = 8
 
 One = TypeVar("One")
 Outcome = TypeVar("Outcome")
@@ -56,6 +58,7 @@ class Together(Generic[One, Outcome]):
         self._gather_s = gather_s
         self._queue: deque[_Waiting[One, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
         # One at a time: what comes meanwhile makes the next one larger.
         self._limiter = CapacityLimiter(1)
 
@@ -101,9 +104,10 @@ class Together(Generic[One, Outcome]):
                         if not waiting.outcome.done():
                             waiting.outcome.set_exception(error)
                 else:
-                    for waiting, outcome in zip(batch, outcomes, strict=True):
-                        if not waiting.outcome.done():
-                            waiting.outcome.set_result(outcome)
+                    # While the next ones are stored.
+                    answering = asyncio.create_task(_answer(batch, outcomes))
+                    self._answering.add(answering)
+                    answering.add_done_callback(self._answering.discard)
         finally:
             self._storing = None
 
@@ -122,3 +126,14 @@ class Together(Generic[One, Outcome]):
                 others.append(waiting)
         self._queue.extendleft(reversed(others))
         return batch
+
+
+async def _answer(
+    batch: Sequence[_Waiting[One, Outcome]], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Tell who waits, a few with each turn of the event loop: a page may be ready as well."""
+    for number, (waiting, outcome) in enumerate(zip(batch, outcomes, strict=True), 1):
+        if not waiting.outcome.done():
+            waiting.outcome.set_result(outcome)
+        if not number % ANSWERED_AT_ONCE:
+            await asyncio.sleep(0)

@@ -25,6 +25,7 @@ from app.dashboard.alerts.incident_fixes import fixes_of, realized_of, remedies_
 from app.dashboard.alerts.incidents import first_of, incidents_page
 from app.dashboard.fixes.applied import applied_csv
 from app.dashboard.fixes.whole_job import whole_job_line
+from app.dashboard.ui.address import asked_for
 from app.dashboard.ui.csv_text import csv_file, one_of
 from app.errors import NotFoundError
 from app.services.actions.listed import machine_actions
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from app.services.alerts.views import IncidentLife
     from app.services.container import Container
 
-IncidentsQueryParam = Annotated[IncidentsQuery, Depends()]
+IncidentsQueryParam = Annotated[IncidentsQuery, Depends(asked_for(IncidentsQuery))]
 
 
 def add_alert_pages(routes: APIRouter, pages: Pages) -> None:

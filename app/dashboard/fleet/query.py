@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from fastapi import Depends
 
-from app.dashboard.ui.address import Address, QueryText, page_number
+from app.dashboard.ui.address import Address, QueryText, asked_for, page_number
 from app.dashboard.ui.choosing import Choice
 from app.dashboard.ui.format import count
 from app.dashboard.ui.ranges import DAY, Range
@@ -122,7 +122,7 @@ class FleetQuery:
         return Address(PATH, parameters)
 
 
-FleetQueryParam = Annotated[FleetQuery, Depends()]
+FleetQueryParam = Annotated[FleetQuery, Depends(asked_for(FleetQuery))]
 
 
 @dataclass(frozen=True, slots=True)

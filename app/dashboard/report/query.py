@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends
 
-from app.dashboard.ui.address import QueryText
+from app.dashboard.ui.address import QueryText, asked_for
 from app.dashboard.ui.choosing import Choice
 from app.services.fleet_report.costs import LabelCost
 from app.services.fleet_report.filters import ReportFilter
@@ -33,7 +33,7 @@ class ReportQuery:
         return {"team": asked.team, "owner": asked.owner, "label": asked.label}
 
 
-ReportQueryParam = Annotated[ReportQuery, Depends()]
+ReportQueryParam = Annotated[ReportQuery, Depends(asked_for(ReportQuery))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Query
 
-from app.dashboard.ui.address import QueryText
+from app.dashboard.ui.address import QueryText, asked_for
 
 # Longer numbers are no step of any training, and too long ones are slow to parse.
 MAX_DIGITS: Final = 19
@@ -37,4 +37,4 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
-SessionQueryParam = Annotated[SessionQuery, Depends()]
+SessionQueryParam = Annotated[SessionQuery, Depends(asked_for(SessionQuery))]

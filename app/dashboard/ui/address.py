@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Query
+
+T = TypeVar("T")
 
 # Pages are forgiving: what cannot be read asks for nothing.
 QueryText = Annotated[str, Query()]
 
 # Of a page's number in an address; more is no number of a page.
 MAX_DIGITS = 6
+
+
+def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    """Return a dependency of a route: what an address asks for, by the parameters of a class.
+
+    Asynchronous, as it waits for nothing: the framework makes an instance of a class in another
+    thread, and a page would wait for that and for the event loop once more.
+    """
+
+    async def make(**given: Any) -> T:  # noqa: ANN401 - as the class takes them
+        return kind(**given)
+
+    make.__signature__ = inspect.signature(kind, eval_str=True)  # type: ignore[attr-defined]
+    return make
 
 
 @dataclass(frozen=True, slots=True)

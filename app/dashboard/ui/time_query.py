@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Query
 
-from app.dashboard.ui.address import QueryText
+from app.dashboard.ui.address import QueryText, asked_for
 from app.dashboard.ui.ranges import DAY, Range, range_of
 
 # What pages are about that look back over many sessions.
@@ -29,4 +29,4 @@ class TimeQuery:
         return range_of(*self.parameters.values(), default=default)
 
 
-TimeQueryParam = Annotated[TimeQuery, Depends()]
+TimeQueryParam = Annotated[TimeQuery, Depends(asked_for(TimeQuery))]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from app.system.collector import REQUEST_OBJECTS, answering, loading
+from app.system.collector import REQUEST_OBJECTS, SWITCH_S, answering, loading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +29,10 @@ def test_the_collector_is_back_where_nothing_could_be_loaded() -> None:
 
 @pytest.fixture
 def own_thresholds() -> Iterator[None]:
-    thresholds = gc.get_threshold()
+    thresholds, switching_s = gc.get_threshold(), sys.getswitchinterval()
     yield
     gc.set_threshold(*thresholds)
+    sys.setswitchinterval(switching_s)
     gc.unfreeze()
 
 
@@ -42,3 +44,10 @@ def test_a_server_is_not_gone_through_for_a_page_of_thousands_of_objects() -> No
     before = sum(generation["collections"] for generation in gc.get_stats())
     page = [[number] for number in range(REQUEST_OBJECTS // 2)]
     assert sum(generation["collections"] for generation in gc.get_stats()) == before, len(page)
+
+
+@pytest.mark.usefixtures("own_thresholds")
+def test_a_page_waits_for_the_interpreter_for_less_than_a_thread_computes_otherwise() -> None:
+    answering()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert SWITCH_S < 0.005
