@@ -21,6 +21,7 @@ from app.db.blobs import PART_BYTES, write_blob
 from app.db.models.access import DEFAULT_PROJECT_ID
 from app.run.http import HttpServer, address_of, listen
 from app.settings import Settings
+from app.system.collector import answering
 from app.system.logs import configure_logging
 from app.web import create_app
 
@@ -73,6 +74,8 @@ def main() -> None:
     listener = listen(settings)
     server = HttpServer(app, listener)
     server.start(lambda: False)
+    # As `paceline serve` does.
+    answering()
     print(address_of(listener), flush=True)
     sys.stdin.read()
     server.stop()

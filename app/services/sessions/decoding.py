@@ -81,22 +81,29 @@ class Decoding:
 
 
 @contextlib.contextmanager
-def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
+def decoding(settings: Settings, body: Body, *, stays: bool) -> Iterator[Decoding]:
     """Decode a body: on a second core while it is stored, where it is stored as it came.
 
-    Raises
-    ------
-    InvalidTraceError, UnsupportedFormatError
-        It is in no known format.
+    Parameters
+    ----------
+    stays : bool
+        What `stays_as_it_came` says of it.
     """
-    if not _is_kept(settings, body):
+    if not stays:
         yield Decoding(cache(partial(_read, settings, body)), None)
         return
     with ThreadPoolExecutor(1, "decode") as pool:
         yield Decoding(pool.submit(_read, settings, body).result, body.path)
 
 
-def _is_kept(settings: Settings, body: Body) -> bool:
+def stays_as_it_came(settings: Settings, body: Body) -> bool:
+    """Return whether a body is stored as it came.
+
+    Raises
+    ------
+    InvalidTraceError, UnsupportedFormatError
+        It is in no known format.
+    """
     if body.size > KEPT_BYTES or body.own is not None or _is_archive(body.path):
         return False
     known = recognize(

@@ -15,12 +15,12 @@ from sqlalchemy.dialects.postgresql import insert
 from app.access.lookalikes import lookalike
 from app.access.names import job_name_fault
 from app.analysis.trace.metadata import metadata_document
-from app.db.blobs import write_blob
+from app.db.blobs import Staged, write_blob
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.states import SessionState
 from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
-from app.services.sessions.decoding import decoding
+from app.services.sessions.decoding import decoding, stays_as_it_came
 from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import JOBS, SUMMED
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Select
 
     from app.analysis.trace.unmapped import Unmapped
-    from app.db.blobs import Staged
     from app.db.unit_of_work import UnitOfWork
     from app.inputs.recordings.choose import NotRead
     from app.services.container import Container
@@ -163,27 +162,26 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     if body.size == 0:
         raise InvalidTraceError("The body is empty.", code="trace.empty")
     content = _content_sha256(body)
-    with container.uow() as tx:
-        known = _find(tx, job, content)
-        if known is not None:
-            # A repeated body need not be decoded to be recognized.
-            return known
-        check_room(tx, container.settings, container.project_id, SUMMED)
+    receipt = None
     try:
-        with decoding(container.settings, body) as decoded:
-            # As it came while it is decoded, or else what was decoded.
-            staged = container.stage(decoded.stored())
-            with container.uow() as tx:
-                receipt = _store(container, tx, job, content, body, decoded, staged)
-                count(
-                    tx,
-                    container.settings,
-                    container.project_id,
-                    sessions=1,
-                    size=body.size,
-                    operations=receipt.operations,
-                    quotas=SUMMED,
-                )
+        with container.uow() as tx:
+            known = _find(tx, job, content)
+            if known is not None:
+                # A repeated body need not be decoded to be recognized.
+                return known
+            check_room(tx, container.settings, container.project_id, SUMMED)
+            stays = stays_as_it_came(container.settings, body)
+            if stays and container.objects is None:
+                # It is decoded while the database writes it: no transaction is idle for long.
+                with decoding(container.settings, body, stays=True) as decoded:
+                    staged = Staged(decoded.stored())
+                    receipt = _store(container, tx, job, content, body, decoded, staged)
+        if receipt is None:
+            with decoding(container.settings, body, stays=stays) as decoded:
+                # As it came while it is decoded, or else what was decoded.
+                staged = container.stage(decoded.stored())
+                with container.uow() as tx:
+                    receipt = _store(container, tx, job, content, body, decoded, staged)
     except _AlreadyStoredError as twin:
         return twin.receipt
     log.info(
@@ -279,6 +277,15 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     tx.session.flush()
     tx.enqueue(ANALYZE_SESSION, session.id)
     tx.notify_session(session.id)
+    count(
+        tx,
+        container.settings,
+        container.project_id,
+        sessions=1,
+        size=body.size,
+        operations=len(trace),
+        quotas=SUMMED,
+    )
     return Receipt(
         session.id,
         job,

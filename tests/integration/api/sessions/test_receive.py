@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import gzip
+import threading
 import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from app.analysis.trace.encode import to_ndjson_gz
 from app.db.blobs import read_blob
@@ -54,6 +55,31 @@ def test_a_parquet_body_is_stored_with_its_work_before_the_answer(
     assert session.trace_format == "parquet"
     assert run == ("analyze_session", "queued", uuid.UUID(body["session"]))
     assert stored == bodies.parquet()
+
+
+def test_a_body_that_is_stored_as_it_came_takes_one_transaction(installation: Installation) -> None:
+    assert installation.post().is_success
+    engine = installation.container.engine
+    begun: list[int] = []
+    storing: list[int] = []
+
+    # By thread: whoever listens for changes reads them in one of its own.
+    def begin(_connection: object) -> None:
+        begun.append(threading.get_ident())
+
+    def execute(*executed: object) -> None:
+        if str(executed[2]).startswith("INSERT INTO session "):
+            storing.append(threading.get_ident())
+
+    event.listen(engine, "begin", begin)
+    event.listen(engine, "before_cursor_execute", execute)
+    assert installation.post(params=bodies.SIZES | {"run_id": "second"}).is_success
+    event.remove(engine, "begin", begin)
+    event.remove(engine, "before_cursor_execute", execute)
+    [thread] = storing
+    assert begun.count(thread) == 1
+    rows = installation.rows()
+    assert (rows["session"], rows["task_run"]) == (2, 2)
 
 
 def test_lines_that_are_not_compressed_are_stored_packed(installation: Installation) -> None:
