@@ -118,11 +118,12 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
     taking = Ingest(container, counted, place)
     pages, fixed = _of_the_process()
     routers = (
-        ingest.router(taking),
+        # What is asked for most is looked for first.
         chunks.router(taking),
+        pulse.router(taking),
+        ingest.router(taking),
         folders.router(taking),
         hangs.router(taking),
-        pulse.router(taking),
         pulse_reading.router(),
         *fixed,
         # Before what takes any name in its place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from typing import Final
 
@@ -9,6 +10,8 @@ from typing import Final
 _IPV6_PREFIX: Final = 64
 
 
+# Each of the few that connections come from is asked about with every request.
+@functools.lru_cache(maxsize=4096)
 def peer_of(host: str) -> str:
     """Return whom the connections of an address count for.
 

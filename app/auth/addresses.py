@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ def server_address(request: Request, settings: Settings) -> str:
     return f"{request.url.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+# Of all requests of a client it is the same; few, as it may be long.
+@functools.lru_cache(maxsize=64)
 def host_name(host: str) -> str | None:
     """Return the name or address in a Host header, lower case, without its port."""
     try:
@@ -39,6 +42,7 @@ def host_name(host: str) -> str | None:
     return parts.hostname if parts.netloc == host and "@" not in host else None
 
 
+@functools.lru_cache(maxsize=64)
 def is_loopback(name: str) -> bool:
     """Return whether a host name or address is one of the machine itself."""
     if name == "localhost":

@@ -13,11 +13,16 @@ from fastapi import Depends, Request
 from app.services.container import Container
 
 
-async def here(request: Request) -> Container:
+def here_of(request: Request) -> Container:
     """Return the container of a request that the guard let in."""
-    # Asynchronous, as it waits for nothing: the framework calls a function in another thread.
     found: Container = request.state.here
     return found
+
+
+async def here(request: Request) -> Container:
+    """Return the same where the framework asks for it."""
+    # Asynchronous, as it waits for nothing: the framework calls a function in another thread.
+    return here_of(request)
 
 
 Here = Annotated[Container, Depends(here)]

@@ -33,6 +33,8 @@ FORWARDED_HEADERS: Final = (
     "x-client-ip",
     "x-cluster-client-ip",
 )
+# As they are in a request.
+_FORWARDED: Final = frozenset(name.encode() for name in FORWARDED_HEADERS)
 
 
 class HostGuard:
@@ -62,9 +64,11 @@ class HostGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        forwarded = next((name for name in FORWARDED_HEADERS if name in headers), None)
-        hosts = headers.getlist("host")
+        names = {name for name, _ in scope["headers"]}
+        forwarded = None
+        if not names.isdisjoint(_FORWARDED):
+            forwarded = next(name for name in FORWARDED_HEADERS if name.encode() in names)
+        hosts = Headers(scope=scope).getlist("host")
         app: ASGIApp = self.app
         if len(hosts) != 1 or not self._answers(hosts[0]):
             app = problem(

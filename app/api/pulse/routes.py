@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from app.api.frame import problems
+from app.api.frame.asked import asked, described
 from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
-from app.api.sessions.chunks import Attempt, Job
+from app.api.sessions.chunks import MAX_NUMBER
 from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
-from app.auth.here import Here
+from app.auth.here import Here, here_of
 from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
 from app.services.pulse.read import NoticeRow, left_out, notices_of_job, wrong_clocks
@@ -23,6 +24,16 @@ from app.services.pulse.receive import ArrivedPulse, Wanted, receive_pulse
 from app.services.pulse.recordings import Recording, RequestRow, ask_now, requests_of
 from app.services.sessions.body import Body
 from app.services.sessions.receive import check_job_name
+
+# Of a body without parameters.
+NOTHING_SAID: Final = QueryMetadata.model_validate({})
+
+
+class PulseNames(BaseModel):
+    """What the path of a pulse says."""
+
+    job: str = Field(description="Name of the job; made if it is new.")
+    attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
 
 
 class PulseAnswer(BaseModel):
@@ -79,15 +90,18 @@ def router(ingest: Ingest) -> APIRouter:
         summary="Send the pulse of a host's ranks",
         response_model=PulseAnswer,
         responses=REFUSALS,
-        openapi_extra=described_body(PulseBody),
+        openapi_extra=described_body(PulseBody) | {"parameters": described(PulseNames, "path")},
     )
-    async def post_pulse(container: Here, request: Request, job: Job, attempt: Attempt) -> Response:
+    async def post_pulse(request: Request) -> Response:
         """Store a few numbers a rank and step; a worker reads them within seconds.
 
         The body is JSON, plain or compressed with gzip or zstd: at most 1 MiB as it comes, 4 MiB
         decompressed. What cannot be used of it is counted, and named by
         `GET /api/v1/jobs/{job}/pulse/notices`.
         """
+        container = here_of(request)
+        names = asked(PulseNames, "path", request.path_params)
+        job, attempt = names.job, names.attempt
 
         def store(body: Body) -> Wanted:
             arrived = ArrivedPulse(job, attempt, body)
@@ -100,7 +114,7 @@ def router(ingest: Ingest) -> APIRouter:
         try:
             wanted = await ingest.receive(
                 request,
-                QueryMetadata.model_validate({}),
+                NOTHING_SAID,
                 check=partial(check_job_name, job),
                 store=store,
                 soon=soon,

@@ -27,7 +27,7 @@ from app.api.sessions.intake import (
     QueryMetadata,
 )
 from app.api.sessions.send import ReceiptBody, RefusedChunkBody, answer, take_chunk
-from app.auth.here import Here
+from app.auth.here import Here, here_of
 from app.errors import PacelineError
 from app.inputs.sessions.batch import ListedChunk, read_batch
 from app.services.sessions.body import Body
@@ -149,7 +149,7 @@ def router(ingest: Ingest) -> APIRouter:
         openapi_extra=TRACE_CONTENT
         | {"parameters": described(ChunkNames, "path") + described(ChunkQuery, "query")},
     )
-    async def put_chunk(container: Here, request: Request) -> Response:
+    async def put_chunk(request: Request) -> Response:
         """Store a part of a trace; answered only once it is durable.
 
         Chunks may come in any order, late, and from several producers at once. The first one makes
@@ -157,6 +157,7 @@ def router(ingest: Ingest) -> APIRouter:
         cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
         in the answer to its seal; the same bytes again are answered with the reason.
         """
+        container = here_of(request)
         path = asked(ChunkNames, "path", request.path_params).path()
         query = NOTHING_SAID
         if request.query_params:

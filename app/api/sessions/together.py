@@ -22,6 +22,8 @@ MOST: Final = 64
 MOST_BYTES: Final = 4 * 1024 * 1024
 # Senders that are answered with each turn of the event loop.
 ANSWERED_AT_ONCE: Final = 8
+# Of a transaction: more wait for it where the last one had that many.
+_MANY: Final = 8
 
 One = TypeVar("One")
 Outcome = TypeVar("Outcome")
@@ -46,6 +48,10 @@ class Together(Generic[One, Outcome]):
         there is more to say of it than of what is usual.
     gather_s : float
         A body waits that long for others, where less than a full transaction is there.
+    many_gather_s : float
+        The same where the last transaction had at least eight, if it is longer.
+    most : int
+        Bodies of a transaction.
     """
 
     def __init__(
@@ -53,8 +59,13 @@ class Together(Generic[One, Outcome]):
         store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]],
         *,
         gather_s: float = 0.0,
+        many_gather_s: float = 0.0,
+        most: int = MOST,
     ) -> None:
         self._store = store
+        self._many_gather_s = max(gather_s, many_gather_s)
+        self._last = 0
+        self._most = most
         self._gather_s = gather_s
         self._queue: deque[_Waiting[One, Outcome]] = deque()
         self._storing: asyncio.Task[None] | None = None
@@ -88,9 +99,11 @@ class Together(Generic[One, Outcome]):
     async def _store_all(self) -> None:
         try:
             while self._queue:
-                if self._gather_s and len(self._queue) < MOST:
-                    await asyncio.sleep(self._gather_s)
+                if self._gather_s and len(self._queue) < self._most:
+                    many = self._last >= _MANY
+                    await asyncio.sleep(self._many_gather_s if many else self._gather_s)
                 batch = self._take()
+                self._last = len(batch)
                 try:
                     outcomes = await anyio.to_thread.run_sync(
                         self._store,
@@ -117,7 +130,7 @@ class Together(Generic[One, Outcome]):
         batch: list[_Waiting[One, Outcome]] = []
         others: list[_Waiting[One, Outcome]] = []
         size = 0
-        while self._queue and len(batch) < MOST and size < MOST_BYTES:
+        while self._queue and len(batch) < self._most and size < MOST_BYTES:
             waiting = self._queue.popleft()
             if waiting.group == group:
                 batch.append(waiting)

@@ -98,6 +98,57 @@ def test_those_that_come_one_after_the_other_wait_for_each_other(
     assert stored == [[0, 1, 2, 3, 4]]
 
 
+def test_where_many_come_they_wait_for_more(installation: Installation) -> None:
+    stored: list[Sequence[int]] = []
+
+    def store(_: Container, numbers: Sequence[int]) -> Sequence[int]:
+        stored.append(numbers)
+        return numbers
+
+    together: Together[int, int] = Together(store, gather_s=0.01, many_gather_s=0.5)
+
+    async def send(number: int, after_s: float) -> int | None:
+        await asyncio.sleep(after_s)
+        return await together.receive(installation.container, number, size=1)
+
+    async def run() -> None:
+        await send(0, 0.0)
+        await asyncio.gather(*(send(number, 0.0) for number in range(1, 9)))
+        await asyncio.gather(send(9, 0.0), send(10, 0.1))
+
+    in_a_loop(run)
+    assert stored == [[0], [*range(1, 9)], [9, 10]]
+
+
+def test_a_transaction_has_as_many_as_it_may(installation: Installation) -> None:
+    stored: list[Sequence[int]] = []
+
+    def store(_: Container, numbers: Sequence[int]) -> Sequence[int]:
+        stored.append(numbers)
+        return numbers
+
+    together: Together[int, int] = Together(store, gather_s=0.05, most=2)
+
+    async def run() -> list[int | None]:
+        sent = (together.receive(installation.container, number, size=1) for number in range(5))
+        return await asyncio.gather(*sent)
+
+    assert in_a_loop(run) == [0, 1, 2, 3, 4]
+    assert stored == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("attempt", ["0", "x", "2147483648"])
+def test_an_attempt_that_is_none_is_refused_as_everywhere(
+    installation: Installation, attempt: str
+) -> None:
+    answer = installation.client.post(f"/api/v1/jobs/llm/attempts/{attempt}/pulse", content=b"{}")
+    seal = f"/api/v1/jobs/llm/attempts/{attempt}/sessions/1/seal"
+    other = installation.client.post(seal).json()
+    assert answer.status_code == 422
+    found = answer.json()
+    assert {**found, "instance": ""} == {**other, "instance": ""}
+
+
 def test_each_of_many_senders_is_answered_for_itself(installation: Installation) -> None:
     (first, *_) = bodies(slow_job()[0])
 

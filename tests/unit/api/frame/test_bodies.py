@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from app.api.frame.bodies import MAX_BODY_BYTES, ArrivingBody, BodyTimeoutError, Pace
@@ -120,3 +122,50 @@ def test_after_a_body_the_end_of_the_connection_may_be_waited_for() -> None:
 
     anyio.run(read_on)
     assert sender.sent == 3
+
+
+@pytest.mark.parametrize("waits", [0, 1, 3])
+def test_a_message_comes_whole_however_often_it_is_waited_for(waits: int) -> None:
+    async def receive() -> Message:
+        for _ in range(waits):
+            await anyio.sleep(0.001)
+        return {"type": "http.request", "body": b"body", "more_body": False}
+
+    body = ArrivingBody(receive, None, Pace(30.0, 1000.0))
+    assert anyio.run(body.receive)["body"] == b"body"
+
+
+def test_a_message_may_be_any_awaitable() -> None:
+    async def read() -> Message:
+        found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(
+            found.set_result, {"type": "http.request", "body": b"later"}
+        )
+        return await ArrivingBody(lambda: found, None, Pace(30.0, 1000.0)).receive()
+
+    assert anyio.run(read)["body"] == b"later"
+
+
+def test_who_waits_for_a_body_can_be_cancelled_and_what_fails_is_raised() -> None:
+    ended: list[str] = []
+
+    async def silence() -> Message:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("silence")
+        raise AssertionError
+
+    async def broken() -> Message:
+        await anyio.lowlevel.checkpoint()
+        raise ConnectionError
+
+    async def cancel() -> None:
+        with anyio.move_on_after(0.01) as scope:
+            await ArrivingBody(silence, None, Pace(30.0, 1000.0)).receive()
+        assert scope.cancelled_caught
+
+    anyio.run(cancel)
+    assert ended == ["silence"]
+    with pytest.raises(ConnectionError):
+        anyio.run(ArrivingBody(broken, None, Pace(30.0, 1000.0)).receive)
