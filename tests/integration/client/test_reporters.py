@@ -119,6 +119,8 @@ def test_a_training_that_ends_does_not_wait_for_a_server() -> None:
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It makes folders as it is imported, which go with the process where that ends by itself.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     wandb = of_real_jobs("wandb")
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
