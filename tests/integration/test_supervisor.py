@@ -20,6 +20,7 @@ import pytest
 from app.analysis.trace.encode import to_ndjson_gz
 from app.db import migrate
 from app.db.embedded.server import EmbeddedPostgres
+from tests.support.nightly import every_night
 from tests.support.plain_user import User
 from tests.support.processes import alive, descendants, ps, wait_until_gone
 from tests.support.sessions import small_trace
@@ -176,7 +177,7 @@ def test_a_killed_installation_dies_whole_and_starts_again(
         assert second.stop() == 0
 
 
-@pytest.mark.parametrize("request_", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("request_", [signal.SIGINT, *every_night(signal.SIGHUP)])
 def test_other_signals_that_end_programs_stop_it_and_its_event_streams_in_order(
     prepared_user: User, request_: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
@@ -213,7 +214,7 @@ def test_a_stop_during_the_start_leaves_nothing_behind(present_user: User) -> No
 # -- parts that die --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queue", ["analysis", "io"])
+@pytest.mark.parametrize("queue", ["analysis", *every_night("io")])
 def test_a_killed_worker_is_replaced_with_all_that_it_forked(
     running: Installation, body: bytes, queue: str
 ) -> None:

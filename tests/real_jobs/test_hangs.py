@@ -13,6 +13,7 @@ from app.inputs.hangs.files import job_of, read_hang_file
 from tests.conftest import skip_or_fail
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import ROOT, missing, torch_python
+from tests.support.nightly import every_night
 
 CULPRIT = 2
 LIMIT_S = 120
@@ -42,7 +43,8 @@ def test_a_rank_that_sleeps_before_a_collective_is_named(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "function"), [("forward", "forward"), ("loader", "batches"), ("fsdp2", "forward")]
+    ("kind", "function"),
+    [("forward", "forward"), ("loader", "batches"), *every_night(("fsdp2", "forward"))],
 )
 def test_a_rank_of_a_training_that_stands_still_is_named_with_its_line(
     kind: str, function: str, tmp_path: Path
