@@ -25,3 +25,12 @@ def test_nothing_is_noticed_in_healthy_jobs(seed: int) -> None:
     habits = draw_habits(rng, 2000)
 
     assert notices_in(pulse(habits, rng), habits.world) == ()
+
+
+def test_noise_that_remembers_for_twenty_steps_is_no_slow_rank() -> None:
+    # Means of blocks of eight steps say a third of how far it wanders.
+    rng = np.random.default_rng([99117, 355])
+    habits = draw_habits(rng, 5000)
+    assert habits.memory > 0.9
+
+    assert notices_in(pulse(habits, rng), habits.world) == ()
