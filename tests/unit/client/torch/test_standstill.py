@@ -90,11 +90,13 @@ def test_what_the_recorder_holds_is_read_as_a_dump(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
     assert told is not None
     assert len(told) <= MOST_BYTES
-    # All are over: the last one tells how the group is called whose numbers were reached.
-    assert len(json.loads(told)["entries"]) == 1
+    # All are over: the last one tells how the group is called whose numbers were reached. The
+    # recorder is the process's: it also holds those of groups that other tests had.
+    own = [one for one in json.loads(told)["entries"] if one["input_sizes"] == [[2]]]
+    assert [one["collective_seq_id"] for one in own] == [3]
     dump = read_dump(told)
     assert dump.pending == ()
-    assert [one.enqueued for one in dump.reached.values()] == [3]
+    assert 3 in {one.enqueued for one in dump.reached.values()}
 
 
 def test_of_much_that_is_pending_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
