@@ -7,9 +7,9 @@ route can forget a limit. Those that take traces raise theirs, see `arriving`.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from starlette.datastructures import Headers
@@ -56,37 +56,6 @@ class Pace:
         15.0
         """
         return min(self.idle_s, self.idle_s + size / self.min_bytes_per_s - waited_s)
-
-
-class _Begun:
-    """The rest of what was begun to be awaited.
-
-    Parameters
-    ----------
-    awaited : awaitable
-    first : object
-        What it waits for, where it is a coroutine that has begun; else None.
-    """
-
-    def __init__(self, awaited: Awaitable[Message], first: object) -> None:
-        self._awaited = awaited
-        self._first = first
-
-    def __await__(self) -> Generator[Any, Any, Message]:
-        if not isinstance(self._awaited, Coroutine):
-            return (yield from self._awaited.__await__())
-        waits_for = self._first
-        try:
-            while True:
-                try:
-                    came = yield waits_for
-                except BaseException as error:  # noqa: BLE001 - that it is cancelled, too
-                    waits_for = self._awaited.throw(error)
-                else:
-                    waits_for = self._awaited.send(came)
-        except StopIteration as end:
-            message: Message = end.value
-            return message
 
 
 class ArrivingBody:
@@ -148,18 +117,11 @@ class ArrivingBody:
     async def _in_time(self) -> Message:
         left_s = self._pace.left_s(self.size, self._waited_s)
         before = self._clock()
-        receiving = self._receive()
         try:
-            # Of most small bodies all is there when they are asked for: no clock is set for these.
-            first = receiving.send(None) if isinstance(receiving, Coroutine) else None
-        except StopIteration as there:
-            message: Message = there.value
-        else:
-            try:
-                with anyio.fail_after(left_s):
-                    message = await _Begun(receiving, first)
-            except TimeoutError as error:
-                raise self._too_slow() from error
+            with anyio.fail_after(left_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise self._too_slow() from error
         self._waited_s += self._clock() - before
         size = self.size + len(message.get("body", b""))
         if message.get("more_body", False) and self._pace.left_s(size, self._waited_s) <= 0:
