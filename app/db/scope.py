@@ -1,6 +1,7 @@
 """Whose rows a transaction sees: one project's, or, for work of the installation itself, all.
 
-Every statement that a session of SQLAlchemy sends passes `_confine`. There the project is added to
+Every statement that a session of SQLAlchemy sends passes `_confine`; those of `app.db.prepared`,
+which no session sends, are confined there. There the project is added to
 each table that rows of projects stand in, also in joins, aliases and subqueries, and to what is
 inserted: a query that forgets its project finds nothing of another one. What it cannot be added to
 (tables themselves in place of their classes, and text) is refused. Foreign keys carry the project
@@ -65,7 +66,7 @@ def _confine(state: ORMExecuteState) -> None:
         return
     if state.is_from_statement or isinstance(state.statement, (TextClause, TextualSelect)):
         raise UnscopedError("text says nothing of its project: ask by the classes of the tables")
-    _refuse_bare_tables(state.statement, about_classes=state.is_orm_statement)
+    refuse_bare_tables(state.statement, about_classes=state.is_orm_statement)
     if not state.is_orm_statement:
         return
     if state.is_insert:
@@ -97,7 +98,7 @@ def _own(session: Session, *_rest: object) -> None:
             raise UnscopedError(f"a row of project {written.project_id} in project {project_id}")
 
 
-def _refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
+def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
     """Refuse a statement with tables that the criterion of the project is not added to.
 
     It is added to the classes that a statement is about, and holds for columns of their tables too.

@@ -7,10 +7,11 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.tasks import TaskRun
+from app.db.prepared import PROJECT, Prepared
 from app.db.scope import ScopedSession
 from app.db.states import TaskState
 from app.system.telemetry.spans import current
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from sqlalchemy import ScalarSelect
     from sqlalchemy.orm import Session
 
     from app.db.objects.store import Objects
@@ -33,6 +33,23 @@ SESSION_CHANNEL: Final = "paceline_session"
 # insert succeeds the next time. Losing that race more than a few times in a row means a bug, and
 # an endless loop would hide it.
 ENQUEUE_TRIES: Final = 5
+
+_QUEUE: Final = Prepared(
+    insert(TaskRun)
+    .values(
+        id=bindparam("id"),
+        kind=bindparam("kind"),
+        subject_id=bindparam("subject_id"),
+        state=TaskState.QUEUED,
+        attempt=0,
+        traceparent=bindparam("traceparent"),
+    )
+    .on_conflict_do_nothing(
+        index_elements=["kind", "subject_id"],
+        index_where=text("state IN ('queued', 'running')"),
+    )
+    .returning(TaskRun.id)
+)
 
 Publish = Callable[[uuid.UUID, str], None]
 
@@ -160,7 +177,7 @@ class UnitOfWork(Reads):
         subject_id: uuid.UUID,
         project_id: int | None = None,
         *,
-        caused_by: str | ScalarSelect[str | None] | None = None,
+        caused_by: str | None = None,
     ) -> uuid.UUID:
         """Record that there is work to do, in this transaction, and publish it after the commit.
 
@@ -170,7 +187,7 @@ class UnitOfWork(Reads):
             What is to be done: a name of `app.db.models.tasks.TASK_KINDS`.
         project_id : int, optional
             Where the transaction is of all projects: the subject's.
-        caused_by : str or scalar select, optional
+        caused_by : str, optional
             The ``traceparent`` of the span that causes it; the one under way, without.
 
         Returns
@@ -178,37 +195,26 @@ class UnitOfWork(Reads):
         UUID
             The task run: a new one, or the open one of the same kind and subject.
         """
-        owner = {} if project_id is None else {"project_id": project_id}
+        owner = {} if project_id is None else {PROJECT: project_id}
+        cause = current() if caused_by is None else caused_by
         for _ in range(ENQUEUE_TRIES):
-            run_id = self.session.execute(
-                insert(TaskRun)
-                .values(
-                    id=uuid.uuid4(),
-                    kind=kind,
-                    subject_id=subject_id,
-                    state=TaskState.QUEUED,
-                    attempt=0,
-                    traceparent=current() if caused_by is None else caused_by,
-                    **owner,
-                )
-                .on_conflict_do_nothing(
-                    index_elements=["kind", "subject_id"],
-                    index_where=text("state IN ('queued', 'running')"),
-                )
-                .returning(TaskRun.id)
-            ).scalar()
-            if run_id is None:
-                run_id = self.session.execute(
-                    select(TaskRun.id).where(
-                        TaskRun.kind == kind,
-                        TaskRun.subject_id == subject_id,
-                        TaskRun.state.in_(TaskState.OPEN),
-                    )
-                ).scalar()
+            made = _QUEUE.rows(
+                self, id=uuid.uuid4(), kind=kind, subject_id=subject_id, traceparent=cause, **owner
+            )
+            run_id = made[0][0] if made else self._open_run(kind, subject_id)
             if run_id is not None:
                 self.publish_after_commit(run_id, kind)
                 return run_id
         raise RuntimeError(f"no task run of {kind} for {subject_id} could be made or found")
+
+    def _open_run(self, kind: str, subject_id: uuid.UUID) -> uuid.UUID | None:
+        return self.session.execute(
+            select(TaskRun.id).where(
+                TaskRun.kind == kind,
+                TaskRun.subject_id == subject_id,
+                TaskRun.state.in_(TaskState.OPEN),
+            )
+        ).scalar()
 
     def publish_after_commit(self, run_id: uuid.UUID, kind: str) -> None:
         """Nudge a worker towards a task run once this transaction has committed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from app.access.lookalikes import lookalike
@@ -18,6 +18,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.db.blobs import Staged, write_blob
 from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
+from app.db.prepared import Prepared
 from app.db.states import SessionState
 from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
 from app.services.sessions.decoding import decoding, stays_as_it_came
@@ -25,8 +26,6 @@ from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import JOBS, SUMMED
 
 if TYPE_CHECKING:
-    from sqlalchemy import Select
-
     from app.analysis.trace.unmapped import Unmapped
     from app.db.unit_of_work import UnitOfWork
     from app.inputs.recordings.choose import NotRead
@@ -38,6 +37,23 @@ log = structlog.get_logger(__name__)
 
 # A session that comes in one body belongs to the first attempt: only chunks name theirs.
 FIRST_ATTEMPT: Final = 1
+
+_KNOWN: Final = Prepared(
+    select(Session.id, Session.number, Session.state, Session.operations)
+    .join(Job)
+    .where(Job.name == bindparam("job"), Session.content_sha256 == bindparam("content"))
+)
+_LOCKED_JOB: Final = Prepared(
+    select(Job.id, func.now()).where(Job.name == bindparam("job")).with_for_update(key_share=True)
+)
+_NEXT_NUMBER: Final = Prepared(
+    select(func.coalesce(func.max(Session.number), 0) + 1).where(
+        Session.job_id == bindparam("job_id"), Session.attempt == FIRST_ATTEMPT
+    )
+)
+_MADE: Final = Prepared(
+    insert(Session).values(attempt=FIRST_ATTEMPT, state=SessionState.QUEUED).returning(Session.id)
+)
 
 # A job that is made or deleted meanwhile is looked for again.
 TRIES: Final = 10
@@ -118,18 +134,16 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
     BusyError
         If it comes and goes.
     """
-    found = select(Job.id, func.now()).where(Job.name == name).with_for_update(key_share=True)
     for _ in range(TRIES):
-        there = tx.session.execute(found).one_or_none()
-        if there is not None:
-            tx.is_at(there[1])
-            return there[0]
+        for job_id, now in _LOCKED_JOB.rows(tx, job=name):
+            tx.is_at(now)
+            return job_id
         check_new_job_name(name)
         made = insert(Job).values(name=name, created_at=tx.now).on_conflict_do_nothing()
-        job_id = tx.session.execute(made.returning(Job.id)).scalar()
-        if job_id is not None:
+        made_id = tx.session.execute(made.returning(Job.id)).scalar()
+        if made_id is not None:
             count_made(tx, container.settings, container.project_id, JOBS)
-            return job_id
+            return made_id
     raise BusyError(f"Others make and delete the job {name} at this moment; try again.")
 
 
@@ -206,25 +220,15 @@ def _content_sha256(body: Body) -> bytes:
 
 
 def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
-    row = tx.session.execute(
-        select(Session.id, Session.number, Session.state, Session.operations)
-        .join(Job)
-        .where(Job.name == job, Session.content_sha256 == content)
-    ).one_or_none()
-    if row is None:
-        return None
-    return Receipt(row.id, job, row.number, row.state, row.operations, created=False)
+    for session_id, number, state, operations in _KNOWN.rows(tx, job=job, content=content):
+        return Receipt(session_id, job, number, state, operations, created=False)
+    return None
 
 
 def next_number(tx: UnitOfWork, job_id: int) -> int:
     """Return the number of the next session of a job whose row is locked."""
-    return tx.session.execute(_next_number(job_id)).scalar_one()
-
-
-def _next_number(job_id: int) -> Select[int]:
-    return select(func.coalesce(func.max(Session.number), 0) + 1).where(
-        Session.job_id == job_id, Session.attempt == FIRST_ATTEMPT
-    )
+    ((number,),) = _NEXT_NUMBER.rows(tx, job_id=job_id)
+    return number
 
 
 def _store(  # noqa: PLR0913, PLR0917 - one request
@@ -244,19 +248,17 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
-    twins = select(func.count()).where(Session.job_id == job_id, Session.content_sha256 == content)
-    number, known = tx.session.execute(
-        select(_next_number(job_id).scalar_subquery(), twins.scalar_subquery())
-    ).one()
-    if known and (twin := _find(tx, job, content)) is not None:
-        raise _AlreadyStoredError(twin)
-    session = Session(
-        id=uuid.uuid4(),
+    known = _find(tx, job, content)
+    if known is not None:
+        raise _AlreadyStoredError(known)
+    number = next_number(tx, job_id)
+    session_id = uuid.uuid4()
+    _MADE.rows(
+        tx,
+        id=session_id,
         job_id=job_id,
-        attempt=FIRST_ATTEMPT,
         number=number,
         content_sha256=content,
-        state=SessionState.QUEUED,
         received_at=tx.now,
         state_changed_at=tx.now,
         meta=metadata_document(trace.meta),
@@ -273,10 +275,8 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
         steps=trace.step_count(),
         trace_blob=blob_id,
     )
-    tx.session.add(session)
-    tx.session.flush()
-    tx.enqueue(ANALYZE_SESSION, session.id)
-    tx.notify_session(session.id)
+    tx.enqueue(ANALYZE_SESSION, session_id)
+    tx.notify_session(session_id)
     count(
         tx,
         container.settings,
@@ -287,11 +287,11 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
         quotas=SUMMED,
     )
     return Receipt(
-        session.id,
+        session_id,
         job,
         number,
-        session.state,
-        session.operations,
+        SessionState.QUEUED,
+        len(trace),
         created=True,
         unmapped=decoded.unmapped,
         not_read=read.not_read,

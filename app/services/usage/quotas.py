@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import Integer, bindparam, func, select
 
 from app.db.models.access import Project
 from app.db.models.base import OfProject
@@ -15,6 +15,7 @@ from app.db.models.hosts import HostProbe
 from app.db.models.retention import ProjectUsage
 from app.db.models.sessions import Attempt, Job, Session
 from app.db.models.tensor import TensorGroup
+from app.db.prepared import PROJECT, Prepared
 from app.db.states import SessionState
 from app.errors import TryLaterError
 
@@ -158,6 +159,22 @@ _MADE_IN: Final[dict[str, type[OfProject]]] = {
 }
 
 
+_ID: Final = select(bindparam(PROJECT, type_=Integer).label("id")).subquery()
+_SUMMED_USE: Final = (
+    select(
+        ProjectUsage.hour,
+        ProjectUsage.hour_sessions,
+        func.coalesce(ProjectUsage.bytes, 0),
+        func.coalesce(ProjectUsage.operations, 0),
+        func.now(),
+    )
+    .select_from(_ID)
+    .outerjoin(ProjectUsage, ProjectUsage.project_id == _ID.c.id)
+)
+# Of each session.
+_PREPARED: Final = Prepared(_SUMMED_USE)
+
+
 def use_of(
     tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE, *, opened: bool = True
 ) -> Use:
@@ -182,19 +199,12 @@ def use_of(
         counts[PRODUCERS.name] = (
             select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
         ).scalar_subquery()
-    requested = select(literal(project_id).label("id")).subquery()
-    hour, hour_sessions, size, operations, now, *counted = tx.session.execute(
-        select(
-            ProjectUsage.hour,
-            ProjectUsage.hour_sessions,
-            func.coalesce(ProjectUsage.bytes, 0),
-            func.coalesce(ProjectUsage.operations, 0),
-            func.now(),
-            *counts.values(),
-        )
-        .select_from(requested)
-        .outerjoin(ProjectUsage, ProjectUsage.project_id == requested.c.id)
-    ).one()
+    if counts:
+        query = _SUMMED_USE.add_columns(*counts.values())
+        found = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
+    else:
+        (found,) = _PREPARED.rows(tx, project_id=project_id)
+    hour, hour_sessions, size, operations, now, *counted = found
     tx.is_at(now)
     return summed_use(
         tx.now,

@@ -25,9 +25,9 @@ from app.services.alerts.routing import audience, group_now, with_heard_of
 from app.services.alerts.store import lock_group, timing
 
 if TYPE_CHECKING:
-    from sqlalchemy import ScalarSelect
+    from collections.abc import Sequence
 
-    from app.db.unit_of_work import UnitOfWork
+    from app.db.unit_of_work import Reads, UnitOfWork
     from app.services.container import Container
 
 # Deliveries of one channel that are under way at once. A channel that hangs occupies this many
@@ -175,19 +175,20 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
         if as_digest and len(riding) > 1:
             carrier = bundle(tx, riding)
             ids = [id_ for id_ in ids if id_ in tried or id_ == carrier]
+        causes = _causes(tx, ids)
         for delivery_id in ids:
-            tx.enqueue(DELIVER_ALERT, delivery_id, caused_by=_cause(delivery_id))
+            tx.enqueue(DELIVER_ALERT, delivery_id, caused_by=causes[delivery_id])
     return len(ids)
 
 
-def _cause(delivery_id: uuid.UUID) -> ScalarSelect[str | None]:
-    """Return the span that brought the news of a delivery."""
-    return (
-        select(AlertGroup.traceparent)
-        .join(AlertDelivery, AlertDelivery.group_id == AlertGroup.id)
-        .where(AlertDelivery.id == delivery_id)
-        .scalar_subquery()
+def _causes(tx: Reads, deliveries: Sequence[uuid.UUID]) -> dict[uuid.UUID, str | None]:
+    """Return the span that brought the news of each delivery."""
+    found = tx.session.execute(
+        select(AlertDelivery.id, AlertGroup.traceparent)
+        .join(AlertGroup, AlertDelivery.group_id == AlertGroup.id)
+        .where(AlertDelivery.id.in_(deliveries))
     )
+    return {row.id: row.traceparent for row in found}
 
 
 def pause_after(failures: int) -> timedelta:

@@ -68,7 +68,7 @@ def test_a_body_that_is_stored_as_it_came_takes_one_transaction(installation: In
         begun.append(threading.get_ident())
 
     def execute(*executed: object) -> None:
-        if str(executed[2]).startswith("INSERT INTO session "):
+        if str(executed[2]).startswith("SELECT pg_notify"):
             storing.append(threading.get_ident())
 
     event.listen(engine, "begin", begin)
