@@ -24,6 +24,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.blobs import BlobObject
 from app.db.objects.store import new_key
+from app.db.scope import driver_connection
 from app.errors import NotFoundError, StartupError
 
 if TYPE_CHECKING:
@@ -273,9 +274,7 @@ def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
 
     It knows nothing of the scope: what it sends says its project itself.
     """
-    return cast(
-        "psycopg.Connection[tuple[Any, ...]]", tx.session.connection().connection.driver_connection
-    )
+    return driver_connection(tx.session)
 
 
 def _taken(pieces: list[bytes]) -> Iterator[bytes]:

@@ -14,9 +14,8 @@ from sqlalchemy import bindparam
 from sqlalchemy.orm import with_loader_criteria
 from sqlalchemy.sql.dml import Insert
 
-from app.db.blobs import connection_of
 from app.db.models.base import OfProject
-from app.db.scope import UnscopedError, refuse_bare_tables
+from app.db.scope import UnscopedError, driver_connection, refuse_bare_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
     from sqlalchemy.sql.dml import ReturningInsert
 
-    from app.db.unit_of_work import Reads
+    from app.db.scope import ScopedSession
 
 Ts = TypeVarTuple("Ts")
 
@@ -63,11 +62,13 @@ class Prepared(Generic[*Ts]):
             )
         self._compiled: _Compiled | None = None
 
-    def rows(self, tx: Reads, **values: object) -> list[tuple[*Ts]]:
+    def rows(self, session: ScopedSession, **values: object) -> list[tuple[*Ts]]:
         """Execute it and return its rows.
 
         Parameters
         ----------
+        session : ScopedSession
+            Of the transaction.
         values
             Always the same names; `project_id` where the transaction is of all projects.
 
@@ -76,16 +77,18 @@ class Prepared(Generic[*Ts]):
         UnscopedError
             If it is of no project, or of another one than the transaction.
         """
-        scope = tx.scope.project_id
+        scope = session.project_id
         project_id = values.setdefault(PROJECT, scope)
         if project_id is None or scope not in {None, project_id}:
             raise UnscopedError(f"a statement of project {project_id} in the scope of {scope}")
         compiled = self._compiled
         if compiled is None:
             # Of two threads both may do so.
-            dialect = tx.session.get_bind().dialect
+            dialect = session.get_bind().dialect
             compiled = self._compiled = _Compiled.of(self._statement, dialect, values)
-        found = connection_of(tx).execute(compiled.text, compiled.given(values), prepare=True)
+        found = driver_connection(session).execute(
+            compiled.text, compiled.given(values), prepare=True
+        )
         return [cast("tuple[*Ts]", compiled.taken(row)) for row in found.fetchall()]
 
 

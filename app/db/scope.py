@@ -22,6 +22,7 @@ from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSel
 from app.db.models.base import OfProject
 
 if TYPE_CHECKING:
+    import psycopg
     from sqlalchemy import Executable
     from sqlalchemy.orm import ORMExecuteState
     from sqlalchemy.sql.visitors import ExternallyTraversible
@@ -54,6 +55,22 @@ class ScopedSession(Session):
 
     def __init__(self, scope: Scope, **options: Any) -> None:  # noqa: ANN401 - of SQLAlchemy
         super().__init__(info={_KEY: scope.project_id}, **options)
+
+    @property
+    def project_id(self) -> int | None:
+        """Return the project that it is confined to; None for all."""
+        project_id: int | None = self.info[_KEY]
+        return project_id
+
+
+def driver_connection(session: Session) -> psycopg.Connection[tuple[Any, ...]]:
+    """Return psycopg's own connection, in the transaction that a session has open.
+
+    What it sends passes no scope: it says its project itself.
+    """
+    return cast(
+        "psycopg.Connection[tuple[Any, ...]]", session.connection().connection.driver_connection
+    )
 
 
 @event.listens_for(ScopedSession, "do_orm_execute")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from sqlalchemy.orm import Session
-
     from app.db.objects.store import Objects
     from app.db.scope import Scope
 
@@ -59,7 +57,7 @@ class Reads:
 
     Parameters
     ----------
-    session : Session
+    session : ScopedSession
         Of SQLAlchemy; its transaction is open, or begins with the first statement.
     scope : Scope
         The session's: whose rows it sees.
@@ -71,7 +69,7 @@ class Reads:
 
     def __init__(
         self,
-        session: Session,
+        session: ScopedSession,
         scope: Scope,
         objects: Objects | None = None,
         *,
@@ -199,7 +197,12 @@ class UnitOfWork(Reads):
         cause = current() if caused_by is None else caused_by
         for _ in range(ENQUEUE_TRIES):
             made = _QUEUE.rows(
-                self, id=uuid.uuid4(), kind=kind, subject_id=subject_id, traceparent=cause, **owner
+                self.session,
+                id=uuid.uuid4(),
+                kind=kind,
+                subject_id=subject_id,
+                traceparent=cause,
+                **owner,
             )
             run_id = made[0][0] if made else self._open_run(kind, subject_id)
             if run_id is not None:

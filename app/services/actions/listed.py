@@ -11,7 +11,7 @@ from sqlalchemy import func, or_, select
 from app.actions.kinds.registry import KINDS
 from app.actions.states import ActionMode, ActionState
 from app.analysis.diagnosis.causes.registry import KINDS as CAUSES
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.hosts import ActionPolicy, ActionSwitch, MachineAction
 from app.lists.listing import read, read_page
 from app.services.actions.policies import get_switch, list_policies

@@ -14,7 +14,7 @@ from app.alerts.message import cause_name, known_causes
 from app.alerts.readings import NO_DATA_CAUSE
 from app.alerts.rules import Severity
 from app.alerts.states import IncidentState
-from app.db.labels import has_label
+from app.db.json_values import has_label
 from app.db.models.alerts import AlertAssignee, AlertDelivery, AlertIncident
 from app.db.models.sessions import Job, Session
 from app.services.alerts.store import INSIDE, OPEN

@@ -14,7 +14,7 @@ from sqlalchemy.orm import aliased
 
 from app.alerts.facts import Facts
 from app.alerts.states import DeliveryState, IncidentState
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.db.models.alerts import (
     AlertAssignee,

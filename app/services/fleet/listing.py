@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import aliased
 
 from app.alerts.states import IncidentState
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState

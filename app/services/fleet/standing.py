@@ -14,7 +14,7 @@ from app.alerts.board import FINISH_GRACE
 from app.alerts.states import IncidentState
 from app.analysis.budget.document import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import KINDS
-from app.db.labels import has_label
+from app.db.json_values import has_label
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.sessions import Job, Session, StoredVerdict
 from app.db.states import SessionState

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.ranks.machine import called
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.db.models.sessions import Job, StoredVerdict
 from app.db.sums import parts, whole

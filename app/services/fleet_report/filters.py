@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.db.labels import has_label
+from app.db.json_values import has_label
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement

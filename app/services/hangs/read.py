@@ -13,7 +13,7 @@ from sqlalchemy import Select, func, select
 from app.alerts.facts import HangFacts
 from app.analysis.hangs.said import HangKind
 from app.db.documents import open_hang
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.db.models.noticed import StoredHang
 from app.db.models.sessions import Job

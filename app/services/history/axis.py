@@ -19,7 +19,7 @@ from app.alerts.message import cause_name
 from app.analysis.budget.document import Losses, Shares
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.lasting import lasting_changes
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.alerts import AlertGroup, AlertIncident
 from app.db.models.fixes import AppliedFix
 from app.db.models.sessions import OF_SESSION, Attempt, Job, Session, StoredVerdict

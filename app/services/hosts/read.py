@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import and_, func, select, true
 
 from app.analysis.trace.ranks.machine import called
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.db.sums import total
 from app.lists.columns import columns_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import null, select
 
 from app.analysis.report.realized import Calibration
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.access import Project
 from app.services.fixes.read import (
     FIXES,

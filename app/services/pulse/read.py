@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from app.alerts.notices.facts import Outcome
 from app.analysis.pulse.notices import Evidence, NoticeKind
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.noticed import PulseNotice, PulseState
 from app.db.models.sessions import Job
 

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from app.analysis.pulse.kept.places import Places, places_from
 from app.analysis.pulse.kept.sums import from_bytes
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.noticed import PulseSpan, PulseState
 from app.db.models.sessions import Job
 from app.services.pulse.keep import HOUR, MINUTE

@@ -11,7 +11,7 @@ from sqlalchemy import and_, func, or_, select
 
 from app.analysis.trace.ranks.links import KEY as LINKS
 from app.analysis.trace.ranks.links import sound_links
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.sessions import OF_SESSION, SLOWDOWN, Job, Session
 from app.lists.listing import read, read_page
 from app.services.alerts.onset import Onset, first_slow

@@ -12,7 +12,7 @@ from sqlalchemy import Select, case, func, select
 
 from app.analysis.budget.document import Losses, Shares
 from app.analysis.report.verdict import SessionVerdict
-from app.db.json_rows import as_json
+from app.db.json_values import as_json
 from app.db.models.chunks import Chunk, Intake
 from app.db.models.sessions import (
     OF_SESSION,

@@ -135,7 +135,7 @@ def make_job(container: Container, tx: UnitOfWork, name: str) -> int:
         If it comes and goes.
     """
     for _ in range(TRIES):
-        for job_id, now in _LOCKED_JOB.rows(tx, job=name):
+        for job_id, now in _LOCKED_JOB.rows(tx.session, job=name):
             tx.is_at(now)
             return job_id
         check_new_job_name(name)
@@ -220,14 +220,14 @@ def _content_sha256(body: Body) -> bytes:
 
 
 def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
-    for session_id, number, state, operations in _KNOWN.rows(tx, job=job, content=content):
+    for session_id, number, state, operations in _KNOWN.rows(tx.session, job=job, content=content):
         return Receipt(session_id, job, number, state, operations, created=False)
     return None
 
 
 def next_number(tx: UnitOfWork, job_id: int) -> int:
     """Return the number of the next session of a job whose row is locked."""
-    ((number,),) = _NEXT_NUMBER.rows(tx, job_id=job_id)
+    ((number,),) = _NEXT_NUMBER.rows(tx.session, job_id=job_id)
     return number
 
 
@@ -254,7 +254,7 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     number = next_number(tx, job_id)
     session_id = uuid.uuid4()
     _MADE.rows(
-        tx,
+        tx.session,
         id=session_id,
         job_id=job_id,
         number=number,

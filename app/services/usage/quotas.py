@@ -203,7 +203,7 @@ def use_of(
         query = _SUMMED_USE.add_columns(*counts.values())
         found = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
     else:
-        (found,) = _PREPARED.rows(tx, project_id=project_id)
+        (found,) = _PREPARED.rows(tx.session, project_id=project_id)
     hour, hour_sessions, size, operations, now, *counted = found
     tx.is_at(now)
     return summed_use(

@@ -52,14 +52,14 @@ def test_a_query_finds_nothing_of_another_project(
 ) -> None:
     for _ in range(2):
         with container.uow() as tx:
-            assert query.rows(tx, id=foreign.session) == []
+            assert query.rows(tx.session, id=foreign.session) == []
         with other.uow() as tx:
-            assert len(query.rows(tx, id=foreign.session)) == 1
+            assert len(query.rows(tx.session, id=foreign.session)) == 1
 
 
 def test_what_is_returned_has_the_types_of_its_columns(other: Container, foreign: Stored) -> None:
     with other.uow() as tx:
-        ((state,),) = QUERIES["columns"].rows(tx, id=foreign.session)
+        ((state,),) = QUERIES["columns"].rows(tx.session, id=foreign.session)
     assert state is SessionState.QUEUED
 
 
@@ -71,7 +71,9 @@ def test_what_is_inserted_is_of_the_transactions_project(
     )
     for one in (container, other):
         with one.uow() as tx:
-            rows = made.rows(tx, id=uuid.uuid4(), kind=ANALYZE_SESSION, subject_id=uuid.uuid4())
+            rows = made.rows(
+                tx.session, id=uuid.uuid4(), kind=ANALYZE_SESSION, subject_id=uuid.uuid4()
+            )
         assert rows == [(one.project_id,)]
 
 
@@ -79,12 +81,14 @@ def test_it_is_of_no_other_project_than_its_transaction(
     container: Container, other: Container, foreign: Stored
 ) -> None:
     with container.uow() as tx, pytest.raises(UnscopedError):
-        QUERIES["columns"].rows(tx, id=foreign.session, project_id=other.project_id)
+        QUERIES["columns"].rows(tx.session, id=foreign.session, project_id=other.project_id)
     with container.everywhere().uow() as tx:
         with pytest.raises(UnscopedError):
-            QUERIES["columns"].rows(tx, id=foreign.session)
-        assert QUERIES["columns"].rows(tx, id=foreign.session, project_id=other.project_id)
-        assert not QUERIES["columns"].rows(tx, id=foreign.session, project_id=container.project_id)
+            QUERIES["columns"].rows(tx.session, id=foreign.session)
+        assert QUERIES["columns"].rows(tx.session, id=foreign.session, project_id=other.project_id)
+        assert not QUERIES["columns"].rows(
+            tx.session, id=foreign.session, project_id=container.project_id
+        )
 
 
 @pytest.mark.parametrize(
