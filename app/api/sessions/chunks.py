@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
@@ -269,7 +268,7 @@ def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body
         Body(
             content,
             len(content),
-            hashlib.sha256(content).digest(),
+            None,
             None,
             batch.meta,
             batch.format_name,

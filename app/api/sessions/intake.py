@@ -7,11 +7,11 @@ of a limiter of its own stores it, so that many senders leave pages their thread
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -199,16 +199,18 @@ class _Arrived:
         """Return what is stored of it."""
         return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
 
-    def body_in_memory(self, content: bytes) -> Body:
+    def body_in_memory(self, content: bytearray) -> Body:
         """Return the same of one that was not spooled."""
-        return self._body(content, len(content), hashlib.sha256(content).digest(), content)
+        return self._body(bytes(content), len(content), None, content)
 
-    def _body(self, source: Path | bytes, size: int, sha256: bytes, head: bytes) -> Body:
+    def _body(
+        self, source: Path | bytes, size: int, digest: bytes | None, head: bytes | bytearray
+    ) -> Body:
         _check_encoding(self.encoding, head)
         return Body(
             source=source,
             size=size,
-            sha256=sha256,
+            digest=digest,
             content_type=self.content_type,
             meta=self.meta,
             format_name=self.format_name,
@@ -256,6 +258,7 @@ class Ingest:
         store: Callable[[Body], R],
         refused: Callable[[int, str], None] | None = None,
         soon: Callable[[Body], Awaitable[R | None]] | None = None,
+        held_bytes: int | None = None,
         most_bytes: int | None = None,
     ) -> R:
         """Take one body from the wire to the database.
@@ -271,6 +274,8 @@ class Ingest:
             the code of the problem.
         soon : callable, optional
             Takes a small body, which is held in memory, before `store`; None leaves it to that.
+        held_bytes : int, optional
+            Of a body that `store` takes from memory, where it has not left that; without it, none.
         most_bytes : int, optional
             Of the body, where that is less than what the settings allow.
         """
@@ -281,12 +286,13 @@ class Ingest:
             async with spool:
                 check()
                 arrived = await self._arrive(request, query, spool)
-                content = None if soon is None else spool.held(SMALL_BYTES)
-                if soon is None or content is None:
-                    body = arrived.body(await spool.finish())
+                most_held = held_bytes if soon is None else SMALL_BYTES
+                content = None if most_held is None else spool.held(most_held)
+                if content is None:
+                    body = partial(arrived.body, await spool.finish())
                 else:
-                    body = arrived.body_in_memory(content)
-                    outcome = await soon(body)
+                    body = partial(arrived.body_in_memory, content)
+                    outcome = None if soon is None else await soon(body())
                     if outcome is not None:
                         return outcome
                 return await anyio.to_thread.run_sync(
@@ -358,10 +364,10 @@ class Ingest:
         waiting = self._store_limiter.statistics().tasks_waiting
         return waiting / self._settings.ingest_concurrency * self._storing_s
 
-    def _timed(self, store: Callable[[Body], R], body: Body) -> R:
+    def _timed(self, store: Callable[[Body], R], body: Callable[[], Body]) -> R:
         began_s = time.monotonic()
         try:
-            return store(body)
+            return store(body())
         finally:
             # Threads may lose each other's: it is an estimate.
             self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
@@ -417,7 +423,7 @@ def _encoding(request: Request, media_type: str) -> str | None:
     return encoding
 
 
-def _check_encoding(encoding: str | None, head: bytes) -> None:
+def _check_encoding(encoding: str | None, head: bytes | bytearray) -> None:
     if encoding is not None and not head.startswith(ENCODINGS[encoding]):
         raise UnsupportedEncodingError(
             f"The body is not encoded as its Content-Encoding says: {encoding}."

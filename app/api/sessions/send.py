@@ -22,6 +22,7 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
+from app.api.sessions.spool import HELD_BYTES
 from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.inputs.recordings.choose import NotRead
@@ -191,6 +192,7 @@ def router(ingest: Ingest) -> APIRouter:
                 check=partial(check_job_name, job),
                 store=store,
                 refused=partial(count_refused_body, container, job),
+                held_bytes=HELD_BYTES,
             )
         except ClientDisconnect:
             log.info("sender gone", job=job)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 # Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
 FLUSH_BYTES: Final = MIB
+# A body up to this size stays in memory until it is whole, unless more than `HELD_TOGETHER_BYTES` of
+# all bodies are there: to write one and read it again takes as long as to hash it.
+HELD_BYTES: Final = 8 * MIB
+HELD_TOGETHER_BYTES: Final = 64 * MIB
 
 
 class ByteBudget:
@@ -37,6 +41,7 @@ class ByteBudget:
     def __init__(self, total: int, shared: Sum | None = None) -> None:
         self.total = total
         self.used = 0
+        self._held = 0
         self._shared = shared
 
     def reserve(self, count: int) -> None:
@@ -55,6 +60,17 @@ class ByteBudget:
     def release(self, count: int) -> None:
         """Give `count` bytes back."""
         self._use(-count)
+
+    def hold(self, count: int) -> bool:
+        """Take `count` bytes of the memory of this process, and return whether they were left."""
+        if self._held + count > HELD_TOGETHER_BYTES:
+            return False
+        self._held += count
+        return True
+
+    def let_go(self, count: int) -> None:
+        """Give `count` bytes of memory back."""
+        self._held -= count
 
     def _use(self, count: int) -> None:
         self.used += count
@@ -96,6 +112,7 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._sha256 = hashlib.sha256()
         self._head = b""
+        self._held = 0
         self.size = 0
 
     async def __aenter__(self) -> Self:
@@ -108,6 +125,7 @@ class Spool:
         traceback: TracebackType | None,
     ) -> None:
         self._budget.release(self.size)
+        self._let_go()
         if self._file is not None:
             self._file.close()
 
@@ -122,14 +140,14 @@ class Spool:
         self._budget.reserve(len(data))
         self.size += len(data)
         self._pending += data
-        if len(self._pending) >= FLUSH_BYTES:
+        if self._file is None and self.size <= HELD_BYTES and self._budget.hold(len(data)):
+            self._held += len(data)
+        elif len(self._pending) >= FLUSH_BYTES:
             await self._flush()
 
-    def held(self, most: int) -> bytes | None:
+    def held(self, most: int) -> bytearray | None:
         """Return the body, if it came whole and is at most `most` bytes, all in memory."""
-        if self._file is not None or self.size > most:
-            return None
-        return bytes(self._pending)
+        return None if self._file is not None or self.size > most else self._pending
 
     async def finish(self) -> SpooledBody:
         """Return the whole body, of which nothing is in memory any more.
@@ -144,7 +162,12 @@ class Spool:
 
     async def _flush(self) -> IO[bytes]:
         pending, self._pending = self._pending, bytearray()
+        self._let_go()
         return await anyio.to_thread.run_sync(self._write, pending, limiter=self._limiter)
+
+    def _let_go(self) -> None:
+        self._budget.let_go(self._held)
+        self._held = 0
 
     def _write(self, data: bytearray) -> IO[bytes]:
         try:

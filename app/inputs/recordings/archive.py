@@ -35,11 +35,11 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, NoReturn, Protocol
+from typing import IO, Final, NoReturn, Protocol, cast
 
 from app.access.names import clipped
 from app.analysis.trace.limits import MAX_RATIO, MIB, UNJUDGED_BYTES, Limits
-from app.analysis.trace.ndjson.streams import read_text
+from app.analysis.trace.ndjson.streams import opened, read_text
 from app.errors import (
     BodyTooLargeError,
     Fault,
@@ -76,13 +76,13 @@ class Files(Protocol):
 
 @contextmanager
 def unpacked(
-    path: Path, limits: Limits, *, directory: Path | None, nameless: bool
+    body: Path | bytes, limits: Limits, *, directory: Path | None, nameless: bool
 ) -> Iterator[list[NamedFile]]:
     """Unpack an archive for as long as the context lasts.
 
     Parameters
     ----------
-    path : Path
+    body : Path or bytes
         An archive, as `archive_at` says.
     limits : Limits
         What it may unpack to.
@@ -111,17 +111,19 @@ def unpacked(
         else:
             made = stack.enter_context(tempfile.TemporaryDirectory(dir=directory))
             store = _Named(Path(made))
-        yield _entries(path, limits, store)
+        yield _entries(body, limits, store)
 
 
-def _entries(path: Path, limits: Limits, store: Files) -> list[NamedFile]:
-    kind = archive_at(path)
-    unpacking = _Unpacking(store, limits, path.stat().st_size)
+def _entries(body: Path | bytes, limits: Limits, store: Files) -> list[NamedFile]:
+    kind = archive_at(body)
+    size = len(body) if isinstance(body, bytes) else body.stat().st_size
+    unpacking = _Unpacking(store, limits, size)
     if kind is ArchiveKind.ZIP:
-        return _of_zip(path, unpacking)
+        with opened(body) as file:
+            return _of_zip(file, unpacking)
     if kind is ArchiveKind.TAR:
-        return _of_tar(path, limits, unpacking)
-    words = other_archive(path) or "of no kind that is known"
+        return _of_tar(body, limits, unpacking)
+    words = other_archive(body) or "of no kind that is known"
     message = f"the archive is {words}: .tar, .tar.gz, .tar.zst and .zip are read"
     raise InvalidArchiveError(message, code="archive.unsupported")
 
@@ -234,10 +236,10 @@ def _write(file: IO[bytes], piece: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
-def _of_zip(path: Path, unpacking: _Unpacking) -> list[NamedFile]:
-    check_directory(path, MAX_ENTRIES)
+def _of_zip(file: io.BufferedIOBase, unpacking: _Unpacking) -> list[NamedFile]:
+    check_directory(file, MAX_ENTRIES)
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(cast("IO[bytes]", file))
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError) as error:
         raise InvalidArchiveError(f"the zip is damaged: {error}", code="archive.corrupt") from error
     with archive:
@@ -273,10 +275,10 @@ def _pieces_of_zip(
         entry.refuse("corrupt", f"it is damaged: {error}", error)
 
 
-def _of_tar(path: Path, limits: Limits, unpacking: _Unpacking) -> list[NamedFile]:
-    entry = _Entry(0, path.name)
+def _of_tar(body: Path | bytes, limits: Limits, unpacking: _Unpacking) -> list[NamedFile]:
+    entry = _Entry(0, "" if isinstance(body, bytes) else body.name)
     try:
-        with closing(read_text(path, limits)) as text:
+        with closing(read_text(body, limits)) as text:
             stream = _Forward(text)
             with tarfile.TarFile(fileobj=stream, mode="r") as archive:
                 while (member := archive.next()) is not None:

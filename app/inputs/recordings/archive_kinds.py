@@ -8,7 +8,7 @@ from typing import Final
 
 from app.analysis.trace.formats.head import Head
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.ndjson.streams import read_text
+from app.analysis.trace.ndjson.streams import opened, read_text
 from app.errors import BodyTooLargeError, InvalidTraceError
 
 # What senders call them; the bytes say what they are.
@@ -50,22 +50,22 @@ def archive_of(head: Head) -> ArchiveKind | None:
     return ArchiveKind.TAR if is_tar_header(head.text[:TAR_BLOCK]) else None
 
 
-def archive_at(path: Path) -> ArchiveKind | None:
-    """Return the kind of archive that a file is; None for other files.
+def archive_at(body: Path | bytes) -> ArchiveKind | None:
+    """Return the kind of archive that a file, or what was in one, is; None for others.
 
     Raises
     ------
     OSError
         The file cannot be read.
     """
-    with path.open("rb") as file:
+    with opened(body) as file:
         start = file.read(_MOST_MAGIC)
     if start.startswith(_ZIP):
         return ArchiveKind.ZIP
-    return ArchiveKind.TAR if is_tar_header(_first_block(path)) else None
+    return ArchiveKind.TAR if is_tar_header(_first_block(body)) else None
 
 
-def other_archive(path: Path) -> str | None:
+def other_archive(body: Path | bytes) -> str | None:
     """Return what an archive is that is not read, in words; None where it is none.
 
     Raises
@@ -73,7 +73,7 @@ def other_archive(path: Path) -> str | None:
     OSError
         The file cannot be read.
     """
-    with path.open("rb") as file:
+    with opened(body) as file:
         start = file.read(_MOST_MAGIC)
     return next((words for magic, words in _OTHERS.items() if start.startswith(magic)), None)
 
@@ -89,10 +89,10 @@ def is_tar_header(block: bytes) -> bool:
     return said == sum(block) - sum(block[_CHECKSUM]) + len(block[_CHECKSUM]) * ord(" ")
 
 
-def _first_block(path: Path) -> bytes:
+def _first_block(body: Path | bytes) -> bytes:
     block = b""
     try:
-        for piece in read_text(path, Limits()):
+        for piece in read_text(body, Limits()):
             block += piece[:TAR_BLOCK]
             if len(block) >= TAR_BLOCK:
                 break

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import struct
-from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from app.analysis.trace.limits import MIB
 from app.errors import InvalidArchiveError
@@ -24,7 +24,7 @@ _ELSEWHERE_16: Final = 0xFFFF
 _ELSEWHERE_32: Final = 0xFFFFFFFF
 
 
-def check_directory(path: Path, max_entries: int) -> None:
+def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
     """Refuse a zip whose directory is missing or too long.
 
     Raises
@@ -32,20 +32,19 @@ def check_directory(path: Path, max_entries: int) -> None:
     InvalidArchiveError
         ``archive.truncated``, ``archive.corrupt``, ``archive.too_many_entries``.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        length = min(size, _MAX_COMMENT + _END.size)
-        file.seek(size - length)
-        tail = file.read(length)
-        at = tail.rfind(_END_MAGIC)
-        if at < 0 or len(tail) - at < _END.size:
-            message = "the zip ends before its directory, which is at its end"
-            raise InvalidArchiveError(message, code="archive.truncated")
-        _, _, _, _, entries, length_bytes, _, _ = _END.unpack_from(tail, at)
-        sizes = [(entries, length_bytes)]
-        large = _of_zip64(file, size - length + at)
-        if large is not None:
-            sizes.append(large)
+    size = file.seek(0, 2)
+    length = min(size, _MAX_COMMENT + _END.size)
+    file.seek(size - length)
+    tail = file.read(length)
+    at = tail.rfind(_END_MAGIC)
+    if at < 0 or len(tail) - at < _END.size:
+        message = "the zip ends before its directory, which is at its end"
+        raise InvalidArchiveError(message, code="archive.truncated")
+    _, _, _, _, entries, length_bytes, _, _ = _END.unpack_from(tail, at)
+    sizes = [(entries, length_bytes)]
+    large = _of_zip64(file, size - length + at)
+    if large is not None:
+        sizes.append(large)
     for count, directory_bytes in sizes:
         # These stand for what the other end of the directory says.
         told = count if count != _ELSEWHERE_16 else 0
@@ -55,7 +54,7 @@ def check_directory(path: Path, max_entries: int) -> None:
             raise InvalidArchiveError(message, code="archive.too_many_entries")
 
 
-def _of_zip64(file: IO[bytes], end: int) -> tuple[int, int] | None:
+def _of_zip64(file: io.BufferedIOBase, end: int) -> tuple[int, int] | None:
     """Return number and bytes of the directory as a large zip says them; None of another one."""
     if end < _LOCATOR.size:
         return None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from app.analysis.trace.ndjson.streams import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,16 +17,16 @@ if TYPE_CHECKING:
     from app.analysis.trace.recordings.own.ranges import OwnRanges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Body:
     """A body that has arrived whole."""
 
     source: Path | bytes
-    """Where its bytes can be read, or the bytes themselves of a small chunk."""
+    """Where its bytes can be read, or the bytes themselves."""
     size: int
     """Bytes."""
-    sha256: bytes
-    """Digest of the bytes."""
+    digest: bytes | None
+    """SHA-256 of the bytes; None where it was not put together while they came."""
     content_type: str | None
     """What the sender calls them; None lets the decoder look."""
     meta: SessionMeta | None
@@ -34,6 +38,11 @@ class Body:
     names: FileNames | None = None
     """What the names of the files say that it is one of."""
 
+    @cached_property
+    def sha256(self) -> bytes:
+        """Return the digest of the bytes."""
+        return hashlib.sha256(self.content()).digest() if self.digest is None else self.digest
+
     @property
     def path(self) -> Path:
         """Return where its bytes can be read.
@@ -41,11 +50,16 @@ class Body:
         Raises
         ------
         TypeError
-            It is in memory: only chunks are.
+            It is in memory.
         """
         if isinstance(self.source, bytes):
             raise TypeError("the body is in memory")
         return self.source
+
+    def begin(self, size: int) -> bytes:
+        """Return its first bytes."""
+        with opened(self.source) as file:
+            return file.read(size)
 
     def content(self) -> bytes:
         """Return its bytes."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.formats.kind import Decoded
 from app.analysis.trace.formats.registry import format_named
 from app.analysis.trace.limits import Limits
-from app.analysis.trace.ndjson.streams import GZIP_MAGIC, ZSTD_MAGIC
+from app.analysis.trace.ndjson.streams import GZIP_MAGIC, ZSTD_MAGIC, opened
 from app.analysis.trace.storage.packed import pack
 from app.analysis.trace.storage.stored import is_kept
 from app.db.blobs import PART_BYTES
@@ -24,8 +24,7 @@ from app.services.ingest.place import spool_directory
 from app.settings import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from app.inputs.recordings.choose import NotRead
     from app.services.sessions.body import Body
@@ -59,41 +58,70 @@ class Read:
     not_read: tuple[NotRead, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class Decoding:
-    """A body that is being decoded, or will be when it is asked for."""
-
-    result: Callable[[], Read]
-    """Waits until the body is decoded and checked, and raises what `decode` and `read_files` do."""
-    _kept: Path | None  # the body, where it is stored as it came
-
-    def stored(self) -> Iterator[bytes]:
-        """Yield what is stored of the body, in parts.
-
-        Of a body that is not stored as it came, it raises what `result` does.
-        """
-        if self._kept is None:
-            yield from pack(self.result().decoded.trace)
-            return
-        with self._kept.open("rb") as file:
-            while piece := file.read(PART_BYTES):
-                yield piece
-
-
-@contextlib.contextmanager
-def decoding(settings: Settings, body: Body, *, stays: bool) -> Iterator[Decoding]:
-    """Decode a body: on a second core while it is stored, where it is stored as it came.
+    """A body that is decoded on a second core, from `begin` on.
 
     Parameters
     ----------
-    stays : bool
-        What `stays_as_it_came` says of it.
+    settings : Settings
+    body : Body
     """
-    if not stays:
-        yield Decoding(cache(partial(_read, settings, body)), None)
-        return
-    with ThreadPoolExecutor(1, "decode") as pool:
-        yield Decoding(pool.submit(_read, settings, body).result, body.path)
+
+    def __init__(self, settings: Settings, body: Body) -> None:
+        self._settings = settings
+        self._body = body
+        self._reading: Future[Read] | None = None
+
+    def begin(self) -> Future[Read]:
+        """Begin, where it has not begun."""
+        if self._reading is None:
+            threads = _decoders(self._settings.ingest_concurrency)
+            self._reading = threads.submit(_read, self._settings, self._body)
+        return self._reading
+
+    def result(self) -> Read:
+        """Wait until the body is decoded; raises what `decode` and `read_files` do."""
+        return self.begin().result()
+
+    def as_it_came(self) -> Iterator[bytes]:
+        """Yield the body, in parts."""
+        with opened(self._body.source) as file:
+            while piece := file.read(PART_BYTES):
+                yield piece
+
+    def packed(self) -> Iterator[bytes]:
+        """Yield what was decoded, in parts; raises what `result` does."""
+        yield from pack(self.result().decoded.trace)
+
+    def end(self) -> None:
+        """Wait until the body is not read any more: its file may be closed then."""
+        if self._reading is not None and not self._reading.cancel():
+            wait([self._reading])
+
+
+@contextlib.contextmanager
+def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
+    """Decode a body that may turn out to be there already, or to have no room.
+
+    One that is in memory is small: its decoding begins now, while that is looked up.
+    """
+    decoded = Decoding(settings, body)
+    try:
+        if isinstance(body.source, bytes):
+            decoded.begin()
+        yield decoded
+    finally:
+        decoded.end()
+
+
+@cache
+def _decoders(threads: int) -> ThreadPoolExecutor:
+    """Return threads that decode, one for each body that is stored.
+
+    They stay: of a new one the memory is new as well, and touching it takes a fifth as long as
+    decoding a body of a megabyte.
+    """
+    return ThreadPoolExecutor(threads, "decode")
 
 
 def stays_as_it_came(settings: Settings, body: Body) -> bool:
@@ -104,33 +132,32 @@ def stays_as_it_came(settings: Settings, body: Body) -> bool:
     InvalidTraceError, UnsupportedFormatError
         It is in no known format.
     """
-    if body.size > KEPT_BYTES or body.own is not None or _is_archive(body.path):
+    if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
         return False
     known = recognize(
-        body.path,
+        body.source,
         limits=trace_limits(settings),
         content_type=body.content_type,
         format_name=body.format_name,
     )
-    with body.path.open("rb") as file:
-        return is_kept(known, file.read(len(ZSTD_MAGIC)))
+    return is_kept(known, body.begin(len(ZSTD_MAGIC)))
 
 
-def _is_archive(path: Path) -> bool:
-    return archive_at(path) is not None or other_archive(path) is not None
+def _is_archive(body: Body) -> bool:
+    return archive_at(body.source) is not None or other_archive(body.source) is not None
 
 
 def _read(settings: Settings, body: Body) -> Read:
     limits = trace_limits(settings)
-    if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body.path):
+    if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body):
         # With the first one: a process that receives none this large needs no compiler.
         from app.analysis.trace.ndjson import plain  # noqa: PLC0415 - see above
 
         plain.warm_up()
-    if not _is_archive(body.path):
+    if not _is_archive(body):
         return Read(
             decode(
-                body.path,
+                body.source,
                 body.meta,
                 limits=limits,
                 content_type=body.content_type,
@@ -140,7 +167,7 @@ def _read(settings: Settings, body: Body) -> Read:
         )
     wanted = None if body.format_name is None else format_named(body.format_name)
     directory = spool_directory(settings)
-    with unpacked(body.path, limits, directory=directory, nameless=True) as files:
+    with unpacked(body.source, limits, directory=directory, nameless=True) as files:
         chosen = choose(look_at(files), "the archive", wanted)
         said = metadata_among(files)
         meta = body.meta
@@ -156,6 +183,5 @@ def _read(settings: Settings, body: Body) -> Read:
     return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
 
 
-def _may_be_lines(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(ZSTD_MAGIC)).startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{"))
+def _may_be_lines(body: Body) -> bool:
+    return body.begin(len(ZSTD_MAGIC)).startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{"))

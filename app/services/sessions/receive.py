@@ -83,7 +83,7 @@ class Receipt:
 
 
 class _AlreadyStoredError(Exception):
-    """Another request stored the same body meanwhile: roll back what this one wrote."""
+    """The same body is there, maybe since a moment: roll back what this request wrote."""
 
     def __init__(self, receipt: Receipt) -> None:
         super().__init__()
@@ -175,27 +175,9 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
     check_job_name(job)
     if body.size == 0:
         raise InvalidTraceError("The body is empty.", code="trace.empty")
-    content = _content_sha256(body)
-    receipt = None
     try:
-        with container.uow() as tx:
-            known = _find(tx, job, content)
-            if known is not None:
-                # A repeated body need not be decoded to be recognized.
-                return known
-            check_room(tx, container.settings, container.project_id, SUMMED)
-            stays = stays_as_it_came(container.settings, body)
-            if stays and container.objects is None:
-                # It is decoded while the database writes it: no transaction is idle for long.
-                with decoding(container.settings, body, stays=True) as decoded:
-                    staged = Staged(decoded.stored())
-                    receipt = _store(container, tx, job, content, body, decoded, staged)
-        if receipt is None:
-            with decoding(container.settings, body, stays=stays) as decoded:
-                # As it came while it is decoded, or else what was decoded.
-                staged = container.stage(decoded.stored())
-                with container.uow() as tx:
-                    receipt = _store(container, tx, job, content, body, decoded, staged)
+        with decoding(container.settings, body) as decoded:
+            receipt = _received(container, job, body, decoded)
     except _AlreadyStoredError as twin:
         return twin.receipt
     log.info(
@@ -207,6 +189,25 @@ def receive_session(container: Container, job: str, body: Body) -> Receipt:
         operations=receipt.operations,
     )
     return receipt
+
+
+def _received(container: Container, job: str, body: Body, decoded: Decoding) -> Receipt:
+    content = _content_sha256(body)
+    with container.uow() as tx:
+        known = _find(tx, job, content)
+        if known is not None:
+            raise _AlreadyStoredError(known)
+        check_room(tx, container.settings, container.project_id, SUMMED)
+        stays = stays_as_it_came(container.settings, body)
+        if stays and container.objects is None:
+            # It is decoded while the database writes it: no transaction is idle for long.
+            decoded.begin()
+            return _store(container, tx, job, content, body, decoded, Staged(decoded.as_it_came()))
+    if stays:
+        decoded.begin()
+    staged = container.stage(decoded.as_it_came() if stays else decoded.packed())
+    with container.uow() as tx:
+        return _store(container, tx, job, content, body, decoded, staged)
 
 
 def _content_sha256(body: Body) -> bytes:

@@ -82,6 +82,17 @@ _CODECS: Final = {
 }
 
 
+def opened(body: Path | bytes) -> io.BufferedIOBase:
+    """Return a body as a file, to be closed.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    return io.BytesIO(body) if isinstance(body, bytes) else body.open("rb")
+
+
 def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None]:
     """Yield the text of a plain, gzip or zstd body piece by piece, without a byte order mark.
 
@@ -93,7 +104,7 @@ def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None
     BodyTooLargeError
         `body.too_large`, as soon as the text is longer than the limit.
     """
-    with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as file:
+    with opened(body) as file:
         head = file.read(len(ZSTD_MAGIC))
         file.seek(0)
         codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
@@ -135,7 +146,7 @@ def begin_of_text(body: Path | bytes, size: int) -> Generator[bytes, None, None]
     OSError
         The file cannot be read.
     """
-    with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as whole:
+    with opened(body) as whole:
         start = whole.read(len(ZSTD_MAGIC))
         whole.seek(0)
         compressed = start.startswith((GZIP_MAGIC, ZSTD_MAGIC))

@@ -1,0 +1,71 @@
+"""Bodies that are decoded while it is looked up whether they are there already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.analysis.trace.encode import to_ndjson_gz, to_parquet
+from app.errors import InvalidTraceError
+from app.services.sessions.body import Body
+from app.services.sessions.decoding import decoding
+from app.settings import Settings
+from tests.support.sessions import small_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from app.analysis.trace.model import Trace
+
+SETTINGS = Settings(ingest_concurrency=1)
+
+
+def body(source: Path | bytes) -> Body:
+    content = source if isinstance(source, bytes) else source.read_bytes()
+    return Body(source, len(content), None, None, small_trace().meta)
+
+
+@pytest.mark.parametrize("encode", [to_parquet, to_ndjson_gz])
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_a_body_is_decoded_once_and_stored_as_it_came(
+    encode: Callable[[Trace], bytes], tmp_path: Path, *, in_memory: bool
+) -> None:
+    content = encode(small_trace())
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    with decoding(SETTINGS, body(content if in_memory else path)) as decoded:
+        assert len(decoded.result().decoded.trace) == len(small_trace())
+        assert decoded.result() is decoded.result()
+        assert b"".join(decoded.as_it_came()) == content
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_what_is_wrong_with_a_body_is_said_to_who_asks(tmp_path: Path, *, in_memory: bool) -> None:
+    content = to_parquet(small_trace())[:-100]
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    source = content if in_memory else path
+    # It was there already: nothing is asked.
+    with decoding(SETTINGS, body(source)):
+        pass
+    with decoding(SETTINGS, body(source)) as decoded, pytest.raises(InvalidTraceError):
+        decoded.result()
+
+
+def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(to_parquet(small_trace()))
+    with decoding(SETTINGS, body(path)) as first, decoding(SETTINGS, body(path)) as second:
+        # One thread: one of them may not have begun, and does not any more.
+        readings = [first.begin(), second.begin()]
+    assert all(one.done() for one in readings)
+
+
+def test_a_body_in_a_file_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
+    missing = Body(tmp_path / "none", 1, b"digest", None, None)
+    with decoding(SETTINGS, missing):
+        pass
+    with decoding(SETTINGS, missing) as decoded, pytest.raises(FileNotFoundError):
+        decoded.result()
