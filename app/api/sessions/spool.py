@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Written and hashed at once, in a thread: smaller pieces spend their time on changing threads.
 FLUSH_BYTES: Final = MIB
-# A body up to this size stays in memory until it is whole, unless more than `HELD_TOGETHER_BYTES` of
-# all bodies are there: to write one and read it again takes as long as to hash it.
+# A body up to this size stays in memory until it is whole, unless all bodies have more than
+# `HELD_TOGETHER_BYTES` there: to write one and read it again takes as long as to hash it.
 HELD_BYTES: Final = 8 * MIB
 HELD_TOGETHER_BYTES: Final = 64 * MIB
 

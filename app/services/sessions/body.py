@@ -44,6 +44,11 @@ class Body:
         return hashlib.sha256(self.content()).digest() if self.digest is None else self.digest
 
     @property
+    def in_memory(self) -> bool:
+        """Return whether it has no file: such a body is small."""
+        return isinstance(self.source, bytes)
+
+    @property
     def path(self) -> Path:
         """Return where its bytes can be read.
 

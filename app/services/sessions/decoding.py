@@ -107,7 +107,7 @@ def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
     """
     decoded = Decoding(settings, body)
     try:
-        if isinstance(body.source, bytes):
+        if body.in_memory:
             decoded.begin()
         yield decoded
     finally:

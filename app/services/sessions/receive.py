@@ -241,11 +241,11 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     decoding: Decoding,
     staged: Staged,
 ) -> Receipt:
-    # The blob first: from the job's row lock on, other sessions of the job wait.
+    # The blob first: from the job's row lock on, other sessions of the job wait. They wait for the
+    # rest of the decoding where that is milliseconds.
     blob_id = write_blob(tx, staged)
-    read = decoding.result()
-    decoded, trace = read.decoded, read.decoded.trace
-    sizes = trace.meta.sizes
+    if not body.in_memory:
+        decoding.result()
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
@@ -253,6 +253,9 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     if known is not None:
         raise _AlreadyStoredError(known)
     number = next_number(tx, job_id)
+    read = decoding.result()
+    decoded, trace = read.decoded, read.decoded.trace
+    sizes = trace.meta.sizes
     session_id = uuid.uuid4()
     _MADE.rows(
         tx.session,
