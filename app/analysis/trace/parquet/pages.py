@@ -7,6 +7,7 @@ compared with the number of values that it says to hold.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
@@ -34,9 +35,10 @@ _TYPE: Final = 1
 _UNCOMPRESSED_SIZE: Final = 2
 _COMPRESSED_SIZE: Final = 3
 _NUM_VALUES: Final = 1
+_DATA_PAGE: Final = 0
 _DICTIONARY_PAGE: Final = 2
 # Page type → field of its header, and the field of the encoding there.
-_PAGES: Final = {0: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
+_PAGES: Final = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
 
 # PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text build each value on the
 # last: a megabyte of them makes terabytes.
@@ -47,6 +49,28 @@ _Facts = tuple[int, int, int, int, int, int]
 
 # Headers mostly have less; with statistics, more.
 _HEADER_READS: Final = (512, 64 * 1024, MIB)
+
+# The header of a data page as most writers write it, in Thrift's compact protocol. A body has
+# thousands of them: this reads one in a third of the time of `read_struct`, which reads any.
+_NUMBER: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
+_SHORT: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(33))
+_USUAL: Final = re.compile(
+    rb"""
+    \x15\x00                             # a data page
+    \x15(%(number)b) \x15(%(number)b)     # its bytes, decompressed and compressed
+    (?: \x15%(number)b\x1c | \x2c )       # their check sum; what follows is of data pages
+    \x15(%(number)b) \x15(%(number)b)     # values, their encoding
+    (?: \x15%(number)b ){2}              # encodings of the levels
+    (?: \x1c(?:                          # statistics:
+        [\x18\x28\x38\x48\x58\x68](?:%(short)b)   # an extreme
+        | [\x16\x26\x36\x46]%(number)b             # how many nulls, or different values
+        | [\x11\x12\x21\x22]                       # whether an extreme is exact
+    )*\x00 )?
+    \x00\x00
+    """
+    % {b"number": _NUMBER, b"short": _SHORT},
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def check_pages(
@@ -106,10 +130,24 @@ def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
     """Yield the facts of each page of a column, endlessly: how many there are, values tell."""
     position = chunk.start
     while True:
-        header, length = _header(source, position)
-        facts = _facts(header)
+        source.seek(position)
+        usual = _USUAL.match(source.read(_HEADER_READS[0]))
+        if usual is None:
+            header, length = _header(source, position)
+            facts = _facts(header)
+        else:
+            size, compressed, count, encoding = map(_number, usual.groups())
+            facts, length = (_DATA_PAGE, size, compressed, count, encoding), usual.end()
         yield *facts, length
         position += length + facts[2]
+
+
+def _number(written: bytes) -> int:
+    """Return a number with a sign, seven bits a byte, the lowest first."""
+    value = 0
+    for byte in reversed(written):
+        value = value << 7 | byte & 0x7F
+    return value >> 1 ^ -(value & 1)
 
 
 def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
