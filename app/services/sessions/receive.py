@@ -46,9 +46,19 @@ _KNOWN: Final = Prepared(
 _LOCKED_JOB: Final = Prepared(
     select(Job.id, func.now()).where(Job.name == bindparam("job")).with_for_update(key_share=True)
 )
-_NEXT_NUMBER: Final = Prepared(
-    select(func.coalesce(func.max(Session.number), 0) + 1).where(
-        Session.job_id == bindparam("job_id"), Session.attempt == FIRST_ATTEMPT
+_next_number = select(func.coalesce(func.max(Session.number), 0) + 1).where(
+    Session.job_id == bindparam("job_id"), Session.attempt == FIRST_ATTEMPT
+)
+_NEXT_NUMBER: Final = Prepared(_next_number)
+# And how many sessions are the same.
+_NEXT_AND_TWINS: Final = Prepared(
+    select(
+        _next_number.scalar_subquery(),
+        select(func.count())
+        .where(
+            Session.job_id == bindparam("job_id"), Session.content_sha256 == bindparam("content")
+        )
+        .scalar_subquery(),
     )
 )
 _MADE: Final = Prepared(
@@ -249,10 +259,9 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
-    known = _find(tx, job, content)
-    if known is not None:
-        raise _AlreadyStoredError(known)
-    number = next_number(tx, job_id)
+    ((number, twins),) = _NEXT_AND_TWINS.rows(tx.session, job_id=job_id, content=content)
+    if twins and (twin := _find(tx, job, content)) is not None:
+        raise _AlreadyStoredError(twin)
     read = decoding.result()
     decoded, trace = read.decoded, read.decoded.trace
     sizes = trace.meta.sizes
