@@ -262,10 +262,12 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     ((number, twins),) = _NEXT_AND_TWINS.rows(tx.session, job_id=job_id, content=content)
     if twins and (twin := _find(tx, job, content)) is not None:
         raise _AlreadyStoredError(twin)
+    session_id = uuid.uuid4()
+    tx.enqueue(ANALYZE_SESSION, session_id)
+    tx.notify_session(session_id)
     read = decoding.result()
     decoded, trace = read.decoded, read.decoded.trace
     sizes = trace.meta.sizes
-    session_id = uuid.uuid4()
     _MADE.rows(
         tx.session,
         id=session_id,
@@ -288,8 +290,6 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
         steps=trace.step_count(),
         trace_blob=blob_id,
     )
-    tx.enqueue(ANALYZE_SESSION, session_id)
-    tx.notify_session(session_id)
     count(
         tx,
         container.settings,
