@@ -101,14 +101,9 @@ class Decoding:
 
 @contextlib.contextmanager
 def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
-    """Decode a body that may turn out to be there already, or to have no room.
-
-    One that is in memory is small: its decoding begins now, while that is looked up.
-    """
+    """Decode a body, unless it turns out to be there already, or to have no room."""
     decoded = Decoding(settings, body)
     try:
-        if body.in_memory:
-            decoded.begin()
         yield decoded
     finally:
         decoded.end()

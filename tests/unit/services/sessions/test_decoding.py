@@ -1,4 +1,4 @@
-"""Bodies that are decoded while it is looked up whether they are there already."""
+"""Bodies that are decoded once they are known to be new."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> No
     assert all(one.done() for one in readings)
 
 
-def test_a_body_in_a_file_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
+def test_a_body_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
     missing = Body(tmp_path / "none", 1, b"digest", None, None)
     with decoding(SETTINGS, missing):
         pass
