@@ -106,7 +106,7 @@ class Dispatcher:
         with contextlib.suppress(queue.Empty):
             return self._waiting.get_nowait()
         message = self._waiting.get()
-        time.sleep(ANSWERED_S)
+        self._closing.wait(ANSWERED_S)
         return message
 
     def _try(self, run_id: uuid.UUID, kind: str) -> None:
