@@ -12,6 +12,7 @@ from tests.e2e.expecting import expect_well_made
 from tests.e2e.looking import keep, wait_for_plots
 from tests.e2e.visiting import LOOKS
 from tests.support.demo import told_demo
+from tests.support.nightly import by_night
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,7 @@ def test_every_page_of_the_demo_is_whole(demo: str, visitor: Visitor) -> None:
     assert faults == []
 
 
+@by_night
 def test_the_latest_session_of_every_job_is_whole(demo: str, visitor: Visitor) -> None:
     faults = []
     for run in runs():

@@ -19,7 +19,7 @@ from tests.integration.client.conftest import environment
 from tests.integration.dashboard.conftest import client
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
-from tests.support.nightly import every_night
+from tests.support.nightly import by_night, every_night
 
 if TYPE_CHECKING:
     import httpx
@@ -77,6 +77,7 @@ def test_what_was_measured_is_printed_also_where_the_server_is_away() -> None:
     assert "matmul" in done.stdout
 
 
+@by_night
 def test_a_device_that_stands_still_is_named_and_the_others_are_measured() -> None:
     stopped: list[int] = []
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.services.pulse.advance import advance_pulses
-from tests.support.nightly import BY_NIGHT, by_night
+from tests.support.nightly import BY_NIGHT, by_night, every_night
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def test_a_rank_that_stands_still_is_named_while_it_does_and_over_when_it_goes_o
 @pytest.mark.parametrize(
     ("does", "stands_s"),
     [
-        (("--fault", "checkpoint"), 180),
+        *every_night((("--fault", "checkpoint"), 180)),
         (("--fault", "evaluation"), 90),
         (("--kind", "compiled"), 90),
     ],
