@@ -91,6 +91,8 @@ def test_an_administrator_signs_in_and_hands_out_access(
     page.get_by_role("link", name="Rules").click()
     expect(page).to_have_url(f"{company}/p/research/rules")
     page.get_by_role("button", name="Sign out").click()
+    # Else the next address may be asked for before this one was.
+    expect(page).to_have_url(re.compile("/sign-in"))
     page.goto(f"{company}/p/research/")
     expect(page.locator("h1")).to_have_text("Sign in to Paceline")
 
