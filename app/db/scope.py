@@ -1,11 +1,11 @@
 """Whose rows a transaction sees: one project's, or, for work of the installation itself, all.
 
-Every statement that a session of SQLAlchemy sends passes `_confine`; those of `app.db.prepared`,
-which no session sends, are confined there. There the project is added to
-each table that rows of projects stand in, also in joins, aliases and subqueries, and to what is
-inserted: a query that forgets its project finds nothing of another one. What it cannot be added to
-(tables themselves in place of their classes, and text) is refused. Foreign keys carry the project
-as well, so that the database refuses a row between two.
+Every statement that a session of SQLAlchemy sends passes `_confine`; no session sends those of
+`app.db.prepared`, which confines them likewise. The project is added to each table that rows of
+projects stand in, also in joins, aliases and subqueries, and to what is inserted: a query that
+forgets its project finds nothing of another one. What it cannot be added to (tables themselves in
+place of their classes, and text) is refused. Foreign keys carry the project as well, so that the
+database refuses a row between two.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -275,7 +275,7 @@ class Ingest:
         soon : callable, optional
             Takes a small body, which is held in memory, before `store`; None leaves it to that.
         held_bytes : int, optional
-            Of a body that `store` takes from memory, where it has not left that; without it, none.
+            The largest body that `store` takes from memory; without it each one is in a file.
         most_bytes : int, optional
             Of the body, where that is less than what the settings allow.
         """
@@ -289,9 +289,9 @@ class Ingest:
                 most_held = held_bytes if soon is None else SMALL_BYTES
                 content = None if most_held is None else spool.held(most_held)
                 if content is None:
-                    body = partial(arrived.body, await spool.finish())
+                    body = cache(partial(arrived.body, await spool.finish()))
                 else:
-                    body = partial(arrived.body_in_memory, content)
+                    body = cache(partial(arrived.body_in_memory, content))
                     outcome = None if soon is None else await soon(body())
                     if outcome is not None:
                         return outcome

@@ -15,21 +15,10 @@ from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.db.prepared import Prepared
 from app.db.scope import UnscopedError
 from app.db.states import SessionState, TaskState
-from app.services.access.projects import create_project
-from tests.support.sessions import Stored, small_trace, store
+from tests.support.sessions import Stored
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
-
-
-@pytest.fixture
-def other(container: Container) -> Container:
-    return container.within(create_project(container.everywhere(), "other").id)
-
-
-@pytest.fixture
-def foreign(other: Container) -> Stored:
-    return store(other, small_trace(), job="secret")
 
 
 _again = aliased(Session)

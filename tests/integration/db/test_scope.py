@@ -34,23 +34,12 @@ from app.db.models.sessions import Job, Session, StoredReport
 from app.db.models.tasks import TaskRun
 from app.db.scope import COUNTS_EVERYWHERE, UnscopedError
 from app.errors import NotFoundError
-from app.services.access.projects import create_project
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
 
     from app.bootstrap import Container
-
-
-@pytest.fixture
-def other(container: Container) -> Container:
-    return container.within(create_project(container.everywhere(), "other").id)
-
-
-@pytest.fixture
-def foreign(other: Container) -> Stored:
-    return store(other, small_trace(), job="secret")
 
 
 _again = aliased(Session)

@@ -1,0 +1,23 @@
+"""Another project, and what is stored there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.services.access.projects import create_project
+from tests.support.sessions import Stored, small_trace, store
+
+if TYPE_CHECKING:
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def other(container: Container) -> Container:
+    return container.within(create_project(container.everywhere(), "other").id)
+
+
+@pytest.fixture
+def foreign(other: Container) -> Stored:
+    return store(other, small_trace(), job="secret")
