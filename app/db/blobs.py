@@ -284,19 +284,31 @@ def _taken(pieces: list[bytes]) -> Iterator[bytes]:
         yield pieces.pop()
 
 
-def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytes | bytearray | memoryview]:
     """Cut and join pieces into parts of exactly `PART_BYTES`, the last one shorter.
 
-    No bytes at all are one empty part: without a row they could not be told from no blob.
+    What is in one piece is not copied. No bytes at all are one empty part: without a row they could
+    not be told from no blob.
     """
-    pending = bytearray()
+    # Shorter than a part: bytes of several pieces, or the end of one.
+    waiting: bytearray | memoryview = memoryview(b"")
     stored = False
     for piece in pieces:
-        pending += piece
-        whole = len(pending) - len(pending) % PART_BYTES
-        for start in range(0, whole, PART_BYTES):
-            yield bytes(pending[start : start + PART_BYTES])
+        rest = memoryview(piece)
+        if waiting:
+            joined = waiting if isinstance(waiting, bytearray) else bytearray(waiting)
+            lacking = PART_BYTES - len(joined)
+            joined += rest[:lacking]
+            rest = rest[lacking:]
+            waiting = joined
+            if len(joined) < PART_BYTES:
+                continue
+            yield joined
             stored = True
-        del pending[:whole]
-    if pending or not stored:
-        yield bytes(pending)
+        while len(rest) >= PART_BYTES:
+            yield rest[:PART_BYTES]
+            stored = True
+            rest = rest[PART_BYTES:]
+        waiting = rest
+    if waiting or not stored:
+        yield waiting

@@ -199,12 +199,12 @@ class _Arrived:
         """Return what is stored of it."""
         return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
 
-    def body_in_memory(self, content: bytearray) -> Body:
+    def body_in_memory(self, content: bytes) -> Body:
         """Return the same of one that was not spooled."""
-        return self._body(bytes(content), len(content), None, content)
+        return self._body(content, len(content), None, content)
 
     def _body(
-        self, source: Path | bytes, size: int, digest: bytes | None, head: bytes | bytearray
+        self, source: Path | bytes, size: int, digest: bytes | None, head: bytes
     ) -> Body:
         _check_encoding(self.encoding, head)
         return Body(
@@ -423,7 +423,7 @@ def _encoding(request: Request, media_type: str) -> str | None:
     return encoding
 
 
-def _check_encoding(encoding: str | None, head: bytes | bytearray) -> None:
+def _check_encoding(encoding: str | None, head: bytes) -> None:
     if encoding is not None and not head.startswith(ENCODINGS[encoding]):
         raise UnsupportedEncodingError(
             f"The body is not encoded as its Content-Encoding says: {encoding}."

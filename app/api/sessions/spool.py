@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ class Spool:
         self._directory = directory
         self._budget = budget
         self._limiter = limiter
-        self._pending = bytearray()
+        self._pending = io.BytesIO()
         self._file: IO[bytes] | None = None
         self._sha256 = hashlib.sha256()
         self._head = b""
@@ -139,15 +140,15 @@ class Spool:
         # What came, not what was announced: an announcement costs its sender nothing.
         self._budget.reserve(len(data))
         self.size += len(data)
-        self._pending += data
+        self._pending.write(data)
         if self._file is None and self.size <= HELD_BYTES and self._budget.hold(len(data)):
             self._held += len(data)
-        elif len(self._pending) >= FLUSH_BYTES:
+        elif self._pending.tell() >= FLUSH_BYTES:
             await self._flush()
 
-    def held(self, most: int) -> bytearray | None:
+    def held(self, most: int) -> bytes | None:
         """Return the body, if it came whole and is at most `most` bytes, all in memory."""
-        return None if self._file is not None or self.size > most else self._pending
+        return None if self._file is not None or self.size > most else self._pending.getvalue()
 
     async def finish(self) -> SpooledBody:
         """Return the whole body, of which nothing is in memory any more.
@@ -161,7 +162,7 @@ class Spool:
         return SpooledBody(path, self.size, self._sha256.digest(), self._head)
 
     async def _flush(self) -> IO[bytes]:
-        pending, self._pending = self._pending, bytearray()
+        pending, self._pending = self._pending.getvalue(), io.BytesIO()
         self._let_go()
         return await anyio.to_thread.run_sync(self._write, pending, limiter=self._limiter)
 
@@ -169,10 +170,10 @@ class Spool:
         self._budget.let_go(self._held)
         self._held = 0
 
-    def _write(self, data: bytearray) -> IO[bytes]:
+    def _write(self, data: bytes) -> IO[bytes]:
         try:
             if self._file is None:
-                self._head = bytes(data[:16])
+                self._head = data[:16]
                 self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by __aexit__
                     dir=self._directory, buffering=0
                 )

@@ -85,6 +85,9 @@ class Decoding:
 
     def as_it_came(self) -> Iterator[bytes]:
         """Yield the body, in parts."""
+        if isinstance(self._body.source, bytes):
+            yield self._body.source
+            return
         with opened(self._body.source) as file:
             while piece := file.read(PART_BYTES):
                 yield piece

@@ -51,7 +51,7 @@ async def fill(spool: Spool, size: int) -> None:
 def test_a_small_body_stays_in_memory(spooling: Spooling) -> None:
     async def work(spool: Spool) -> None:
         await fill(spool, HELD_BYTES)
-        assert spool.held(HELD_BYTES) == bytearray(PIECE * (HELD_BYTES // len(PIECE)))
+        assert spool.held(HELD_BYTES) == PIECE * (HELD_BYTES // len(PIECE))
         assert spool.held(HELD_BYTES - 1) is None
 
     spooling(work)
