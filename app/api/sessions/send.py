@@ -5,15 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import structlog
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect
 
 from app.analysis.trace.unmapped import Unmapped
+from app.api.frame.asked import asked, described
 from app.api.frame.routers import api_router
 from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
@@ -24,7 +25,7 @@ from app.api.sessions.intake import (
 )
 from app.api.sessions.spool import HELD_BYTES
 from app.auth.addresses import server_address
-from app.auth.here import Here
+from app.auth.here import here_of
 from app.inputs.recordings.choose import NotRead
 from app.services.container import Container
 from app.services.ingest.refusals import count_refused_body
@@ -55,6 +56,12 @@ class RefusedChunkBody(BaseModel):
             detail=refused.reason,
             faults=[fault.as_dict() for fault in refused.faults],
         )
+
+
+class SessionNames(BaseModel):
+    """What the path of a session says."""
+
+    job: str = Field(description="Name of the job; made if it is new.")
 
 
 class ReceiptBody(BaseModel):
@@ -164,14 +171,10 @@ def router(ingest: Ingest) -> APIRouter:
             200: {"model": ReceiptBody, "description": "The same body was there already"},
             **REFUSALS,
         },
-        openapi_extra=SESSION_CONTENT,
+        openapi_extra=SESSION_CONTENT
+        | {"parameters": described(SessionNames, "path") + described(QueryMetadata, "query")},
     )
-    async def post_session(
-        container: Here,
-        request: Request,
-        job: Annotated[str, Path(description="Name of the job; made if it is new.")],
-        query: Annotated[QueryMetadata, Query()],
-    ) -> Response:
+    async def post_session(request: Request) -> Response:
         """Store a trace; answered only once it is durable.
 
         An archive of a folder (tar, plain or compressed with gzip or zstd, or zip) is one session
@@ -181,6 +184,9 @@ def router(ingest: Ingest) -> APIRouter:
         parameters, of an archive also in a file `meta.yaml`. The same body
         again answers 200 with the session that it already is.
         """
+        container = here_of(request)
+        job = asked(SessionNames, "path", request.path_params).job
+        query = asked(QueryMetadata, "query", request.query_params)
 
         def store(body: Body) -> Receipt:
             return receive_session(container, job, body)
