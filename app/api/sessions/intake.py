@@ -203,9 +203,7 @@ class _Arrived:
         """Return the same of one that was not spooled."""
         return self._body(content, len(content), None, content)
 
-    def _body(
-        self, source: Path | bytes, size: int, digest: bytes | None, head: bytes
-    ) -> Body:
+    def _body(self, source: Path | bytes, size: int, digest: bytes | None, head: bytes) -> Body:
         _check_encoding(self.encoding, head)
         return Body(
             source=source,

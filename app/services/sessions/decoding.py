@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.trace.decode import decode, recognize
@@ -26,6 +26,7 @@ from app.settings import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from app.analysis.trace.formats.kind import TraceFormat
     from app.inputs.recordings.choose import NotRead
     from app.services.sessions.body import Body
     from app.settings import Settings
@@ -72,11 +73,31 @@ class Decoding:
         self._body = body
         self._reading: Future[Read] | None = None
 
+    @cached_property
+    def kept(self) -> TraceFormat | None:
+        """Return the format of a body that is stored as it came; None of any other.
+
+        Raises
+        ------
+        InvalidTraceError, UnsupportedFormatError
+            It is in no known format.
+        """
+        body = self._body
+        if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
+            return None
+        known = recognize(
+            body.source,
+            limits=trace_limits(self._settings),
+            content_type=body.content_type,
+            format_name=body.format_name,
+        )
+        return known if is_kept(known, body.begin(len(ZSTD_MAGIC))) else None
+
     def begin(self) -> Future[Read]:
-        """Begin, where it has not begun."""
+        """Begin, where it has not begun; raises what `kept` does."""
         if self._reading is None:
             threads = _decoders(self._settings.ingest_concurrency)
-            self._reading = threads.submit(_read, self._settings, self._body)
+            self._reading = threads.submit(_read, self._settings, self._body, self.kept)
         return self._reading
 
     def result(self) -> Read:
@@ -122,36 +143,19 @@ def _decoders(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "decode")
 
 
-def stays_as_it_came(settings: Settings, body: Body) -> bool:
-    """Return whether a body is stored as it came.
-
-    Raises
-    ------
-    InvalidTraceError, UnsupportedFormatError
-        It is in no known format.
-    """
-    if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
-        return False
-    known = recognize(
-        body.source,
-        limits=trace_limits(settings),
-        content_type=body.content_type,
-        format_name=body.format_name,
-    )
-    return is_kept(known, body.begin(len(ZSTD_MAGIC)))
-
-
 def _is_archive(body: Body) -> bool:
     return archive_at(body.source) is not None or other_archive(body.source) is not None
 
 
-def _read(settings: Settings, body: Body) -> Read:
+def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
     limits = trace_limits(settings)
     if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body):
         # With the first one: a process that receives none this large needs no compiler.
         from app.analysis.trace.ndjson import plain  # noqa: PLC0415 - see above
 
         plain.warm_up()
+    if kept is not None:
+        return Read(kept.decode(body.source, body.meta, limits, part=False))
     if not _is_archive(body):
         return Read(
             decode(

@@ -21,7 +21,7 @@ from app.db.models.tasks import ANALYZE_SESSION
 from app.db.prepared import Prepared
 from app.db.states import SessionState
 from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
-from app.services.sessions.decoding import decoding, stays_as_it_came
+from app.services.sessions.decoding import decoding
 from app.services.usage.count import check_room, count, count_made
 from app.services.usage.quotas import JOBS, SUMMED
 
@@ -208,7 +208,7 @@ def _received(container: Container, job: str, body: Body, decoded: Decoding) -> 
         if known is not None:
             raise _AlreadyStoredError(known)
         check_room(tx, container.settings, container.project_id, SUMMED)
-        stays = stays_as_it_came(container.settings, body)
+        stays = decoded.kept is not None
         if stays and container.objects is None:
             # It is decoded while the database writes it: no transaction is idle for long.
             decoded.begin()
