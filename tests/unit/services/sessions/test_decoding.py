@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.analysis.trace.encode import to_ndjson_gz, to_parquet
-from app.errors import InvalidTraceError
+from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
+from app.analysis.trace.formats.ndjson import NDJSON
+from app.analysis.trace.formats.parquet import PARQUET
+from app.errors import InvalidTraceError, UnsupportedFormatError
 from app.services.sessions.body import Body
 from app.services.sessions.decoding import decoding
 from app.settings import Settings
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from app.analysis.trace.formats.kind import TraceFormat
     from app.analysis.trace.model import Trace
 
 SETTINGS = Settings(ingest_concurrency=1)
@@ -69,3 +72,20 @@ def test_a_body_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> N
         pass
     with decoding(SETTINGS, missing) as decoded, pytest.raises(FileNotFoundError):
         decoded.result()
+
+
+@pytest.mark.parametrize(
+    ("encode", "kept"),
+    [(to_parquet, PARQUET), (to_ndjson_gz, NDJSON), (to_arrow, None)],
+    ids=["parquet", "gzip", "arrow"],
+)
+def test_what_is_as_small_as_it_would_be_packed_stays_as_it_came(
+    encode: Callable[[Trace], bytes], kept: TraceFormat | None
+) -> None:
+    with decoding(SETTINGS, body(encode(small_trace()))) as decoded:
+        assert decoded.kept is kept
+
+
+def test_a_body_in_no_known_format_is_refused_before_it_is_decoded() -> None:
+    with decoding(SETTINGS, body(b"neither")) as decoded, pytest.raises(UnsupportedFormatError):
+        _ = decoded.kept
