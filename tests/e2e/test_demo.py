@@ -43,6 +43,7 @@ def listed(url: str, name: str, **asked: str) -> list[dict[str, Any]]:
     return found
 
 
+@by_night
 def test_every_page_of_the_demo_is_whole(demo: str, visitor: Visitor) -> None:
     incidents = {(one["state"]): one["id"] for one in listed(demo, "incidents")}
     [plan] = listed(demo, "plans")

@@ -50,27 +50,34 @@ def running(environment: dict[str, str], *words: str) -> Iterator[subprocess.Pop
 
 
 @pytest.fixture
-def site(
-    container: Container, tmp_path: Path, redis_server: RedisServer
-) -> Iterator[tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """Yield the address of two servers, with two workers."""
+def environment(container: Container, tmp_path: Path, redis_server: RedisServer) -> dict[str, str]:
+    """Return the environment of servers and workers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = container.settings.environment() | {
+    return container.settings.environment() | {
         "PACELINE_BROKER_URL": redis_server.url,
         "PACELINE_DATA_DIR": str(tmp_path / "data"),
         "PACELINE_PORT": str(port),
         "PACELINE_INGEST_BUDGET_BYTES": "3000000",
         "PACELINE_MAX_BODY_BYTES": "2999999",
     }
-    with (
-        running(environment, "serve", "--workers", "2") as server,
-        running(environment, "worker", "--processes", "2") as worker,
-    ):
-        url = f"http://127.0.0.1:{port}"
-        # Four processes start, on a machine that may be busy.
+
+
+@pytest.fixture
+def workers(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield the process of two workers."""
+    with running(environment, "worker", "--processes", "2") as process:
+        yield process
+
+
+@pytest.fixture
+def servers(environment: dict[str, str]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yield the address of two servers, and their process."""
+    with running(environment, "serve", "--workers", "2") as process:
+        url = f"http://127.0.0.1:{environment['PACELINE_PORT']}"
+        # Processes start, on a machine that may be busy.
         wait_for(lambda: len(answering(url)) == 2, "two processes that answer", limit_s=240)
-        yield url, server, worker
+        yield url, process
 
 
 def get(url: str) -> str:
@@ -112,9 +119,11 @@ def put(url: str, session: int, rank: int, *, final: bool = True) -> httpx.Respo
 
 
 def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
-    container: Container, site: tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]]
+    container: Container,
+    workers: subprocess.Popen[bytes],
+    servers: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
-    url, _, worker = site
+    url, _ = servers
     ranks = np.unique(small_trace().rank).tolist()
     with contextlib.ExitStack() as streams, httpx.Client(trust_env=False, timeout=60) as client:
         # Streams of several connections: some are of the process that takes no chunk.
@@ -135,7 +144,7 @@ def test_sessions_metrics_and_live_updates_are_right_across_two_and_two(
     chunks = 'paceline_ingest_chunks_total{outcome="new"}'
     wait_for(lambda: total(url, chunks) == {8.0}, "the sum of both processes")
     programs = [
-        words for words in ps("args", of=descendants(worker.pid)) if "--parent" not in words
+        words for words in ps("args", of=descendants(workers.pid)) if "--parent" not in words
     ]
     # Two take chunks, one takes pulses.
     assert sum("workers.inbox" in words for words in programs) == 3
@@ -149,7 +158,7 @@ def analyzing(container: Container) -> int:
         return tx.session.execute(found).scalar_one()
 
 
-@pytest.mark.usefixtures("site")
+@pytest.mark.usefixtures("workers")
 def test_as_many_sessions_are_analyzed_at_once_as_there_are_processes(
     container: Container,
 ) -> None:
@@ -162,9 +171,9 @@ def test_as_many_sessions_are_analyzed_at_once_as_there_are_processes(
 
 
 def test_the_budget_of_bodies_is_that_of_both_processes(
-    site: tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]],
+    servers: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
-    url, _, _ = site
+    url, _ = servers
     port = int(url.rpartition(":")[2])
     with contextlib.ExitStack() as senders:
         sender = senders.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
@@ -191,9 +200,9 @@ def guess(url: str) -> int:
 
 
 def test_guesses_count_in_both_and_a_process_that_is_killed_is_replaced(
-    site: tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]],
+    servers: tuple[str, subprocess.Popen[bytes]],
 ) -> None:
-    url, server, _ = site
+    url, server = servers
     # As many as at one process, whichever of them answers.
     answers = [guess(url) for _ in range(2 * OF_A_PEER_AT_A_NAME.at_once)]
     assert answers.count(401) in {OF_A_PEER_AT_A_NAME.at_once, OF_A_PEER_AT_A_NAME.at_once + 1}

@@ -19,8 +19,7 @@ import pytest
 
 from app.cli.synthetic.files import write_fleet
 from app.db import migrate
-from tests.conftest import REQUIRE_ALL
-from tests.support.nightly import BY_NIGHT
+from tests.support.nightly import by_night
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -221,9 +220,8 @@ def home() -> Iterator[Path]:
         yield Path(name)
 
 
+@by_night
 def test_uv_installs_it_in_an_environment_of_its_own(wheel: Path, home: Path) -> None:
-    if not (BY_NIGHT or REQUIRE_ALL in os.environ):
-        pytest.skip("takes 130 MB from the package index; CI does it, and every night")
     commands = home / "bin"
     env = {name: os.environ[name] for name in KEPT if name in os.environ} | {
         "HOME": str(home),

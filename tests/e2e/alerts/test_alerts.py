@@ -20,7 +20,7 @@ from tests.e2e.looking import keep, wait_for_figures
 from tests.e2e.recorded import analyzed
 from tests.e2e.test_journey import upload
 from tests.e2e.visiting import LOOKS, NARROW, Installation
-from tests.support.nightly import every_night
+from tests.support.nightly import by_night
 from tests.support.receiver import Receiver
 from tests.support.waiting import wait_for
 
@@ -83,7 +83,8 @@ def test_no_incident_and_no_channel(place: Place, visitor: Visitor, look: Look) 
     expect_well_made(page, place.url, look)
 
 
-@pytest.mark.parametrize("look", [LOOKS[0], *every_night(*LOOKS[1:])], ids=lambda look: look.name)
+@by_night
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
 def test_hundreds_of_incidents(place: Place, visitor: Visitor, look: Look) -> None:
     for number in range(120):
         place.alerting.slow(f"sweep-with-a-long-name-{number:03}")

@@ -203,8 +203,8 @@ _SCRIPTS: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
-# By day one for each way: a module that is wrapped, a loop by hand, a trainer's callback.
-_BY_DAY: Final = ("ddp", "loop", "transformers")
+# By day a module that is wrapped and a loop by hand; trainers take half a minute each to load.
+_BY_DAY: Final = ("ddp", "loop")
 _BY_NIGHT: Final = tuple(_SCRIPTS.keys() - set(_BY_DAY))
 
 

@@ -26,6 +26,7 @@ from app.errors import StartupError
 from app.services.alerts.channels.write import create_channel
 from app.system.telemetry.export import Exports
 from tests import factories
+from tests.support.nightly import by_night
 from tests.support.otlp import GotSpan, OtlpReceiver
 from tests.support.receiver import Receiver
 from tests.support.serving import running, serving
@@ -167,6 +168,7 @@ def _exported(client: httpx.Client) -> bool:
     )
 
 
+@by_night
 def test_a_receiver_that_hangs_slows_no_request_and_fills_no_memory(
     container: Container, open_dir: Path
 ) -> None:
