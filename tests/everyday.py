@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 ALL_OF_FILE: Final = ("tests/unit/", "tests/golden/")
 
 # None of these: soaks and benchmarks, sites and demos that are built, drawn bodies of every route,
-# whole installations one next to another, ranks of PyTorch that train for long.
+# whole installations one next to another, every cause on every surface, ranks of PyTorch that train
+# for long.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
     "tests/e2e/test_times.py",
+    "tests/integration/actions/test_remedies.py",
     "tests/integration/alerts/test_command.py",
     "tests/integration/alerts/test_soak.py",
     "tests/integration/api/frame/test_requests.py",

@@ -47,6 +47,25 @@ def let_pass(installation: Installation, interval: str) -> None:
         )
 
 
+def test_requests_of_long_ago_go(installation: Installation) -> None:
+    (first, *_) = bodies(slow_job()[0])
+    send(installation, first, 1)
+    asking = "/api/v1/jobs/llm/recordings"
+    for interval in ("91 days", "1 day"):
+        assert installation.client.post(asking, json={"steps": 5}).status_code == 202
+        with installation.container.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE recording_request SET until = now() - CAST(:by AS interval)"
+                    " WHERE until > now()"
+                ),
+                {"by": interval},
+            )
+    sweep(installation.container)
+    requests = installation.client.get(asking).json()["requests"]
+    assert len(requests) == 1
+
+
 def test_the_state_of_an_attempt_goes_when_another_has_followed_or_it_is_silent(
     installation: Installation,
 ) -> None:
@@ -77,22 +96,3 @@ def test_the_state_of_an_attempt_goes_when_another_has_followed_or_it_is_silent(
 
     let_pass(installation, "8 days")
     assert kept(installation) == {1: False, 2: False}
-
-
-def test_requests_of_long_ago_go(installation: Installation) -> None:
-    (first, *_) = bodies(slow_job()[0])
-    send(installation, first, 1)
-    asking = "/api/v1/jobs/llm/recordings"
-    for interval in ("91 days", "1 day"):
-        assert installation.client.post(asking, json={"steps": 5}).status_code == 202
-        with installation.container.engine.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE recording_request SET until = now() - CAST(:by AS interval)"
-                    " WHERE until > now()"
-                ),
-                {"by": interval},
-            )
-    sweep(installation.container)
-    requests = installation.client.get(asking).json()["requests"]
-    assert len(requests) == 1
