@@ -284,31 +284,21 @@ def _taken(pieces: list[bytes]) -> Iterator[bytes]:
         yield pieces.pop()
 
 
-def _parts(pieces: Iterable[bytes]) -> Iterator[bytes | bytearray | memoryview]:
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytearray | memoryview]:
     """Cut and join pieces into parts of exactly `PART_BYTES`, the last one shorter.
 
-    What is in one piece is not copied. No bytes at all are one empty part: without a row they could
-    not be told from no blob.
+    A part that lies within one piece is not copied. No bytes at all are one empty part: without a
+    row they could not be told from no blob.
     """
-    # Shorter than a part: bytes of several pieces, or the end of one.
-    waiting: bytearray | memoryview = memoryview(b"")
+    pending = bytearray()
     stored = False
     for piece in pieces:
         rest = memoryview(piece)
-        if waiting:
-            joined = waiting if isinstance(waiting, bytearray) else bytearray(waiting)
-            lacking = PART_BYTES - len(joined)
-            joined += rest[:lacking]
-            rest = rest[lacking:]
-            waiting = joined
-            if len(joined) < PART_BYTES:
-                continue
-            yield joined
+        while len(pending) + len(rest) >= PART_BYTES:
+            lacking = PART_BYTES - len(pending)
+            yield pending + rest[:lacking] if pending else rest[:lacking]
             stored = True
-        while len(rest) >= PART_BYTES:
-            yield rest[:PART_BYTES]
-            stored = True
-            rest = rest[PART_BYTES:]
-        waiting = rest
-    if waiting or not stored:
-        yield waiting
+            pending, rest = bytearray(), rest[lacking:]
+        pending += rest
+    if pending or not stored:
+        yield pending

@@ -25,7 +25,7 @@ from app.api.sessions.intake import (
     Ingest,
     QueryMetadata,
 )
-from app.api.sessions.send import ReceiptBody, RefusedChunkBody, answer, take_chunk
+from app.api.sessions.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
 from app.auth.here import Here, here_of
 from app.errors import PacelineError
 from app.inputs.sessions.batch import ListedChunk, read_batch
@@ -63,10 +63,9 @@ class ChunkQuery(QueryMetadata):
         return parse_metadata(given) if given else None
 
 
-class ChunkNames(BaseModel):
+class ChunkNames(SessionNames):
     """What the path of a chunk says."""
 
-    job: str = Field(description="Name of the job; made if it is new.")
     attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
     session: int = Field(
         ge=1, le=MAX_SESSION_NUMBER, description="Sessions of the attempt, from 1."
