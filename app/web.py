@@ -114,25 +114,15 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 
     app.state.closing = close_soon
     app.state.settings = settings
-
-    taking = Ingest(container, counted, place)
+    # What routes find by the application of a request.
+    app.state.ingest = Ingest(container, counted, place)
+    app.state.waiting = waiting
     pages, fixed = _of_the_process()
     routers = (
-        # What is asked for most is looked for first.
-        chunks.router(taking),
-        pulse.router(taking),
-        ingest.router(taking),
-        folders.router(taking),
-        hangs.router(taking),
-        pulse_reading.router(),
         *fixed,
-        # Before what takes any name in its place.
-        switch.router(waiting),
-        loop.router(waiting),
         events.router(live),
         health.router(container),
         metrics.router(counted),
-        docs.router(app),
         dashboard.own_router(container, pages),
         slack.router(container),
         *tools_over_http(),
@@ -178,11 +168,19 @@ def create_app(container: Container, place: Place | None = None) -> FastAPI:
 def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
     """Return what all applications of a process share: pages, and routes without state.
 
-    Each request brings its container, so these routes need none; 200 of them take half a second.
+    Each request brings its container and its application, so these routes need none; 230 of them
+    take half a second.
     """
     assets = installed_assets()
     pages = Pages(assets)
     routers = (
+        # What is asked for most is looked for first.
+        chunks.router(),
+        pulse.router(),
+        ingest.router(),
+        folders.router(),
+        hangs.router(),
+        pulse_reading.router(),
         attempts.router(),
         sessions.router(),
         what_if.router(),
@@ -204,5 +202,9 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
         access.router(),
         retention.router(),
         dashboard.router(assets, pages),
+        # Before what takes any name in its place.
+        switch.router(),
+        loop.router(),
+        docs.router(),
     )
     return pages, routers

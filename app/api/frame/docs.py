@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment
@@ -137,14 +137,14 @@ def _shown(routes: Iterable[BaseRoute]) -> list[type]:
     return [kind for kind in found if is_dataclass(kind)]
 
 
-def router(app: FastAPI) -> APIRouter:
+def router() -> APIRouter:
     """Return the page and its style; the document itself is the framework's."""
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
 
     @routes.get(DOCS_URL)
-    def page() -> HTMLResponse:
-        document = app.openapi()
+    def page(request: Request) -> HTMLResponse:
+        document = request.app.openapi()
         return HTMLResponse(
             template.render(
                 info=document["info"],

@@ -15,7 +15,7 @@ from app.analysis.hangs.document import HangDocument
 from app.analysis.hangs.said import HangKind
 from app.api.frame import problems
 from app.api.frame.routers import api_router
-from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
+from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
 from app.auth.addresses import server_address
 from app.auth.here import Here
 from app.db.states import UploadState
@@ -104,7 +104,7 @@ _CONTENT = {
 }
 
 
-def router(ingest: Ingest) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes."""
     routes = api_router("hangs")
 
@@ -136,7 +136,7 @@ def router(ingest: Ingest) -> APIRouter:
             return receive_any(container, job, body, name=query.name, rank=query.rank)
 
         try:
-            receipt = await ingest.receive(
+            receipt = await ingest_of(request).receive(
                 request,
                 QueryMetadata.model_validate({}),
                 check=partial(check_job_name, job),

@@ -15,7 +15,7 @@ from app.api.frame.asked import asked, described
 from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.sessions.chunks import MAX_NUMBER
-from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, Ingest, QueryMetadata
+from app.api.sessions.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
 from app.auth.here import Here, here_of
 from app.inputs.pulse.body import MOST_BYTES, PulseBody
 from app.services.history.notes import known_job
@@ -80,7 +80,7 @@ class RequestsBody(BaseModel):
     requests: list[RequestRow]
 
 
-def router(ingest: Ingest) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes."""
     routes = api_router("pulse")
 
@@ -99,7 +99,7 @@ def router(ingest: Ingest) -> APIRouter:
         decompressed. What cannot be used of it is counted, and named by
         `GET /api/v1/jobs/{job}/pulse/notices`.
         """
-        container = here_of(request)
+        container, ingest = here_of(request), ingest_of(request)
         names = asked(PulseNames, "path", request.path_params)
         job, attempt = names.job, names.attempt
 

@@ -24,6 +24,7 @@ from app.api.sessions.intake import (
     TRACE_CONTENT,
     Ingest,
     QueryMetadata,
+    ingest_of,
 )
 from app.api.sessions.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
 from app.auth.here import Here, here_of
@@ -130,7 +131,7 @@ class BatchBody(BaseModel):
     chunks: list[ChunkOutcome]
 
 
-def router(ingest: Ingest) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes that take chunks and seal sessions."""
     routes = api_router("ingest")
 
@@ -155,7 +156,7 @@ def router(ingest: Ingest) -> APIRouter:
         cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
         in the answer to its seal; the same bytes again are answered with the reason.
         """
-        container = here_of(request)
+        container, ingest = here_of(request), ingest_of(request)
         path = asked(ChunkNames, "path", request.path_params).path()
         query = NOTHING_SAID
         if request.query_params:
@@ -169,7 +170,6 @@ def router(ingest: Ingest) -> APIRouter:
             return await ingest.chunks.receive(container, arrived, size=body.size, group=path.of)
 
         return await take_chunk(
-            ingest,
             request,
             container,
             query,
@@ -200,7 +200,7 @@ def router(ingest: Ingest) -> APIRouter:
         the bytes of each chunk. Each is stored whole or not at all, and answered for itself; only
         what concerns all of them is an error of the request, and none is stored then.
         """
-        path = SessionPath(job, attempt, session)
+        path, ingest = SessionPath(job, attempt, session), ingest_of(request)
 
         def store(batch: Body) -> list[ChunkOutcome]:
             listed = read_batch(batch.path)

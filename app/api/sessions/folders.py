@@ -17,8 +17,8 @@ from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
     TRACE_CONTENT,
-    Ingest,
     QueryMetadata,
+    ingest_of,
 )
 from app.api.sessions.send import ReceiptBody, answer, take_chunk
 from app.auth.here import Here
@@ -89,7 +89,7 @@ class SealBody(BaseModel):
     )
 
 
-def router(ingest: Ingest) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes that take folders."""
     routes = api_router("ingest")
 
@@ -115,7 +115,7 @@ def router(ingest: Ingest) -> APIRouter:
         first `head` and the last `tail` bytes of each file.
         """
         try:
-            return await ingest.receive(
+            return await ingest_of(request).receive(
                 request,
                 QueryMetadata.model_validate({}),
                 check=lambda: None,
@@ -166,7 +166,7 @@ def router(ingest: Ingest) -> APIRouter:
         def store(body: Body) -> ChunkReceipt:
             return receive_file(container, path, body, query.ranks)
 
-        return await take_chunk(ingest, request, container, query, path, store)
+        return await take_chunk(request, container, query, path, store)
 
     @routes.post(
         f"{FOLDER_ROUTE}/seal",

@@ -216,6 +216,12 @@ class _Arrived:
         )
 
 
+def ingest_of(request: Request) -> Ingest:
+    """Return what the requests of the application share."""
+    found: Ingest = request.app.state.ingest
+    return found
+
+
 class Ingest:
     """What all requests of one application share: budget, limiters, and who waits."""
 

@@ -20,8 +20,8 @@ from app.api.sessions.intake import (
     CLIENT_CLOSED_REQUEST,
     REFUSALS,
     SESSION_CONTENT,
-    Ingest,
     QueryMetadata,
+    ingest_of,
 )
 from app.api.sessions.spool import HELD_BYTES
 from app.auth.addresses import server_address
@@ -117,8 +117,7 @@ def answer(  # noqa: PLR0913, PLR0917 - what it says
     )
 
 
-async def take_chunk(  # noqa: PLR0913, PLR0917 - of one request
-    ingest: Ingest,
+async def take_chunk(  # noqa: PLR0913 - of one request
     request: Request,
     container: Container,
     query: QueryMetadata,
@@ -129,6 +128,7 @@ async def take_chunk(  # noqa: PLR0913, PLR0917 - of one request
     soon: Callable[[Body], Awaitable[ChunkReceipt | None]] | None = None,
 ) -> Response:
     """Take a body that is one chunk of a session, and return the answer."""
+    ingest = ingest_of(request)
     try:
         receipt = await ingest.receive(
             request,
@@ -157,10 +157,9 @@ async def take_chunk(  # noqa: PLR0913, PLR0917 - of one request
     )
 
 
-def router(ingest: Ingest) -> APIRouter:
+def router() -> APIRouter:
     """Return the route that takes sessions."""
     routes = api_router("ingest")
-    metrics = ingest.metrics
 
     @routes.post(
         "/api/v1/jobs/{job}/sessions",
@@ -184,7 +183,7 @@ def router(ingest: Ingest) -> APIRouter:
         parameters, of an archive also in a file `meta.yaml`. The same body
         again answers 200 with the session that it already is.
         """
-        container = here_of(request)
+        container, ingest = here_of(request), ingest_of(request)
         job = asked(SessionNames, "path", request.path_params).job
         query = asked(QueryMetadata, "query", request.query_params)
 
@@ -203,9 +202,9 @@ def router(ingest: Ingest) -> APIRouter:
         except ClientDisconnect:
             log.info("sender gone", job=job)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        metrics.ingest_sessions.labels("new" if receipt.created else "known").inc()
+        ingest.metrics.ingest_sessions.labels("new" if receipt.created else "known").inc()
         if receipt.created:
-            metrics.ingest_rows.inc(receipt.operations)
+            ingest.metrics.ingest_rows.inc(receipt.operations)
         return answer(
             request,
             container,

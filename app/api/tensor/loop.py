@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
-from app.api.tensor.waiting import Waiting
+from app.api.tensor.waiting import Waits
 from app.auth.here import Here
 from app.inputs.tensor.timings import (
     GROUP_NAME,
@@ -31,7 +31,7 @@ Attempt = Annotated[int, Query(ge=0, le=MOST_ATTEMPT)]
 Body = Annotated[object, Depends(read_body)]
 
 
-def router(waiting: Waiting) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes."""
     routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/{group}")
 
@@ -41,7 +41,9 @@ def router(waiting: Waiting) -> APIRouter:
         status_code=http.HTTPStatus.ACCEPTED,
         openapi_extra=described_body(WrittenTimings),
     )
-    def post_timings(container: Here, job: str, group: GroupName, body: Body) -> Received:
+    def post_timings(
+        container: Here, waiting: Waits, job: str, group: GroupName, body: Body
+    ) -> Received:
         """Store the times, and answer with the newest plan that they lead to.
 
         All of them are of steps under one plan, or none.
@@ -58,6 +60,7 @@ def router(waiting: Waiting) -> APIRouter:
     )
     async def get_plan(  # noqa: PLR0913, PLR0917 - what is asked for
         container: Here,
+        waiting: Waits,
         job: str,
         group: GroupName,
         attempt: Attempt,
@@ -79,8 +82,9 @@ def router(waiting: Waiting) -> APIRouter:
         status_code=http.HTTPStatus.NO_CONTENT,
         openapi_extra=described_body(WrittenAck),
     )
-    def post_ack(
+    def post_ack(  # noqa: PLR0913, PLR0917 - what is asked for
         container: Here,
+        waiting: Waits,
         job: str,
         group: GroupName,
         version: Annotated[int, Path(ge=1, le=MOST_ATTEMPT)],

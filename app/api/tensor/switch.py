@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from app.api.frame.docs import described_body
 from app.api.frame.routers import api_router
 from app.api.tensor.bodies import read_body
-from app.api.tensor.waiting import Waiting
+from app.api.tensor.waiting import Waits
 from app.auth.here import Here
 from app.db.states import TensorMode
 from app.inputs.tensor.timings import WrittenSwitch, parse_switch
@@ -28,7 +28,7 @@ class SwitchBody(BaseModel):
     history: list[Switched]
 
 
-def router(waiting: Waiting) -> APIRouter:
+def router() -> APIRouter:
     """Return the routes."""
     routes = api_router("tensor parallelism", "/api/v1/jobs/{job}/tp/mode")
 
@@ -53,6 +53,7 @@ def router(waiting: Waiting) -> APIRouter:
     )
     def put_mode(
         container: Here,
+        waiting: Waits,
         job: str,
         body: Annotated[object, Depends(read_body)],
     ) -> SwitchBody:

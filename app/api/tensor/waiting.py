@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import anyio
 from anyio import CapacityLimiter
+from fastapi import Depends, Request
 
 from app.errors import BusyError
 
@@ -85,3 +86,12 @@ class Waiting:
     def _wake_all(self) -> None:
         for key in self._events:
             self._wake(key)
+
+
+async def waiting_of(request: Request) -> Waiting:
+    """Return who waits among the requests of the application."""
+    found: Waiting = request.app.state.waiting
+    return found
+
+
+Waits = Annotated[Waiting, Depends(waiting_of)]
