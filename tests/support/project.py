@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from app import bootstrap
 from app.db.models.access import DEFAULT_PROJECT_ID
 
 if TYPE_CHECKING:
+    from sqlalchemy import Compiled
+
     from app.bootstrap import Container
     from app.settings import Settings
 
 
+class _Compiled(dict[tuple[Any, ...], "Compiled"]):
+    """Statements as they were compiled, for all engines of a process of the tests.
+
+    An engine keeps its own, by its dialect. Every test has an engine: what all of them ask the same
+    server would be compiled anew a thousand times.
+    """
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:  # noqa: ANN401 - as in dict
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: tuple[Any, ...], compiled: Compiled) -> None:
+        super().__setitem__(key[1:], compiled)
+
+
+_COMPILED: Final = _Compiled()
+
+
+def build_everywhere(settings: Settings) -> Container:
+    """Return the container that the program builds."""
+    built = bootstrap.build(settings)
+    built.engine.update_execution_options(compiled_cache=_COMPILED)
+    return built
+
+
 def build(settings: Settings) -> Container:
-    """Return the container that the program builds, in the project `default`."""
-    return bootstrap.build(settings).within(DEFAULT_PROJECT_ID)
+    """Return the same in the project `default`."""
+    return build_everywhere(settings).within(DEFAULT_PROJECT_ID)
