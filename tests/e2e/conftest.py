@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from app.run.http import HttpServer, address_of
-from app.web import create_app
+from app.run.http import address_of
 from tests.conftest import skip_or_fail
 from tests.e2e.alerting import Place
 from tests.e2e.visiting import BROWSER_ARGUMENTS, Installation, Visitor, Windows, listen_again
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver
+from tests.support.served import served
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ def installation(browser: Browser) -> Iterator[str]:
 def site(browser: Browser, container: Container) -> Iterator[str]:
     """Yield the address of a server without workers: sessions move when the test moves them."""
     del browser
-    listener = listen_again(container.settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container, listen_again(container.settings)) as address:
+        yield address
 
 
 @pytest.fixture
@@ -100,10 +97,8 @@ def place(browser: Browser, settings: Settings) -> Iterator[Place]:
             }
         )
     )
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield Place(url, Alerting(container))
-    server.stop()
+    with served(container, listener):
+        yield Place(url, Alerting(container))
     container.close()
 
 

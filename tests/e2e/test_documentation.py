@@ -11,12 +11,11 @@ import pytest
 from playwright.sync_api import expect
 
 from app.dashboard.terms import glossary
-from app.run.http import HttpServer, address_of
-from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import barriers, check, keep
 from tests.e2e.visiting import NARROW, REPOSITORY, listen_again
+from tests.support.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,11 +40,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def documented(built: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", built)
-    listener = listen_again(container.settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container, listen_again(container.settings)) as address:
+        yield address
 
 
 @in_every_look
@@ -120,14 +116,9 @@ def test_where_nothing_was_built_the_page_says_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "none")
-    listener = listen_again(container.settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    try:
-        page = visitor.open(f"{address_of(listener)}docs/", look)
+    with served(container, listen_again(container.settings)) as address:
+        page = visitor.open(f"{address}/docs/", look)
         expect(page.locator("h1")).to_contain_text("not part of this installation")
         expect(page.locator(".why")).to_contain_text("make docs")
         assert check(page, "overflow") <= 0
         assert barriers(page) == []
-    finally:
-        server.stop()

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
@@ -27,6 +26,7 @@ from tests.support.hanging import (
     ras_of_many,
     stack_dump,
 )
+from tests.support.served import client_of
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def dumps() -> dict[str, bytes]:
 
 @in_every_look
 def test_the_page_of_a_hang(site: str, visitor: Visitor, look: Look) -> None:
-    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+    with client_of(site) as client:
         answer = client.post("/api/v1/jobs/moe/hangs", content=archived(dumps())).json()
     page = visitor.open(f"{site}/hangs/{answer['hang']}", look)
     expect(page.locator("h1")).to_have_text(
@@ -147,7 +147,7 @@ def test_the_page_of_a_hang_of_sixteen_thousand_ranks_can_be_read(
     files = {"ras.json": as_json(ras_of_many(16_384, behind))}
     files |= {f"stack_{rank}.json": LOADING for rank in behind}
     files |= {f"stack_{rank}.json": WAITING for rank in range(512)}
-    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+    with client_of(site) as client:
         answer = client.post("/api/v1/jobs/wide/hangs", content=archived(files)).json()
     began_s = time.monotonic()
     page = visitor.open(f"{site}/hangs/{answer['hang']}", look)

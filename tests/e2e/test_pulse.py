@@ -15,6 +15,7 @@ from tests.e2e.looking import keep
 from tests.e2e.visiting import WIDE
 from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.pulses.minutes import Minutes
+from tests.support.served import client_of
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def send(site: str, container: Container, job: str = "llm") -> str:
     """Send the pulse of a job of which a rank gets slow; return what was asked of it."""
     made, _ = slow_job()
     asked = ""
-    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+    with client_of(site) as client:
         for number, body in enumerate(bodies(made)):
             answer = client.post(f"/api/v1/jobs/{job}/attempts/1/pulse", content=body)
             record = answer.raise_for_status().json()["record"]

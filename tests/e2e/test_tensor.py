@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
+from tests.support.served import client_of
 from tests.support.tensor import HEALTHY, SLOW, TrainingJob
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def job(site: str) -> Iterator[TrainingJob]:
-    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
+    with client_of(site) as client:
         found = TrainingJob(client)
         found.says |= {"ranks": [8, 9, 10, 11], "hosts": ["node-1"] * 4}
         found.report(*HEALTHY, steps=5)

@@ -15,15 +15,14 @@ from app.access.principals import Role
 from app.db.models.chunks import Intake
 from app.db.models.sessions import Session
 from app.db.states import SessionState
-from app.run.http import HttpServer, address_of
 from app.services.access.people import create_person
 from app.services.installation.sweep import sweep
 from app.services.sessions.chunks.absorb import absorb
-from app.web import create_app
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed, job_trace
 from tests.e2e.visiting import listen_again
+from tests.support.served import served
 from tests.support.waiting import wait_for
 from tests.unit.analysis.trace.recordings.kineto_files import two_stages
 from tests.unit.inputs.recordings.archives import forms
@@ -270,11 +269,8 @@ def company(browser: Browser, settings: Settings) -> Iterator[str]:
     container = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     create_person(container.everywhere(), "ada", PASSWORD, Role.OPERATOR, "default")
     create_person(container.everywhere(), "bob", PASSWORD, Role.READER, "default")
-    listener = listen_again(settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container, listen_again(settings)) as address:
+        yield address
     container.close()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import httpx
 from fastapi.routing import iter_route_contexts
 
 from app.services.alerts.store import load_rules
@@ -19,6 +18,7 @@ from tests.e2e.visiting import LOOKS
 from tests.support.hanging import Hanging, archived, pickled
 from tests.support.plans import ask, do, small_spec
 from tests.support.reads import read
+from tests.support.served import client_of
 from tests.support.tensor import SLOW, TrainingJob
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def filled(place: Place, receiver: Receiver, job: str = "dense-34b") -> Mapping[
     [incident] = alerting.incidents()
     plan = ask(alerting.container, small_spec())
     assert do(alerting.container, plan)
-    with httpx.Client(base_url=place.url, trust_env=False) as client:
+    with client_of(place.url) as client:
         TrainingJob(client, job).report(*SLOW, steps=2)
         dumps = {f"_dump_{rank}": pickled(dump) for rank, dump in HANGING.dumps().items()}
         hang = client.post("/api/v1/jobs/stuck/hangs", content=archived(dumps)).json()["hang"]

@@ -1,4 +1,6 @@
-"""What tests of whole processes share: directories and users that can run the program."""
+"""What tests of servers and of whole processes share: a client, directories, and users that can run
+the program.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import plain_user
+from tests.support.served import client_of_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import httpx
+
+    from app.bootstrap import Container
+
+
+@pytest.fixture
+def client(container: Container) -> Iterator[httpx.Client]:
+    """Yield a client of a server without workers."""
+    with client_of_served(container) as client:
+        yield client
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from app.analysis.synthesis.injections.computations import SlowWorker
@@ -21,6 +20,7 @@ from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from tests.support.nightly import by_night, every_night
 from tests.support.pulses.live import LiveJob
+from tests.support.served import client_of
 from tests.support.serving import serving
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_a_rank_gets_slow_and_well_again(
 ) -> None:
     job, asked = LiveJob(), list[dict[str, Any]]()
     seen: dict[str, float] = {}
-    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with client_of(url) as client:
 
         def send(body: bytes) -> None:
             answer = client.post(SENT, content=body)

@@ -12,15 +12,14 @@ from sqlalchemy import select
 from app import bootstrap
 from app.access.principals import Role
 from app.db.models.alerts import AlertIncident
-from app.run.http import HttpServer, address_of
 from app.services.access.people import create_person
-from app.web import create_app
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed, job_trace
 from tests.e2e.visiting import listen_again
 from tests.support.project import build
+from tests.support.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +38,8 @@ def company(browser: Browser, settings: Settings) -> Iterator[str]:
     container = bootstrap.build(settings.model_copy(update={"require_sign_in": True}))
     create_person(container.everywhere(), "ada", PASSWORD, Role.ADMINISTRATOR, None)
     create_person(container.everywhere(), "bob", PASSWORD, Role.READER, "default")
-    listener = listen_again(settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container, listen_again(settings)) as address:
+        yield address
     container.close()
 
 

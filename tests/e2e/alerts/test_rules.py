@@ -12,10 +12,8 @@ from sqlalchemy import text
 
 from app.alerts.rules import CauseFound, NoData, Threshold
 from app.analysis.report.verdict import SuspectedCause
-from app.run.http import HttpServer, address_of
 from app.services.alerts import rules as alert_rules
 from app.services.alerts.store import load_rules
-from app.web import create_app
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
@@ -24,6 +22,7 @@ from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build
 from tests.support.reads import read
 from tests.support.receiver import Receiver
+from tests.support.served import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
     from app.alerts.rules import Rule
+    from app.services.container import Container
     from app.settings import Settings
     from tests.e2e.visiting import Look, Visitor
 
@@ -40,12 +40,10 @@ IMBALANCE = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, cont
 class Place:
     """A server without workers, and what moves its alerts."""
 
-    def __init__(self, settings: Settings) -> None:
-        listener = listen_again(settings)
-        self.url = address_of(listener).rstrip("/")
-        self.container = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
-        self.alerting = Alerting(self.container)
-        self.server = HttpServer(create_app(self.container), listener)
+    def __init__(self, url: str, container: Container) -> None:
+        self.url = url
+        self.container = container
+        self.alerting = Alerting(container)
 
     def rule(self, name: str) -> Rule:
         [found] = [rule for rule in read(self.container, load_rules) if rule.name == name]
@@ -73,11 +71,10 @@ class Place:
 
 @pytest.fixture
 def place(settings: Settings) -> Iterator[Place]:
-    made = Place(settings)
-    made.server.start(lambda: False)
-    yield made
-    made.server.stop()
-    made.container.close()
+    container = build(settings.model_copy(update={"alert_allowed_networks": LOOPBACK}))
+    with served(container, listen_again(settings)) as url:
+        yield Place(url, container)
+    container.close()
 
 
 @pytest.fixture

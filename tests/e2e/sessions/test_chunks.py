@@ -17,6 +17,7 @@ from app.services.sessions.chunks.absorb import absorb
 from app.services.tasks.task_runs import claim
 from tests import factories
 from tests.e2e.looking import keep, wait_for_figures
+from tests.support.served import client_of
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def test_a_session_in_chunks_arrives_and_becomes_its_report_without_a_reload(
     container: Container, site: str, visitor: Visitor
 ) -> None:
     trace = small_trace()
-    with httpx.Client(base_url=site, trust_env=False) as client:
+    with client_of(site) as client:
 
         def put(rank: int, number: int = 0) -> httpx.Response:
             body = to_parquet(factories.select(trace, trace.rank == rank))

@@ -10,15 +10,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app import bootstrap
 from app.access.principals import Right
 from app.db.models.access import DEFAULT_PROJECT_ID
-from app.run.http import HttpServer, address_of, listen
 from app.services.access.projects import create_project
 from app.services.access.tokens import create_token
 from app.services.container import Container
 from app.settings import Settings
-from app.web import create_app
+from tests.support.project import build_everywhere
+from tests.support.served import client_of, served
 
 METRICS_TOKEN = "metrics-of-this-test"  # noqa: S105 - of a test
 
@@ -52,23 +51,19 @@ class Company:
         """Return a client that shows a token."""
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30)
+        return client_of(self.url, headers=headers)
 
 
 @contextlib.contextmanager
 def serving(settings: Settings, **changes: object) -> Iterator[Company]:
     """Serve with these settings, everybody signing in."""
-    built = bootstrap.build(settings.model_copy(update=changes | {"require_sign_in": True}))
+    built = build_everywhere(settings.model_copy(update=changes | {"require_sign_in": True}))
     everywhere = built.everywhere()
     other = create_project(everywhere, "other").id
-    listener = listen(settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(built), listener)
-    url = address_of(listener).rstrip("/")
     try:
-        server.start(lambda: False)
-        yield Company(url, everywhere, built.within(DEFAULT_PROJECT_ID), built.within(other))
+        with served(built) as url:
+            yield Company(url, everywhere, built.within(DEFAULT_PROJECT_ID), built.within(other))
     finally:
-        server.stop()
         built.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from app.settings import Settings
@@ -11,6 +12,7 @@ from tests.support.acting import Acting
 from tests.support.alerting import LOOPBACK
 from tests.support.project import build
 from tests.support.receiver import Receiver
+from tests.support.served import client_of_served
 
 
 @pytest.fixture
@@ -26,6 +28,12 @@ def acting(settings: Settings) -> Iterator[Acting]:
     )
     yield Acting(container)
     container.close()
+
+
+@pytest.fixture
+def client(acting: Acting) -> Iterator[httpx.Client]:
+    with client_of_served(acting.container) as client:
+        yield client
 
 
 @pytest.fixture

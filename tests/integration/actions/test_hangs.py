@@ -13,32 +13,17 @@ import pytest
 from app.actions.kinds.event import EventType, schema_of
 from app.actions.states import ActionMode
 from app.errors import ConflictError
-from app.run.http import HttpServer, address_of, listen
 from app.services.actions import hangs
 from app.services.actions.orders import allow, decline, put_back
 from app.services.actions.policies import set_switch
 from app.services.alerts.incidents import resolve_incident
-from app.web import create_app
 from tests.support.hanging import Hanging, archived, pickled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.acting import Acting
     from tests.support.receiver import Receiver
 
 WORLD = [(0, 1, 2, 3)]
-
-
-@pytest.fixture
-def client(acting: Acting) -> Iterator[httpx.Client]:
-    container = acting.container
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
-        yield client
-    server.stop()
 
 
 def hang(client: httpx.Client, job: str = "moe") -> uuid.UUID:

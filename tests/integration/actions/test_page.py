@@ -7,31 +7,15 @@ import io
 from typing import TYPE_CHECKING
 
 import httpx
-import pytest
 
 from app.actions.states import ActionMode, ActionState
 from app.dashboard.actions.lines import STATES
-from app.run.http import HttpServer, address_of, listen
 from app.services.actions.listed import SHOWN, Show, machine_actions
 from app.services.hosts.repairs import note_repair
-from app.web import create_app
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.acting import Acting
     from tests.support.receiver import Receiver
-
-
-@pytest.fixture
-def client(acting: Acting) -> Iterator[httpx.Client]:
-    container = acting.container
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
-        yield client
-    server.stop()
 
 
 def rows(client: httpx.Client, query: str = "") -> list[dict[str, str]]:

@@ -8,21 +8,16 @@ import zipfile
 from typing import TYPE_CHECKING, Final
 
 import httpx
-import pytest
 from mcp import Client
 
 from app.actions.states import ActionMode
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.mcp.server import make_server
-from app.run.http import HttpServer, address_of, listen
 from app.services.alerts.channels.write import MOST_MESSAGES, create_channel
-from app.web import create_app
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.acting import Acting
     from tests.support.receiver import Receiver
 
@@ -30,17 +25,6 @@ if TYPE_CHECKING:
 COMMANDS: Final = ("kubectl", "scontrol", "dev.paceline.machine")
 CAUSES: Final = (*KINDS, UNKNOWN)
 CHANNELS: Final = ("slack", "webhook", "discord", "teams")
-
-
-@pytest.fixture
-def client(acting: Acting) -> Iterator[httpx.Client]:
-    container = acting.container
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
-        yield client
-    server.stop()
 
 
 def told_by_mcp(client: httpx.Client, incident: str) -> str:

@@ -11,8 +11,7 @@ import pytest
 
 from app.actions.kinds.event import EventType
 from app.actions.limits import SENTENCES
-from app.run.http import HttpServer, address_of, listen
-from app.web import create_app
+from tests.support.served import client_of_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +22,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def client(acting: Acting) -> Iterator[httpx.Client]:
-    container = acting.container
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=f"{address_of(listener).rstrip('/')}/api/v1", timeout=60) as client:
+    with client_of_served(acting.container, below="/api/v1") as client:
         yield client
-    server.stop()
 
 
 def test_a_policy_an_action_and_its_end(

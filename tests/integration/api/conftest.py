@@ -15,15 +15,14 @@ import pytest
 from sqlalchemy import text
 
 from app.bootstrap import Container
-from app.run.http import HttpServer, address_of, listen
 from app.services.sessions.chunks.absorb import absorb
 from app.services.sessions.chunks.inbox import LOOK_EVERY_S
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings
-from app.web import create_app
 from tests.integration.api import bodies
 from tests.support.project import build
+from tests.support.served import client_of, served
 
 TABLES = ("job", "session", "task_run", "blob_part", "report", "inbox")
 
@@ -95,15 +94,10 @@ Install = Callable[..., AbstractContextManager[Installation]]
 def serving(settings: Settings, **changes: object) -> Iterator[Installation]:
     """Serve with changed settings, and stop at the end."""
     container = build(settings.model_copy(update=changes))
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    url = address_of(listener).rstrip("/")
     try:
-        server.start(lambda: False)
-        with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        with served(container) as url, client_of(url) as client:
             yield Installation(url, container, client)
     finally:
-        server.stop()
         container.close()
 
 

@@ -29,6 +29,7 @@ from tests.support.waiting import wait_for
 of_real_jobs("torch")
 
 from tests.integration.client.lasting import LAST, SLOW  # noqa: E402
+from tests.support.served import client_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +175,7 @@ def training(jobs: Jobs, directory: Path, url: str, slowing: Slowing) -> Iterato
         *("--work-s", str(slowing.pause_s), "--slow", str(SLOW_RANK)),
         *("--slow-s", str(slowing.more_s), "--stands-s", "600", "--url", url),
     )
-    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with client_of(url) as client:
         watching = Watching(client, directory)
         try:
             wait_for(lambda: watching.step() >= KNOWN_STEPS, "steps", limit_s=LIMIT_S)

@@ -16,15 +16,12 @@ import pytest
 from paceline_client.probe import ProbeError, probe
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
-from tests.integration.dashboard.conftest import client
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python
 from tests.support.nightly import by_night, every_night
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["client"]
 
 _QUICK = ("--seconds", "0.1")
 

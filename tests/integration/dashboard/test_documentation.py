@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from app.api.frame.headers import CONTENT_SECURITY_POLICY
-from app.run.http import HttpServer, address_of, listen
-from app.web import create_app
+from tests.support.served import client_of_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +28,8 @@ def documented(
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "site" / name).write_text("<h1>Alerts</h1>" * 100)
     monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "site")
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=address_of(listener), timeout=60) as client:
+    with client_of_served(container) as client:
         yield client
-    server.stop()
 
 
 def test_pages_have_the_policy_of_all_pages_and_are_compressed(documented: httpx.Client) -> None:

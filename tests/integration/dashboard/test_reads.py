@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import event
 
 from app.analysis.trace.encode import to_parquet
-from app.run.http import HttpServer, address_of, listen
 from app.services.alerts.channels.reads import list_channels
 from app.services.alerts.navigation import navigation
 from app.services.alerts.store import load_rules
@@ -24,7 +23,6 @@ from app.services.pulse.advance import advance_pulses
 from app.services.sessions.analyze import analyze_session
 from app.services.sessions.chunks.absorb import absorb
 from app.services.tasks.task_runs import claim
-from app.web import create_app
 from benchmarks.support.receiver import Reply
 from tests import factories
 from tests.integration.api.pulse.sending import bodies, slow_job
@@ -36,6 +34,7 @@ from tests.support.pulses.minutes import Minutes
 from tests.support.reads import read
 from tests.support.receiver import Receiver
 from tests.support.reports import unexplained
+from tests.support.served import client_of_served
 from tests.support.sessions import Stored, small_trace, store
 from tests.support.tensor import SLOW, TrainingJob
 
@@ -139,12 +138,8 @@ def container(settings: Settings) -> Iterator[Container]:
 def site(container: Container) -> Iterator[Site]:
     seen = Seen()
     seen.watch(container.engine)
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    with httpx.Client(base_url=address_of(listener), timeout=60, trust_env=False) as client:
+    with client_of_served(container) as client:
         yield Site(container, client, seen)
-    server.stop()
 
 
 @pytest.fixture

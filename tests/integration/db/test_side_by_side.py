@@ -24,13 +24,12 @@ from app.bootstrap import build as build_program
 from app.db import migrate
 from app.db.models.access import DEFAULT_PROJECT_ID
 from app.db.models.sessions import Session
-from app.run.http import HttpServer, address_of, listen
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
 from app.settings import Settings
-from app.web import create_app
 from tests.conftest import skip_or_fail
 from tests.integration.api import bodies
+from tests.support.served import client_of, served
 from tests.support.sessions import small_trace, store
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -141,11 +140,8 @@ def container(empty_database_url: str, tmp_path: Path) -> Iterator[Container]:
 @pytest.fixture
 def new(container: Container) -> Iterator[str]:
     """Yield the address of a server of this version; it may be asked once it is migrated."""
-    listener = listen(container.settings)
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container) as address:
+        yield address
 
 
 class Producer(threading.Thread):
@@ -160,7 +156,7 @@ class Producer(threading.Thread):
         self.stop = threading.Event()
 
     def run(self) -> None:
-        with httpx.Client(base_url=self._server, trust_env=False, timeout=30) as client:
+        with client_of(self._server) as client:
             while not self.stop.is_set():
                 path = f"/api/v1/jobs/{self._name}-{len(self.taken)}/sessions"
                 answer = client.post(path, content=bodies.parquet(), params=bodies.SIZES)

@@ -6,10 +6,11 @@ import httpx
 import pytest
 
 from tests.support.demo import told_demo
+from tests.support.served import client_of
 
 
 @pytest.fixture(scope="session")
 def told() -> Iterator[httpx.Client]:
     """Yield a client of a demo whose history is there whole."""
-    with told_demo() as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with told_demo() as url, client_of(url) as client:
         yield client

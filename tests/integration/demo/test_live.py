@@ -6,18 +6,16 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from app.cli.demo.live import JOB, LiveJob, Tempo
 from app.cli.demo.run import LIVE_JOB
 from app.cli.server import Server
-from app.run.http import HttpServer, address_of, listen
 from app.services.pulse.advance import advance_pulses
 from app.services.tasks.execute import execute
 from app.services.tasks.leases import LeaseKeeper
-from app.web import create_app
 from tests.support.nightly import by_night
+from tests.support.served import client_of, served
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -31,18 +29,15 @@ QUICK = Tempo(step_s=0.02, quiet_steps=128, slow_steps=1_000, hold_steps=40, eve
 @pytest.fixture
 def url(container: Container) -> Iterator[str]:
     """Yield the address of a server without workers."""
-    listener = listen(container.settings.model_copy(update={"port": 0}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    yield address_of(listener).rstrip("/")
-    server.stop()
+    with served(container) as address:
+        yield address
 
 
 @by_night
 def test_the_live_job_is_noticed_recorded_and_well_again(url: str, container: Container) -> None:
     keeper = LeaseKeeper(container)
     published: list[Any] = []
-    with Server(url) as server, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+    with Server(url) as server, client_of(url) as client:
         job = LiveJob(server, QUICK, time.time_ns())
 
         def incident() -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
-from app.run.http import HttpServer, listen
+from app.run.http import listen
 from app.services.installation.surroundings import surroundings
-from app.web import create_app
 from benchmarks.support.receiver import Got, PostServer, Reply
+from tests.support.served import served
 
 if TYPE_CHECKING:
     from app.bootstrap import Container
@@ -84,12 +84,8 @@ def test_the_port_is_free_or_ours_or_taken(container: Container) -> None:
     name = f"port {port}"
     assert found(container, port=port)[name].detail == "free: no server runs here"
     listener = listen(container.settings.model_copy(update={"port": port}))
-    server = HttpServer(create_app(container), listener)
-    server.start(lambda: False)
-    try:
+    with served(container, listener):
         assert found(container, port=port)[name].detail == "a server of Paceline answers"
-    finally:
-        server.stop()
 
     class Other(PostServer):
         def take(self, got: Got) -> Reply:  # noqa: ARG002 - whatever comes

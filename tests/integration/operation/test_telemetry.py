@@ -29,6 +29,7 @@ from tests import factories
 from tests.support.nightly import by_night
 from tests.support.otlp import GotSpan, OtlpReceiver
 from tests.support.receiver import Receiver
+from tests.support.served import client_of
 from tests.support.serving import running, serving
 from tests.support.sessions import small_trace
 from tests.support.waiting import wait_for
@@ -81,7 +82,7 @@ def test_one_trace_goes_from_an_upload_to_the_message_about_it(
     urls = str(container.settings.database_url), redis_server.url
     with (
         serving(open_dir, *urls, settings=AT_ONCE | otlp.environment) as address,
-        httpx.Client(base_url=address, trust_env=False, timeout=60) as client,
+        client_of(address) as client,
     ):
         # A rule may ask for two slow sessions in a row.
         client.headers["traceparent"] = CALLER

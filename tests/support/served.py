@@ -1,0 +1,52 @@
+"""A server in this process, without workers, and a client of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import httpx
+
+from app.run.http import HttpServer, address_of, listen
+from app.web import create_app
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator, Mapping
+
+    from app.services.container import Container
+
+# Of a client that only asks over plain HTTP: to read the authorities of this machine takes longer
+# than the client does all else, and every test has one.
+_NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@contextlib.contextmanager
+def served(container: Container, listener: socket.socket | None = None) -> Iterator[str]:
+    """Serve an installation, on a free port unless told otherwise, and yield its address.
+
+    The container stays open.
+    """
+    if listener is None:
+        listener = listen(container.settings.model_copy(update={"port": 0}))
+    server = HttpServer(create_app(container), listener)
+    try:
+        server.start(lambda: False)
+        yield address_of(listener).rstrip("/")
+    finally:
+        server.stop()
+
+
+def client_of(url: str, *, headers: Mapping[str, str] | None = None) -> httpx.Client:
+    """Return a client of a server on this machine."""
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=60, trust_env=False, verify=_NO_AUTHORITIES
+    )
+
+
+@contextlib.contextmanager
+def client_of_served(container: Container, *, below: str = "") -> Iterator[httpx.Client]:
+    """Serve an installation, and yield a client of what is `below` its address."""
+    with served(container) as url, client_of(url + below) as client:
+        yield client
