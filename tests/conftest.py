@@ -16,6 +16,7 @@ import pytest
 
 from app.settings import Settings
 from app.system.collector import loading
+from app.system.logs import log_of_a_command
 from tests.everyday import every_day
 from tests.support import postgres
 from tests.support.project import build
@@ -44,6 +45,9 @@ hypothesis.settings.register_profile(
     "night", deadline=None, print_blob=True, suppress_health_check=SLOW
 )
 hypothesis.settings.load_profile("paceline")
+
+# Unless told otherwise structlog prints, with an error, the values of all local variables.
+log_of_a_command(json=False, level="debug")
 
 # Turns what would be skipped for want of a program into a failure.
 REQUIRE_ALL = "PACELINE_REQUIRE_ALL"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.util import LRUCache
+
 from app import bootstrap
 from app.db.models.access import DEFAULT_PROJECT_ID
 
@@ -13,22 +15,25 @@ if TYPE_CHECKING:
     from app.bootstrap import Container
     from app.settings import Settings
 
+# More than the program has; an engine of its own keeps 500.
+_MOST: Final = 2000
 
-class _Compiled(dict[tuple[Any, ...], "Compiled"]):
+
+class _Compiled(LRUCache[tuple[Any, ...], "Compiled"]):
     """Statements as they were compiled, for all engines of a process of the tests.
 
     An engine keeps its own, by its dialect. Every test has an engine: what all of them ask the same
     server would be compiled anew a thousand times.
     """
 
-    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:  # noqa: ANN401 - as in dict
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:  # noqa: ANN401 - as in its base
         return super().get(key[1:], default)
 
     def __setitem__(self, key: tuple[Any, ...], compiled: Compiled) -> None:
         super().__setitem__(key[1:], compiled)
 
 
-_COMPILED: Final = _Compiled()
+_COMPILED: Final = _Compiled(_MOST)
 
 
 def build_everywhere(settings: Settings) -> Container:
