@@ -207,6 +207,7 @@ def announced(words: Path) -> str:
     return lines[-1].rpartition(" ")[2].rstrip("/") if lines else ""
 
 
+@by_night
 def test_the_demo_runs_from_the_wheel(installed: Path) -> None:
     command = (sys.executable, "-S", "-P", str(installed / "bin" / "paceline"))
     shows_its_demo(command, environment(installed))
