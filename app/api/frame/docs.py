@@ -31,9 +31,11 @@ STYLE: Final = """\
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 code, pre { font: 13px/1.5 ui-monospace, monospace; }
+code { overflow-wrap: anywhere; }
 h2 { margin-top: 2.5rem; }
 h3 { margin: 2rem 0 .25rem; font-weight: 600; }
 table { border-collapse: collapse; width: 100%; }
+@media (max-width: 45rem) { table { display: block; overflow-x: auto; } }
 th, td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
   padding: .25rem 1rem .25rem 0; text-align: left; vertical-align: top; }
 .method { display: inline-block; min-width: 4rem; }
