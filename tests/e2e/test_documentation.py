@@ -14,7 +14,7 @@ from app.dashboard.terms import glossary
 from tests.conftest import skip_or_fail
 from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import barriers, check, keep
-from tests.e2e.visiting import LOOKS, NARROW, REPOSITORY, listen_again
+from tests.e2e.visiting import NARROW, REPOSITORY, listen_again
 from tests.support.served import served
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def test_where_nothing_was_built_the_page_says_how(
 
 
 def test_the_page_of_the_api_is_no_wider_than_a_narrow_window(site: str, visitor: Visitor) -> None:
-    page = visitor.open(f"{site}/api/docs", LOOKS[1])
-    assert LOOKS[1].size == NARROW
+    page = visitor.open(f"{site}/api/docs")
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
     expect(page.locator("h3")).not_to_have_count(0)
     assert check(page, "overflow") <= 0
     keep(page, "api-narrow")
