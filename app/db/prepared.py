@@ -34,13 +34,14 @@ PROJECT: Final = "project_id"
 class Prepared(Generic[*Ts]):
     """A statement about classes of tables, with a `bindparam` for each value that differs.
 
-    It sees and writes rows of one project, as all statements of a transaction do.
+    It sees and writes rows of one project, as all statements of a transaction do. Only a query
+    within an insert is not confined: it asks by the id of a row that another statement found.
 
     Parameters
     ----------
     statement : Select or Insert
-        An insert selects no value, and returns rows. Of the columns that it does not name itself it
-        takes those that it is first executed with.
+        An insert returns rows. Of the columns that it does not name itself it takes those that it
+        is first executed with.
 
     Raises
     ------
@@ -107,7 +108,10 @@ class _Compiled:
         dialect: Dialect,
         values: Mapping[str, object],
     ) -> _Compiled:
-        columns = list(values) if isinstance(statement, Insert) else None
+        columns: list[str] | None = None
+        if isinstance(statement, Insert):
+            # Others are values of a query in it.
+            columns = [name for name in values if name in statement.table.columns]
         compiled = statement.compile(dialect=dialect, column_keys=columns)
         to_driver = {
             name: bound.type.dialect_impl(dialect).bind_processor(dialect)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
-from sqlalchemy import Engine, bindparam, func, select, text
+from sqlalchemy import Engine, Text, bindparam, cast, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.models.tasks import TaskRun
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
     from types import TracebackType
+
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.orm import InstrumentedAttribute
 
     from app.db.objects.store import Objects
     from app.db.scope import Scope
@@ -48,6 +51,12 @@ _QUEUE: Final = Prepared(
     )
     .returning(TaskRun.id)
 )
+
+
+def notification(session_id: InstrumentedAttribute[uuid.UUID]) -> ColumnElement[None]:
+    """Return what `UnitOfWork.notify_session` says, for a statement that writes the session."""
+    return func.pg_notify(SESSION_CHANNEL, cast(session_id, Text))
+
 
 Publish = Callable[[uuid.UUID, str], None]
 

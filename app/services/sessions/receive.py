@@ -20,6 +20,7 @@ from app.db.models.sessions import Job, Session
 from app.db.models.tasks import ANALYZE_SESSION
 from app.db.prepared import Prepared
 from app.db.states import SessionState
+from app.db.unit_of_work import notification
 from app.errors import BusyError, InvalidTraceError, NotFoundError, PacelineError
 from app.services.sessions.decoding import decoding
 from app.services.usage.count import check_room, count, count_made
@@ -47,22 +48,15 @@ _LOCKED_JOB: Final = Prepared(
     select(Job.id, func.now()).where(Job.name == bindparam("job")).with_for_update(key_share=True)
 )
 _next_number = select(func.coalesce(func.max(Session.number), 0) + 1).where(
-    Session.job_id == bindparam("job_id"), Session.attempt == FIRST_ATTEMPT
+    Session.job_id == bindparam("of_job"), Session.attempt == FIRST_ATTEMPT
 )
 _NEXT_NUMBER: Final = Prepared(_next_number)
-# And how many sessions are the same.
-_NEXT_AND_TWINS: Final = Prepared(
-    select(
-        _next_number.scalar_subquery(),
-        select(func.count())
-        .where(
-            Session.job_id == bindparam("job_id"), Session.content_sha256 == bindparam("content")
-        )
-        .scalar_subquery(),
-    )
-)
+# With its number and its notification; no row where the job has the same session.
 _MADE: Final = Prepared(
-    insert(Session).values(attempt=FIRST_ATTEMPT, state=SessionState.QUEUED).returning(Session.id)
+    insert(Session)
+    .values(attempt=FIRST_ATTEMPT, state=SessionState.QUEUED, number=_next_number.scalar_subquery())
+    .on_conflict_do_nothing(index_elements=[Session.job_id, Session.content_sha256])
+    .returning(Session.number, notification(Session.id))
 )
 
 # A job that is made or deleted meanwhile is looked for again.
@@ -238,7 +232,7 @@ def _find(tx: UnitOfWork, job: str, content: bytes) -> Receipt | None:
 
 def next_number(tx: UnitOfWork, job_id: int) -> int:
     """Return the number of the next session of a job whose row is locked."""
-    ((number,),) = _NEXT_NUMBER.rows(tx.session, job_id=job_id)
+    ((number,),) = _NEXT_NUMBER.rows(tx.session, of_job=job_id)
     return number
 
 
@@ -259,20 +253,16 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
     # Making or finding the job locks its row, which puts the numbers in order and lets only one
     # of two equal bodies pass.
     job_id = make_job(container, tx, job)
-    ((number, twins),) = _NEXT_AND_TWINS.rows(tx.session, job_id=job_id, content=content)
-    if twins and (twin := _find(tx, job, content)) is not None:
-        raise _AlreadyStoredError(twin)
     session_id = uuid.uuid4()
     tx.enqueue(ANALYZE_SESSION, session_id)
-    tx.notify_session(session_id)
     read = decoding.result()
     decoded, trace = read.decoded, read.decoded.trace
     sizes = trace.meta.sizes
-    _MADE.rows(
+    made = _MADE.rows(
         tx.session,
         id=session_id,
         job_id=job_id,
-        number=number,
+        of_job=job_id,
         content_sha256=content,
         received_at=tx.now,
         state_changed_at=tx.now,
@@ -290,6 +280,12 @@ def _store(  # noqa: PLR0913, PLR0917 - one request
         steps=trace.step_count(),
         trace_blob=blob_id,
     )
+    if not made:
+        twin = _find(tx, job, content)
+        if twin is None:
+            raise BusyError("The same session is deleted at this moment; try again.")
+        raise _AlreadyStoredError(twin)
+    ((number, _),) = made
     count(
         tx,
         container.settings,
