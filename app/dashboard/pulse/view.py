@@ -179,14 +179,8 @@ def _since(live: LiveJob) -> Markup | str:
 def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> list[Fact]:
     found = []
     if live.step_s is not None:
-        spread = (
-            ""
-            if last is None
-            else f"p95 {seconds(last.step_p95_s)}, worst {seconds(last.step_worst_s)}"
-        )
-        found.append(
-            Fact("Step time", seconds(live.step_s), spread, "Median of the latest 20 steps")
-        )
+        hint = "Median of the latest 20 steps; p95 and worst since the last whole minute began"
+        found.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
     if last is not None and last.tokens_per_s:
         found.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
     if live.minutes:
@@ -207,6 +201,16 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
     found.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
     found.append(Fact("Pulse", "", "since the last one", moment=live.heard_at))
     return found
+
+
+def _spread(live: LiveJob, last: SpanRow | None) -> str:
+    """Return the spread of the step time, with the steps that its median is of among its own."""
+    if last is None:
+        return ""
+    among = [one for one in live.minutes if one.attempt == live.attempt and one.start >= last.start]
+    p95_s = max(one.step_p95_s for one in among)
+    worst_s = max(one.step_worst_s for one in among)
+    return f"p95 {seconds(p95_s)}, worst {seconds(worst_s)}"
 
 
 def _short(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -123,3 +124,11 @@ def test_the_map_s_heading_and_the_sentence_tell_of_the_same(
 ) -> None:
     view = live_view(live)
     assert (view.map_title, view.heading) == (title, said)
+
+
+def test_the_spread_of_the_step_time_is_also_of_the_minute_that_goes_on() -> None:
+    # Steps take twice as long since a few seconds, which is the median that is said.
+    goes_on = replace(minute(1.0), start=NOW - timedelta(seconds=1), step_p95_s=2.1)
+    live = replace(job(1.0), step_s=2.0, minutes=[minute(1.0), goes_on])
+    [step] = [one for one in live_view(live).facts if one.label == "Step time"]
+    assert (step.value, step.note) == ("2.00\u00a0s", "p95 2.10\u00a0s, worst 1.20\u00a0s")
