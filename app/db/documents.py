@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import zstandard
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement, Dialect, Text, cast, type_coerce
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
@@ -106,8 +106,14 @@ def open_report(text: bytes) -> Report:
     UnknownDocumentError
         ``report.unknown_version``: another version of Paceline stored it.
     """
-    check_version(text)
-    return replace(REPORT.validate_json(text), revision=REVISION)
+    try:
+        report = REPORT.validate_json(text)
+    except ValidationError:
+        # One of another version may differ in more than it says of itself.
+        check_version(text)
+        raise
+    _require_known(report.schema, report.revision)
+    return replace(report, revision=REVISION)
 
 
 def open_hang(stored: bytes) -> HangDocument:
@@ -118,9 +124,13 @@ def open_hang(stored: bytes) -> HangDocument:
 def check_version(text: bytes) -> None:
     """Refuse a stored report that this version does not read, as `open_report` does."""
     version = _VERSION.validate_json(text)
-    if version.schema != SCHEMA or not OLDEST_REVISION <= version.revision <= REVISION:
+    _require_known(version.schema, version.revision)
+
+
+def _require_known(schema: str, revision: int) -> None:
+    if schema != SCHEMA or not OLDEST_REVISION <= revision <= REVISION:
         raise UnknownDocumentError(
-            f"The report is {version.schema}, revision {version.revision}; this version of "
+            f"The report is {schema}, revision {revision}; this version of "
             f"Paceline reads {SCHEMA}, revision {REVISION}. A later one stored it.",
             code="report.unknown_version",
         )

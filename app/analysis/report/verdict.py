@@ -103,11 +103,7 @@ class BlamedGpu:
     @property
     def gpu_words(self) -> str:
         """Return what is known of the GPU."""
-        if self.one_of > 1:
-            return f"one of {self.one_of} GPUs"
-        if self.gpu is None:
-            return ""
-        return f"GPU {self.gpu}" if self.gpu.isdecimal() else self.gpu
+        return _gpu_words(self.gpu, self.one_of)
 
     @property
     def rank_words(self) -> str:
@@ -403,10 +399,25 @@ class GpuOfWorker:
 
     def __call__(self, worker: Worker) -> BlamedGpu:
         """Return the GPU of a worker."""
+        return _gpu(self._report, *self._rank(worker))
+
+    def words(self, worker: Worker) -> str:
+        """Return what is known of it in words: of thousands at once."""
+        rank, one_of = self._rank(worker)
+        return _gpu_words(self._report.gpus.get(rank), one_of)
+
+    def _rank(self, worker: Worker) -> tuple[int, int]:
+        """Return the rank of a worker's GPU, and of how many it is one."""
         rank = self._at_fault.get(worker)
-        if rank is not None:
-            return _gpu(self._report, rank, 1)
-        return _gpu(self._report, self._report.rank_of(worker), self._one_of)
+        return (self._report.rank_of(worker), self._one_of) if rank is None else (rank, 1)
+
+
+def _gpu_words(gpu: str | None, one_of: int) -> str:
+    if one_of > 1:
+        return f"one of {one_of} GPUs"
+    if gpu is None:
+        return ""
+    return f"GPU {gpu}" if gpu.isdecimal() else gpu
 
 
 def _gpu(report: Report, rank: int, one_of: int) -> BlamedGpu:

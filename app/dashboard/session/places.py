@@ -56,7 +56,7 @@ def _names(report: Report) -> list[str]:
     by_rank, gpu_of = report.workers.rank, GpuOfWorker(report)
     missing = {one.worker for one in report.coverage.missing}
     return [
-        "" if (dp, stage) in missing else gpu_of((dp, stage)).gpu_words
+        "" if (dp, stage) in missing else gpu_of.words((dp, stage))
         for stage in range(len(by_rank[0]))
         for dp in range(len(by_rank))
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 # words before a model's name
@@ -87,6 +88,8 @@ CATALOGUE: Final[tuple[Device, ...]] = (
 )  # fmt: skip
 
 
+# Of names that others give: so many are kept, and jobs have a few.
+@lru_cache(256)
 def find_device(name: str) -> Device | None:
     """Return the device that a type's name means: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _MAKERS]

@@ -155,10 +155,10 @@ def _table(
     column_of = {name: column for column, name in enumerate(names)}
     table = np.full((len(ranks), len(names)), np.nan)
     for _, group in shown:
+        rows = [row_of[rank] for rank in group.ranks]
         columns = [column_of[one.op, one.order] for one in group.collectives]
-        for rank, late in zip(group.ranks, group.late_s, strict=True):
-            values = [np.nan if value is None else value for value in late]
-            table[row_of[rank], columns] = values
+        # What is None is NaN there.
+        table[np.ix_(rows, columns)] = np.array(group.late_s, np.float64)
     return table
 
 

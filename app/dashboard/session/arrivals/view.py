@@ -12,6 +12,7 @@ from app.analysis.arrivals.document import (
     Breakdown,
     Collective,
     MeetingGroup,
+    RankArrivals,
     RankBreakdown,
 )
 from app.analysis.report.document import Report
@@ -137,9 +138,7 @@ def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
         f"across ({drawn.legend}){'; ' if drawn.about else ''}{drawn.about}",
         map=drawn,
         waiting=found.waiting if found.straggles else "How long ranks keep others waiting",
-        rows=tuple(_rank_row(report, found, place) for place in range(len(found.ranks)))[
-            :SHORT_TABLE
-        ],
+        rows=tuple(_rank_row(report, one) for one in found.ranks[:SHORT_TABLE]),
         more=f"The other {rest:,} are in the file" if rest > 0 else "",
         hosts=bool(report.hosts),
         gpus=bool(report.gpus),
@@ -149,8 +148,7 @@ def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
     )
 
 
-def _rank_row(report: Report, found: Arrivals, place: int) -> ArrivalRow:
-    one = found.ranks[place]
+def _rank_row(report: Report, one: RankArrivals) -> ArrivalRow:
     machine = report.machine(one.rank)
     return ArrivalRow(
         rank=one.rank,
