@@ -207,9 +207,14 @@ def test_a_rank_of_a_training_gets_slow_and_well_again(
             print(f"\n{request.node.callspec.id}: {watching.told()}")  # noqa: T201 - the figures
     assert (fired["notice"]["outcome"], fired["notice"]["cause"]) == ("confirmed", "slow_worker")
     assert (fired["cause"], fired["id"]) == ("slow_rank", over["id"])
-    assert fired["facts"]["worst"][0]["dp"] == SLOW_RANK
-    # On a busy machine the replay may be too far from the recording to promise anything.
-    fix = fired["facts"]["fix"]
+    facts = fired["facts"]
+    assert facts["causes"][0]["gpus"][0]["rank"] == SLOW_RANK
+    # On a busy machine the replay may be too far from the recording for a verdict, or to promise
+    # anything.
+    assert [one["dp"] for one in facts["worst"][:1]] == [SLOW_RANK] * (
+        facts["slowdown"] is not None
+    )
+    fix = facts["fix"]
     assert fix is None or fix["gain"] > 0
     assert ("predicted \N{MINUS SIGN}" in over["why_resolved"]) == (fix is not None)
     assert "the pulse is as before" in over["why_resolved"]
