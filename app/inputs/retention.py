@@ -56,6 +56,7 @@ class RetentionRules:
     hangs: Keep = Keep(days=365)
     pulse_rows: KeepRows = KeepRows()  # single steps; those around a notice stay with its spans
     pulse_spans: Keep = Keep(days=90)  # minutes and hours of pulses
+    probes: Keep = Keep(days=180)  # of each host the latest stays
     task_runs: Keep = Keep(days=90)  # work that is over
     # Messages that are over; of each channel and job the last stays.
     deliveries: Keep = Keep(days=30)

@@ -79,6 +79,7 @@ class RetentionBody(BaseModel):
     hangs: KeepBody = KeepBody(days=_NEW.hangs.days)
     pulse_rows: KeepRowsBody = KeepRowsBody(days=_NEW.pulse_rows.days)
     pulse_spans: KeepBody = KeepBody(days=_NEW.pulse_spans.days)
+    probes: KeepBody = KeepBody(days=_NEW.probes.days)
     task_runs: KeepBody = KeepBody(days=_NEW.task_runs.days)
     deliveries: KeepBody = KeepBody(days=_NEW.deliveries.days)
     audit: KeepBody = KeepBody(days=_NEW.audit.days)

@@ -17,6 +17,7 @@ from app.db.models.access import AuditEntry
 from app.db.models.alerts import AlertDelivery
 from app.db.models.blobs import BlobObject, BlobPart
 from app.db.models.chunks import Chunk
+from app.db.models.hosts import HostProbe
 from app.db.models.noticed import (
     PulseBlock,
     PulseNotice,
@@ -254,6 +255,26 @@ def _remove_pulse_spans(tx: UnitOfWork, spans: Sequence[int]) -> None:
     tx.session.execute(delete(PulseSpan).where(PulseSpan.id.in_(spans)))
 
 
+def _probes(_project_id: int, _now: datetime) -> Items:
+    newer, devices = aliased(HostProbe), aliased(HostProbe)
+    # What is known of a host, and what others are compared with, is its latest one.
+    probed_since = exists().where(newer.host == HostProbe.host, newer.at > HostProbe.at)
+    of_it = select(func.count()).where(devices.id == HostProbe.id).scalar_subquery()
+    return Items(
+        table=HostProbe,
+        key=HostProbe.id.expression,
+        at=HostProbe.at.expression,
+        size=_row_bytes(HostProbe) * of_it,
+        # One for the devices of each.
+        there=HostProbe.device == 0,
+        may_go=probed_since,
+    )
+
+
+def _remove_probes(tx: UnitOfWork, probes: Sequence[uuid.UUID]) -> None:
+    tx.session.execute(delete(HostProbe).where(HostProbe.id.in_(probes)))
+
+
 def _task_runs(_project_id: int, _now: datetime) -> Items:
     return Items(
         table=TaskRun,
@@ -347,6 +368,7 @@ KINDS: Final = (
         _pulse_spans,
         _remove_pulse_spans,
     ),
+    Kind("probes", "Probes", "the latest of each host stays", _probes, _remove_probes),
     Kind(
         "task_runs",
         "Work that is over",

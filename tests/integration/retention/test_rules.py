@@ -21,6 +21,9 @@ from app.inputs.retention import Keep, RetentionRules
 from app.services.access.audit import list_entries
 from app.services.access.projects import create_project
 from app.services.alerts.channels.write import create_channel
+from app.services.probes.note import ProbedDevice, note_probe
+from app.services.probes.read import probes_of
+from app.services.probes.verdict import Measure
 from app.services.retention import rules
 from app.services.retention.again import analyze_again
 from app.services.retention.changes import pin_session
@@ -216,8 +219,33 @@ def test_old_deliveries_go_but_the_last_that_was_told(container: Container) -> N
         assert tx.session.execute(select(AlertDelivery.number)).scalars().all() == [93]
 
 
+def _probed(container: Container, host: str, days: float) -> None:
+    with container.reading() as tx:
+        at = tx.now - timedelta(days=days)
+    devices = [
+        ProbedDevice(str(index), "NVIDIA H100", None, None, {Measure.MATMUL: 600.0})
+        for index in range(2)
+    ]
+    note_probe(container, host, devices, probe_id=uuid.uuid4(), at=at, guessed=False)
+
+
+def test_old_probes_go_but_the_latest_of_each_host(container: Container) -> None:
+    for host, days in (("a", 400), ("a", 200), ("a", 9), ("b", 300), ("b", 200), ("c", 179)):
+        _probed(container, host, days)
+    assert read(container, use_of, container.project_id).probed_devices == 12
+    assert read(container, uses_of)["probes"].count == 6
+    with container.reading() as tx:
+        assert losses_of(tx, RetentionRules()) == {"probes": 3}
+    assert keep_to_rules(container) == 3
+    assert [len(read(container, probes_of, host)) for host in "abc"] == [2, 2, 2]
+    # There is room for others again.
+    assert read(container, use_of, container.project_id).probed_devices == 6
+
+
 def test_every_kind_has_a_size_of_its_own(container: Container) -> None:
     _told(container, 1)
+    _probed(container, "a", 2)
+    _probed(container, "a", 1)
     kept = _analyzed(container)
     pin_session(container, kept.session, pinned=True)
     _analyzed(container, days=1)
@@ -226,7 +254,8 @@ def test_every_kind_has_a_size_of_its_own(container: Container) -> None:
         set_rules(container, _checked({kind.name: {"bytes": 0}}))
         keep_to_rules(container)
         after = read(container, uses_of)
-        # What is pinned, the last that was told and the log of two years stay, and other kinds.
+        # What is pinned, the last that was told or probed and the log of two years stay, and other
+        # kinds.
         none = dict.fromkeys(("task_runs", "hangs", "pulse_rows", "pulse_spans"), 0)
         left = {**none, "audit": after["audit"].count}.get(kind.name, 1)
         assert after[kind.name].count == left, kind.name
