@@ -88,7 +88,7 @@ CATALOGUE: Final[tuple[Device, ...]] = (
 )  # fmt: skip
 
 
-# Of names that others give: so many are kept, and jobs have a few.
+# Names are what others give: 256 of them are kept, and a job has a few.
 @lru_cache(256)
 def find_device(name: str) -> Device | None:
     """Return the device that a type's name means: ``4090``, ``rtx_4090_24gb``, ``RTX 4090``."""
