@@ -13,7 +13,6 @@ from app.services.pulse.live import MINUTES
 
 if TYPE_CHECKING:
     from app.services.pulse.live import LiveJob
-    from app.services.pulse.spans import SpanRow
 
 # The box that is drawn in, which is stretched.
 WIDTH: Final = MINUTES
@@ -64,7 +63,7 @@ def step_lines(live: LiveJob) -> StepLines:
         ("median", [one.step_median_s for one in minutes]),
     )
     return StepLines(
-        title=_title(minutes),
+        title=_title(live),
         low=seconds(low),
         high=seconds(high),
         lines=tuple((name, _path(at, values, low, high)) for name, values in lines),
@@ -87,10 +86,11 @@ def _path(at: Sequence[float], values: Sequence[float], low: float, high: float)
     return "".join(parts)
 
 
-def _title(minutes: Sequence[SpanRow]) -> str:
+def _title(live: LiveJob) -> str:
+    minutes = live.minutes
     now = float(np.median([one.step_median_s for one in minutes[-_NOW:]]))
     if len(minutes) <= _NOW:
-        return f"A step takes {seconds(now)}"
+        return f"A step takes {seconds(now if live.step_s is None else live.step_s)}"
     before = float(np.median([one.step_median_s for one in minutes[:-_NOW]]))
     change = now / before - 1
     if abs(change) < _CHANGED:

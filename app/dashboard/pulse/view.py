@@ -32,6 +32,8 @@ _LATE: Final = timedelta(seconds=30)
 _SLOW: Final = 1.05
 # A minute that began less long ago than this still grows.
 _WHOLE: Final = timedelta(seconds=75)
+# Steps of a minute under way, from which on ranks are compared in it.
+_ENOUGH: Final = 20
 _HOUR: Final = 60
 # For so long a page says that something is over.
 _RECENT: Final = timedelta(minutes=10)
@@ -91,8 +93,8 @@ def unrecorded_job(live: LiveView, incidents: Sequence[Actions]) -> UnrecordedJo
 
 def live_view(live: LiveJob) -> LiveView:
     """Return what pages show of a job that sends a pulse."""
-    last = _last_whole(live)
-    slowest = [] if last is None else last.slowest
+    last, latest = _last_minute(live), _last_minute(live, _ENOUGH)
+    slowest = [] if latest is None else latest.slowest
     state, heading = _standing(live, slowest)
     url = job_url(live.job)
     return LiveView(
@@ -116,7 +118,7 @@ def live_view(live: LiveJob) -> LiveView:
         slowest=drawn(_SLOWEST, slowest, csv=f"{url}/pulse/slowest.csv", classes="plain slowest")
         if slowest
         else None,
-        slowest_title="" if last is None else _slowest_title(last),
+        slowest_title="" if latest is None else _slowest_title(latest),
     )
 
 
@@ -195,7 +197,7 @@ def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> 
                 "Longest computing",
                 f"Rank {first.rank}, {times(first.ratio)}",
                 _place(first),
-                "In the last whole minute",
+                "In the last minute",
             )
         )
     found.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
@@ -228,10 +230,20 @@ def _asked(asked: Asked | None) -> str:
     return f"{asked.steps} steps are asked for: {asked.reason}"
 
 
-def _last_whole(live: LiveJob) -> SpanRow | None:
-    """Return the last minute that is whole; the last one of a job that just began or has ended."""
+def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
+    """Return the last minute that is whole; the last one of a job that just began or has ended.
+
+    Parameters
+    ----------
+    enough : int, optional
+        The steps with which that under way counts, too: it has what was just noticed.
+    """
     own = [one for one in live.minutes if one.attempt == live.attempt]
-    whole = [one for one in own if one.start <= live.now - _WHOLE]
+    whole = [
+        one
+        for one in own
+        if one.start <= live.now - _WHOLE or (enough is not None and one.steps >= enough)
+    ]
     found = whole or own
     return found[-1] if found else None
 
@@ -239,7 +251,7 @@ def _last_whole(live: LiveJob) -> SpanRow | None:
 def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
     """Return what the map shows, by the same facts as the page's heading.
 
-    Of what goes on the notice tells, which the last whole minute may not have yet, or still has.
+    Of what goes on the notice tells, which the last minute may not have yet, or still has.
     """
     blamed = [one for one in live.open if one.kind in _COMPUTE_LONG and one.ranks]
     if blamed:

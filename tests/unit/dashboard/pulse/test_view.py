@@ -82,7 +82,7 @@ def job(ratio: float, *notices: NoticeRow, ranks: int = 8) -> LiveJob:
 @pytest.mark.parametrize(
     ("live", "title", "said"),
     [
-        # The last whole minute does not have it yet.
+        # The last minute does not have it yet.
         (
             job(1.0, notice()),
             "Rank 3 (node-000) computes longer than its peers",
@@ -132,3 +132,19 @@ def test_the_spread_of_the_step_time_is_also_of_the_minute_that_goes_on() -> Non
     live = replace(job(1.0), step_s=2.0, minutes=[minute(1.0), goes_on])
     [step] = [one for one in live_view(live).facts if one.label == "Step time"]
     assert (step.value, step.note) == ("2.00\u00a0s", "p95 2.10\u00a0s, worst 1.20\u00a0s")
+
+
+@pytest.mark.parametrize(("steps", "compared"), [(19, "Rank 5, 1.00×"), (20, "Rank 3, 1.50×")])
+def test_ranks_are_compared_in_the_minute_under_way_once_it_has_enough_steps(
+    steps: int, compared: str
+) -> None:
+    goes_on = replace(minute(1.5, rank=3), start=NOW - timedelta(seconds=9), steps=steps)
+    live = replace(job(1.0), minutes=[minute(1.0), goes_on])
+    assert [one.value for one in live_view(live).facts if one.label == "Longest computing"] == [
+        compared
+    ]
+
+
+def test_the_lines_of_a_job_that_just_began_are_headed_by_its_step_time() -> None:
+    live = replace(job(1.0), step_s=1.5, minutes=[minute(1.0)])
+    assert live_view(live).steps.title == "A step takes 1.50\u00a0s"
