@@ -25,14 +25,6 @@ from app.errors import InvalidTensorError
 from app.inputs.tensor.measured import unreadable
 from app.inputs.tensor.spec import parse_problem
 
-TITLES: Final = {
-    Method.NONE: "none",
-    Method.ZERO: "ZERO",
-    Method.MIGRATE: "MIG",
-    Method.SEMI: "SEMI",
-    Method.WATERFILL: "water-filled",
-    Method.STICKY: "sticky",
-}
 CRITERIA: Final = {Criterion.T_MIN: "T_min", Criterion.T_AVG: "T_avg", None: ""}
 RISKS: Final = {
     LossRisk.NONE: "none",
@@ -85,7 +77,7 @@ def _sentence(document: MitigationDocument) -> str:
     if best.method is Method.NONE:
         return f"{ranks}: nothing within the budget is faster than {_seconds(slowest_s)}"
     return (
-        f"{ranks}, up to {over:.2f} × the fastest: {TITLES[best.method]}, "
+        f"{ranks}, up to {over:.2f} × the fastest: {best.method.short}, "
         f"{_seconds(slowest_s)} → {_seconds(best.predicted_time_s)} a step, "
         f"{best.speedup:.2f} × as fast"
     )
@@ -105,7 +97,7 @@ def _alternatives_table(document: MitigationDocument) -> Table:
     for item in document.alternatives:
         chosen = item is document.best
         table.add_row(
-            TITLES[item.method],
+            item.method.short,
             CRITERIA[item.criterion],
             _seconds(item.predicted_time_s),
             f"{item.speedup:.2f} ×",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from app.analysis.mitigation.tensor.document import Alternative, Method, RankShare
 from app.analysis.mitigation.tensor.recorded import GroupAdvice
 from app.analysis.report.document import Report
+from app.dashboard.tensor.columns import ColumnsBar, columns_bar
 from app.dashboard.tensor.words import CRITERIA, METHOD_NAMES, RISKS
-from app.dashboard.ui.format import MINUS, count, heat_color, percent, seconds, times, worker
+from app.dashboard.ui.format import count, heat_color, percent, seconds, times, worker
 
 
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """A rank; widths are in per cent of the widest bar."""
+    """A rank in the table."""
 
     rank: int
     where: str
@@ -21,13 +23,7 @@ class ShareRow:
     over: str
     before: str
     after: str
-    kept_width: float
-    resized_width: float
-    given_width: float
-    received_width: float
-    kept: str
-    resized: str
-    migrated: str
+    columns: ColumnsBar
     slow: bool
 
 
@@ -82,14 +78,8 @@ def _rank(group: GroupAdvice, share: RankShare, report: Report) -> ShareRow:
     advice = group.advice
     columns = advice.columns
     most = columns + max(rank.received_columns for rank in advice.best.ranks)
-    kept = columns - share.resized_columns - share.migrated_columns
     over = share.time_s / advice.fastest_time_s
     number = group.ranks[share.rank]
-    migrated = ""
-    if share.migrated_columns:
-        migrated = f"{MINUS}{_amount(group, share.migrated_columns)}"
-    elif share.received_columns:
-        migrated = f"+{_amount(group, share.received_columns)}"
     return ShareRow(
         rank=number,
         where=report.machine(number).called,
@@ -97,13 +87,14 @@ def _rank(group: GroupAdvice, share: RankShare, report: Report) -> ShareRow:
         over=times(over),
         before=seconds(share.time_s),
         after=seconds(share.predicted_time_s),
-        kept_width=100 * kept / most,
-        resized_width=100 * share.resized_columns / most,
-        given_width=100 * share.migrated_columns / most,
-        received_width=100 * share.received_columns / most,
-        kept=_amount(group, kept),
-        resized=_amount(group, share.resized_columns) if share.resized_columns else "",
-        migrated=migrated,
+        columns=columns_bar(
+            columns,
+            most,
+            resized=share.resized_columns,
+            given=share.migrated_columns,
+            received=share.received_columns,
+            amount=partial(_amount, group),
+        ),
         slow=share.rank in advice.stragglers,
     )
 

@@ -10,7 +10,7 @@ from app.analysis.mitigation.tensor.document import (
     Method,
     MitigationDocument,
 )
-from app.dashboard.tensor.words import CRITERIA, METHOD_NAMES, RISKS, SHORT_NAMES
+from app.dashboard.tensor.words import CRITERIA, METHOD_NAMES, RISKS
 from app.dashboard.ui.format import byte_size, count, percent, seconds
 from app.services.tensor.read import PlanRow
 
@@ -72,7 +72,7 @@ def alternatives_title(document: MitigationDocument) -> str:
         return "There is nothing to gain: no rank straggles"
     within = [item for item in document.alternatives if item.within_budget]
     best = within[0]
-    title = f"{SHORT_NAMES[best.method]} is fastest within the budget"
+    title = f"{best.method.short} is fastest within the budget"
     title = title[0].upper() + title[1:]
     lossless = next(
         (i for i in within if i.loss_risk is LossRisk.NONE and i.method is not Method.NONE), None
@@ -80,4 +80,4 @@ def alternatives_title(document: MitigationDocument) -> str:
     if lossless is None or lossless is best:
         return f"{title}, without loss" if lossless is best else title
     slower = lossless.predicted_time_s / best.predicted_time_s - 1
-    return f"{title}; {SHORT_NAMES[lossless.method]} is lossless and {percent(slower)} slower"
+    return f"{title}; {lossless.method.short} is lossless and {percent(slower)} slower"

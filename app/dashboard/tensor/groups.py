@@ -7,7 +7,6 @@ from datetime import datetime
 
 from app.analysis.mitigation.tensor.group import STRAGGLES
 from app.dashboard.tensor.standing import standing_of, state_of
-from app.dashboard.tensor.words import SHORT_NAMES
 from app.dashboard.ui.format import count, heat_color, plural, seconds, times
 from app.dashboard.ui.parts import StateLabel
 from app.db.states import TensorMode
@@ -72,7 +71,7 @@ def _group_line(job: str, row: GroupRow) -> GroupLine:
         slow=str(row.ranks[slow] if row.ranks else slow) if straggles else "",
         over=times(over),
         color=heat_color(over),
-        plan="" if plan is None else f"{plan.version}, {SHORT_NAMES[plan.method]}",
+        plan="" if plan is None else f"{plan.version}, {plan.method.short}",
         predicted="" if plan is None else seconds(plan.predicted_time_s),
         measured=seconds(max(row.latest.times_s)),
         step=count(row.step),

@@ -20,13 +20,12 @@ from app.dashboard.tensor.alternatives import (
     alternative_row,
     alternatives_title,
 )
+from app.dashboard.tensor.columns import ColumnsBar, columns_bar
 from app.dashboard.tensor.lines import TimesFigure, times_figure
 from app.dashboard.tensor.replacing import replace_note, replace_title
 from app.dashboard.tensor.standing import standing_of, state_of
-from app.dashboard.tensor.words import SHORT_NAMES
 from app.dashboard.ui.format import (
     EN_DASH,
-    MINUS,
     NBSP,
     count,
     heat_color,
@@ -54,7 +53,7 @@ PLAN_STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A rank in the table; widths are in per cent of the widest bar."""
+    """A rank in the table."""
 
     rank: str
     where: str
@@ -62,13 +61,7 @@ class RankRow:
     over: str
     before: str
     now: str
-    kept_width: float
-    resized_width: float
-    given_width: float
-    received_width: float
-    kept: str
-    resized: str
-    migrated: str
+    columns: ColumnsBar
     slow: bool
 
 
@@ -323,9 +316,6 @@ def _rank_rows(
     found = []
     for rank, (free_s, now_s) in enumerate(zip(latest.free_times_s, latest.times_s, strict=True)):
         share = None if shares is None else shares[rank]
-        resized = 0 if share is None else share.resized_columns
-        given = 0 if share is None else share.migrated_columns
-        received = 0 if share is None else share.received_columns
         over = free_s / fastest
         found.append(
             RankRow(
@@ -335,17 +325,13 @@ def _rank_rows(
                 over=times(over),
                 before=seconds(free_s),
                 now=seconds(now_s),
-                kept_width=100 * (columns - resized - given) / most,
-                resized_width=100 * resized / most,
-                given_width=100 * given / most,
-                received_width=100 * received / most,
-                kept=count(columns - resized - given),
-                resized=count(resized) if resized else "",
-                migrated=f"{MINUS}{count(given)}"
-                if given
-                else f"+{count(received)}"
-                if received
-                else "",
+                columns=columns_bar(
+                    columns,
+                    most,
+                    resized=0 if share is None else share.resized_columns,
+                    given=0 if share is None else share.migrated_columns,
+                    received=0 if share is None else share.received_columns,
+                ),
                 slow=rank == slow and (standing is not None or over > STRAGGLES),
             )
         )
@@ -395,7 +381,7 @@ def _plan_line(plan: PlanRow) -> PlanLine:
     return PlanLine(
         version=plan.version,
         steps=f"{count(since)}{EN_DASH}{end}",
-        method="taken back" if plan.method is Method.NONE else SHORT_NAMES[plan.method],
+        method="taken back" if plan.method is Method.NONE else plan.method.short,
         state=PLAN_STATES[plan.state] + (f": {plan.reason}" if plan.reason else ""),
         predicted="" if plan.method is Method.NONE else seconds(plan.predicted_time_s),
         measured=seconds(plan.measured_time_s or 0.0) if measured else "",

@@ -14,14 +14,6 @@ METHOD_NAMES: Final = {
     Method.WATERFILL: "Water-filled",
     Method.STICKY: "Sticky, move once",
 }
-SHORT_NAMES: Final = {
-    Method.NONE: "none",
-    Method.ZERO: "ZERO",
-    Method.MIGRATE: "MIG",
-    Method.SEMI: "SEMI",
-    Method.WATERFILL: "water-filled",
-    Method.STICKY: "sticky",
-}
 CRITERIA: Final = {Criterion.T_MIN: "", Criterion.T_AVG: " to the mean", None: ""}
 RISKS: Final = {
     LossRisk.NONE: "none",

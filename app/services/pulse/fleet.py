@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.dialects.postgresql import aggregate_order_by, distinct_on
@@ -15,14 +15,17 @@ from app.db.models.sessions import Job, Session
 from app.services.pulse.keep import MINUTE
 
 if TYPE_CHECKING:
+    from sqlalchemy import Subquery
+    from sqlalchemy.orm import InstrumentedAttribute
+
     from app.db.unit_of_work import Reads
 
 # Larger jobs come first.
 MOST_JOBS: Final = 500
 # A job whose pulse was read less long ago runs.
-SINCE: Final = timedelta(minutes=2)
+_SINCE: Final = timedelta(minutes=2)
 # Of its last minute: steps may be minutes long.
-MINUTES: Final = timedelta(minutes=30)
+_MINUTES: Final = timedelta(minutes=30)
 # With whose typical minute the last one is compared.
 _BEFORE: Final = timedelta(hours=1)
 
@@ -47,20 +50,25 @@ class LiveStep:
         return self.step_s / self.before_s - 1 if self.before_s else 0.0
 
 
-def live_steps(tx: Reads) -> list[LiveStep]:
-    """Return the jobs that run, those with most ranks first."""
-    last = (
-        select(PulseSpan.job_id, PulseSpan.ranks, PulseSpan.step_median_s)
+def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
+    """Return the last minute of each job that runs: `job_id`, and columns of `PulseSpan`."""
+    return (
+        select(PulseSpan.job_id, *columns)
         .join(PulseState, PulseState.job_id == PulseSpan.job_id)
         .where(
-            PulseState.advanced_at > tx.now - SINCE,
+            PulseState.advanced_at > tx.now - _SINCE,
             PulseSpan.seconds == MINUTE,
-            PulseSpan.start > tx.now - MINUTES,
+            PulseSpan.start > tx.now - _MINUTES,
         )
         .ext(distinct_on(PulseSpan.job_id))
         .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())
         .subquery()
     )
+
+
+def live_steps(tx: Reads) -> list[LiveStep]:
+    """Return the jobs that run, those with most ranks first."""
+    last = last_minutes(tx, PulseSpan.ranks, PulseSpan.step_median_s)
     before = (
         select(func.percentile_cont(0.5).within_group(PulseSpan.step_median_s))
         .where(

@@ -8,12 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import any_, select
-from sqlalchemy.dialects.postgresql import distinct_on
 
-from app.db.models.noticed import PulseNotice, PulseSpan, PulseState
+from app.db.models.noticed import PulseNotice, PulseSpan
 from app.db.models.sessions import Job
-from app.services.pulse.fleet import MINUTES, SINCE
-from app.services.pulse.keep import MINUTE
+from app.services.pulse.fleet import last_minutes
 from app.services.pulse.spans import slow_ranks
 
 if TYPE_CHECKING:
@@ -56,24 +54,13 @@ class HostNow:
 
 def host_now(tx: Reads, host: str) -> HostNow:
     """Return what pulses say of a host."""
-    last = (
-        select(
-            PulseSpan.job_id,
-            PulseSpan.step_median_s,
-            PulseSpan.worst_ranks,
-            PulseSpan.worst_hosts,
-            PulseSpan.worst_gpus,
-            PulseSpan.worst_ratios,
-        )
-        .join(PulseState, PulseState.job_id == PulseSpan.job_id)
-        .where(
-            PulseState.advanced_at > tx.now - SINCE,
-            PulseSpan.seconds == MINUTE,
-            PulseSpan.start > tx.now - MINUTES,
-        )
-        .ext(distinct_on(PulseSpan.job_id))
-        .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())
-        .subquery()
+    last = last_minutes(
+        tx,
+        PulseSpan.step_median_s,
+        PulseSpan.worst_ranks,
+        PulseSpan.worst_hosts,
+        PulseSpan.worst_gpus,
+        PulseSpan.worst_ratios,
     )
     running = tx.session.execute(
         select(last, Job.name.label("job"))

@@ -23,6 +23,21 @@ class Method(StrEnum):
     SEMI = "semi"
     ZERO = "zero"
 
+    @property
+    def short(self) -> str:
+        """Return its name where room is short: ``ZERO``, ``MIG``, ``water-filled``."""
+        return _SHORT[self]
+
+
+_SHORT: Final = {
+    Method.NONE: "none",
+    Method.ZERO: "ZERO",
+    Method.MIGRATE: "MIG",
+    Method.SEMI: "SEMI",
+    Method.WATERFILL: "water-filled",
+    Method.STICKY: "sticky",
+}
+
 
 class Criterion(StrEnum):
     """The time that ranks are brought down to."""

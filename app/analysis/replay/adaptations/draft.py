@@ -94,6 +94,24 @@ class Draft:
         """Return the draft as it is with other recorded times, and maybe other dependencies."""
         return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
 
+    def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
+        """Return the draft with some layouts as they were found to be; None with none of them.
+
+        Parameters
+        ----------
+        found : sequence of (Layout, Sign) or None
+            For each arranged layout the one that takes its place, and its sign; None where it
+            stays.
+        """
+        signs = [item[1] for item in found if item is not None]
+        if not signs:
+            return None
+        arranged = [
+            layout if item is None else item[0]
+            for layout, item in zip(self.arranged, found, strict=True)
+        ]
+        return Proposal(signs[0], self.recorded_otherwise(arranged))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:

@@ -60,14 +60,7 @@ def propose_late_ends(draft: Draft) -> Proposal | None:
         end_with_receives(layout, graph)
         for layout, graph in zip(draft.arranged, draft.graphs, strict=True)
     ]
-    signs = [item[1] for item in found if item is not None]
-    if not signs:
-        return None
-    arranged = [
-        layout if item is None else item[0]
-        for layout, item in zip(draft.arranged, found, strict=True)
-    ]
-    return Proposal(signs[0], draft.recorded_otherwise(arranged))
+    return draft.proposal(found)
 
 
 def end_with_receives(

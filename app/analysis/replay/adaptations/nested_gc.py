@@ -21,14 +21,7 @@ from app.analysis.trace.model import GC
 def propose_nested_gc(draft: Draft) -> Proposal | None:
     """Leave collections inside of computations to those."""
     found = [without_nested_gc(layout) for layout in draft.arranged]
-    signs = [item[1] for item in found if item is not None]
-    if not signs:
-        return None
-    arranged = [
-        layout if item is None else item[0]
-        for layout, item in zip(draft.arranged, found, strict=True)
-    ]
-    return Proposal(signs[0], draft.recorded_otherwise(arranged))
+    return draft.proposal(found)
 
 
 def without_nested_gc(layout: Layout) -> tuple[Layout, Sign] | None:

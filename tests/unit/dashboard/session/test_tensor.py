@@ -32,18 +32,17 @@ def test_each_rank_has_its_times_and_its_columns(healthy: Report) -> None:
     assert found.title == "Taking work off rank 6 would save 20.0\u00a0% of every step"
     slow = found.ranks[2]
     assert (slow.rank, slow.where, slow.over, slow.slow) == (6, "node-6", "4.00×", True)
-    assert (slow.kept, slow.resized, slow.migrated) == ("250", "250", "−500")
-    assert [row.migrated for row in found.ranks[:2]] == ["+167", "+167"]
-    assert slow.kept_width + slow.resized_width + slow.given_width == pytest.approx(
-        100 / 1.167, 1e-2
-    )
+    bar = slow.columns
+    assert (bar.kept, bar.resized, bar.migrated) == ("250", "250", "−500")
+    assert [row.columns.migrated for row in found.ranks[:2]] == ["+167", "+167"]
+    assert bar.kept_width + bar.resized_width + bar.given_width == pytest.approx(100 / 1.167, 1e-2)
     assert "1 other group would be planned alike." in found.remarks
 
 
 def test_shares_stand_for_columns_without_a_count(healthy: Report) -> None:
     found = region(healthy, SLOW, known=False)
     assert found is not None
-    assert found.ranks[2].resized == "25.0\u00a0%"
+    assert found.ranks[2].columns.resized == "25.0\u00a0%"
     assert "tensor_columns" in found.remarks
 
 
