@@ -46,9 +46,11 @@ from app.dashboard.pages import Pages
 from app.dashboard.ui.assets import installed_assets
 from app.inputs.plans.request import WrittenRequest
 from app.inputs.pulse.body import PulseBody
+from app.inputs.recordings.listing import UPLOADED_BYTES
 from app.inputs.tensor.spec import WrittenMitigation
 from app.inputs.tensor.timings import WrittenAck, WrittenSwitch, WrittenTimings
 from app.mcp.over_http import tools_over_http
+from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -172,7 +174,7 @@ def _of_the_process() -> tuple[Pages, tuple[APIRouter, ...]]:
     take half a second.
     """
     assets = installed_assets()
-    pages = Pages(assets)
+    pages = Pages(assets, navigation, UPLOADED_BYTES)
     routers = (
         # What is asked for most is looked for first.
         chunks.router(),

@@ -28,11 +28,9 @@ from app.dashboard.ui import format as fmt
 from app.dashboard.ui import html, moments
 from app.dashboard.ui.assets import PLOTLY_SIZE
 from app.dashboard.ui.places import host_url
-from app.inputs.recordings.listing import HEAD_BYTES, MAX_BEGINNINGS, TAIL_BYTES
-from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from app.dashboard.ui.assets import Assets
     from app.db.unit_of_work import Reads
@@ -44,9 +42,6 @@ TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templ
 # Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
 # look so: its quotation marks are escaped.
 OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|client/|/))')
-
-# Bytes that scripts send of the beginning and the end of each file of a folder, and of all.
-UPLOADS: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
 
 # What templates call by name.
 PARTS: Final = (
@@ -77,10 +72,21 @@ class Pages:
     Parameters
     ----------
     assets : Assets
-        Where the pages' static files are.
+        The static files of the pages.
+    navigation : callable
+        Reads the counts that the navigation of every page shows.
+    uploads : mapping of str to int
+        Bytes that scripts send of the beginning (``head``) and the end (``tail``) of each file of
+        a folder, and of all files together (``all``).
     """
 
-    def __init__(self, assets: Assets) -> None:
+    def __init__(
+        self,
+        assets: Assets,
+        navigation: Callable[[Reads], Navigation],
+        uploads: Mapping[str, int],
+    ) -> None:
+        self._navigation = navigation
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES_DIR),
             autoescape=True,
@@ -92,7 +98,7 @@ class Pages:
             static=assets.url,
             plotly_style=assets.plotly_style,
             plotly_size=PLOTLY_SIZE,
-            uploads=UPLOADS,
+            uploads=uploads,
             fmt=fmt,
             page_data=_page_data,
             project_url=prefix_of,
@@ -110,7 +116,7 @@ class Pages:
         Render after it has ended: it holds a connection.
         """
         with container.reading() as tx:
-            found = navigation(tx)
+            found = self._navigation(tx)
             who = container.principal
             yield (
                 tx,

@@ -35,6 +35,8 @@ HEAD_BYTES: Final = 160 * 1024
 TAIL_BYTES: Final = 4096
 # Of the beginnings of all files: of very many each is shorter.
 MAX_BEGINNINGS: Final = 64 * MIB
+# The same limits for the scripts of the pages.
+UPLOADED_BYTES: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
 MAX_FILE_NAME_CHARS: Final = 1000
 
 

@@ -50,7 +50,7 @@ from app.db.models.sessions import StoredReport
 from app.db.reports import read_heatmaps
 from app.errors import SecretKeyError
 from app.services.alerts.deliveries.digests import groups_of, riders_of
-from app.services.alerts.deliveries.fix import fix_all
+from app.services.alerts.deliveries.fix import PendingActions, fix_all
 from app.services.alerts.deliveries.flush import pause_after, pump
 from app.services.alerts.secrets import unseal
 from app.services.alerts.store import (
@@ -91,15 +91,20 @@ class _Started:
     target: DeliveryTarget
 
 
-def deliver(container: Container, claim: Claim) -> None:
+def deliver(container: Container, claim: Claim, pending_actions: PendingActions) -> None:
     """Try a delivery once and store what came out.
+
+    Parameters
+    ----------
+    pending_actions : callable
+        Reads the actions on machines that await a person's decision, which a message offers.
 
     Raises
     ------
     LostClaimError
         If another worker took it over meanwhile; nothing is stored.
     """
-    channel_id, started = _start(container, claim)
+    channel_id, started = _start(container, claim, pending_actions)
     if started is None:
         with container.uow() as tx:
             finish(tx, claim)
@@ -166,7 +171,9 @@ def guard(settings: Settings) -> AddressGuard:
     )
 
 
-def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Started | None]:
+def _start(
+    container: Container, claim: Claim, pending_actions: PendingActions
+) -> tuple[uuid.UUID | None, _Started | None]:
     """Return the channel, and what to send, if anything is to be sent."""
     with container.uow() as tx:
         groups = {id_: lock_group(tx, id_) for id_ in groups_of(tx, claim.subject_id)}
@@ -179,7 +186,9 @@ def _start(container: Container, claim: Claim) -> tuple[uuid.UUID | None, _Start
         if not channel.enabled:
             _end(tx, delivery, DeliveryState.FAILED, DISABLED)
             return channel.id, None
-        if delivery.message is None and not fix_all(container, tx, groups, delivery, channel):
+        if delivery.message is None and not fix_all(
+            container, tx, groups, delivery, channel, pending_actions
+        ):
             _end(tx, delivery, DeliveryState.SUPERSEDED)
             return channel.id, None
         delivery.attempt += 1

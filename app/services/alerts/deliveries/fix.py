@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from app.alerts.grouping import CONTENT, Audience, Content, IncidentItem, content_for, is_due
 from app.alerts.machines.inside import machine_of
-from app.alerts.message import MESSAGE, Message, make_message
+from app.alerts.message import MESSAGE, Asked, Message, make_message
 from app.alerts.states import DeliveryState
+from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
+from app.db.unit_of_work import Reads, UnitOfWork
 from app.services.access.projects import pages_at, project_name
-from app.services.alerts.deliveries.asking import asked_of
 from app.services.alerts.deliveries.digests import digest, riders_of
 from app.services.alerts.routing import audience, group_now, with_heard_of
 from app.services.alerts.store import rule_names, timing
+from app.services.container import Container
+from app.settings import Settings
 
-if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Mapping
-
-    from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-    from app.db.unit_of_work import Reads, UnitOfWork
-    from app.services.container import Container
-    from app.settings import Settings
+# The actions on machines that await a person's decision, by machine, for these machines.
+PendingActions: TypeAlias = Callable[[Reads, Collection[str]], Mapping[str, list[Asked]]]
 
 
 def base_url(settings: Settings, tx: Reads) -> str:
@@ -34,19 +33,20 @@ def base_url(settings: Settings, tx: Reads) -> str:
     return f"http://{host}:{settings.port}{project}"
 
 
-def fix_all(
+def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     groups: Mapping[uuid.UUID, AlertGroup | None],
     delivery: AlertDelivery,
     channel: AlertChannel,
+    pending_actions: PendingActions,
 ) -> bool:
     """Fix what a delivery and those that ride with it say; False where there is nothing to say."""
     messages = []
     carrier: Message | None = None
     for one in (delivery, *riders_of(tx, delivery)):
         group = groups.get(one.group_id)
-        if group is not None and _fix(container, tx, group, one, channel):
+        if group is not None and _fix(container, tx, group, one, channel, pending_actions):
             one.attempt = max(one.attempt, 0 if one is delivery else 1)
             messages.append(MESSAGE.validate_python(one.message))
         elif one is not delivery:
@@ -77,12 +77,13 @@ def _content_now(
     return content_for(with_heard_of(tx, now.meant_for(channel), heard), heard, now.spoken_for)
 
 
-def _fix(
+def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     group: AlertGroup,
     delivery: AlertDelivery,
     channel: AlertChannel,
+    pending_actions: PendingActions,
 ) -> bool:
     """Fix what a delivery says; return False where there is nothing to say."""
     here_now = group_now(tx, group)
@@ -105,7 +106,7 @@ def _fix(
         rule_names=rule_names(list(here_now.rules.values())),
         base_url=base_url(container.settings, tx),
         repeat=intervals.repeat_interval,
-        asks=asked_of(tx, {machine_of(incident) for incident in meant}),
+        asks=pending_actions(tx, {machine_of(incident) for incident in meant}),
         channel=channel.id,
     )
     delivery.content = CONTENT.dump_python(content, mode="json")

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 def _run(container: Container, claim: Claim) -> None:
     # A process that never delivers should not pay for HTTP, mail and pictures.
+    from app.services.actions.asking import asked_of  # noqa: PLC0415 - see above
     from app.services.alerts.deliveries.deliver import deliver  # noqa: PLC0415 - see above
 
-    deliver(container, claim)
+    deliver(container, claim, asked_of)
 
 
 DELIVERY: Final = TaskKind(

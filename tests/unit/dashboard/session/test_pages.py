@@ -22,7 +22,8 @@ from app.dashboard.session.report import report_view
 from app.dashboard.session.view import session_page
 from app.dashboard.ui.assets import installed_assets
 from app.db.states import SessionState
-from app.services.alerts.navigation import Navigation
+from app.inputs.recordings.listing import UPLOADED_BYTES
+from app.services.alerts.navigation import Navigation, navigation
 from app.services.plans.remedies import Remedies
 from app.services.sessions.history import Around
 from app.services.sessions.read import SessionRow, SessionView
@@ -148,7 +149,7 @@ def page_text(report: Report) -> str:
         max_attempts=3,
         incidents=(),
     )
-    pages = Pages(installed_assets())
+    pages = Pages(installed_assets(), navigation, UPLOADED_BYTES)
     response = pages.render(
         "session/page.html",
         Navigation(0, ()),

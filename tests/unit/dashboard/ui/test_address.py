@@ -8,6 +8,8 @@ from fastapi.routing import APIRoute
 from app.dashboard import routes
 from app.dashboard.pages import Pages
 from app.dashboard.ui.assets import installed_assets
+from app.inputs.recordings.listing import UPLOADED_BYTES
+from app.services.alerts.navigation import navigation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +25,7 @@ def _within(dependant: Dependant) -> Iterator[Any]:
 
 def test_what_an_address_asks_for_takes_pages_to_no_other_thread() -> None:
     assets = installed_assets()
-    router = routes.router(assets, Pages(assets))
+    router = routes.router(assets, Pages(assets, navigation, UPLOADED_BYTES))
     calls = {
         call
         for route in router.routes
