@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import uuid
 
-from app.broker.celery import TASK_NAME, make_celery
-from app.broker.dispatch import Dispatcher
-from app.db.engine import make_engine
-from app.db.objects.store import Objects
 from app.errors import StartupError
-from app.services.actions.task import ACTING
-from app.services.alerts.deliveries.task import DELIVERY
-from app.services.container import Container
-from app.services.hangs.task import READING
-from app.services.plans.task import PLANNING
-from app.services.sessions.task import ANALYSIS
-from app.services.weekly.task import SUMMARY
-
-if TYPE_CHECKING:
-    import uuid
-
-    from app.settings import Settings
+from app.platform.broker import TASK_NAME, Dispatcher, make_celery
+from app.platform.container import Container
+from app.platform.database.engine import make_engine
+from app.platform.object_store import Objects
+from app.platform.settings import Settings
+from app.task_kinds import ACTING, ANALYSIS, DELIVERY, PLANNING, READING, SUMMARY
 
 __all__ = ["Container", "build", "object_store"]
 
@@ -75,6 +65,6 @@ def object_store(settings: Settings) -> Objects | None:
     if settings.blob_url is None:
         return None
     # What talks to the store is an extra, and takes a while to load.
-    from app.db.objects.s3 import S3Objects  # noqa: PLC0415
+    from app.platform.s3 import S3Objects  # noqa: PLC0415
 
     return Objects(S3Objects(settings), settings.blob_min_bytes)

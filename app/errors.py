@@ -1,7 +1,7 @@
 """Domain errors with stable codes.
 
 A code is part of the public contract: clients, tests and runbooks match on it, so it never changes
-its meaning. Nothing here knows of HTTP; `app/api/frame/problems.py` maps codes to statuses.
+its meaning. Nothing here knows of HTTP; `app/web/problems.py` maps codes to statuses.
 """
 
 from __future__ import annotations

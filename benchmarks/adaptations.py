@@ -15,15 +15,12 @@ from typing import Final
 
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
-from app.analysis.diagnosis.causes.ranks.uneven_microbatches import UNEVEN_MICROBATCHES
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.diagnosis.causes.uneven_microbatches import UNEVEN_MICROBATCHES
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.dials import CAUSES, needs_of
 from app.analysis.synthesis.injections.base import Injection
-from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import Goal, afflict
-from app.analysis.synthesis.random_jobs import Range, draw_job
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import JobModel, Range, draw_job, stream
+from app.analysis.synthesis.random_sessions import CAUSES, Goal, afflict, needs_of
 
 HEALTHY: Final = "none"
 # What the jobs of a cause call for: their launches are late regularly.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.parquet as pq
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from app.analysis.report.build import Analysis, analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.planning.spec.transformer import (
+from app.analysis.planning.transformer import (
     EFFICIENCY,
     Accelerator,
     Measured,

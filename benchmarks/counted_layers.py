@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from app.analysis.planning.spec.transformer import EFFICIENCY, Accelerator, roofline_ms
+from app.analysis.planning.transformer import EFFICIENCY, Accelerator, roofline_ms
 from benchmarks.timing import Held, measured_ms
 
 if TYPE_CHECKING:
-    from app.cost_models.roofline import CountedLayer
+    from app.plans.roofline import CountedLayer
 
 _HIDDEN: Final = 640
 _TOKENS: Final = 384
@@ -80,7 +80,7 @@ def measure_torch() -> Iterator[Held]:
     try:
         import torch  # noqa: PLC0415 - optional, and gigabytes
 
-        from app.cost_models.torch_cost import count_torch  # noqa: PLC0415 - it imports torch
+        from app.plans.torch_cost import count_torch  # noqa: PLC0415 - it imports torch
     except ImportError:
         return
     torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def measure_jax() -> Iterator[Held]:
     try:
         import jax  # noqa: PLC0415 - optional
 
-        from app.cost_models.xla_cost import count_xla  # noqa: PLC0415 - it imports jax
+        from app.plans.xla_cost import count_xla  # noqa: PLC0415 - it imports jax
     except ImportError:
         return
     draw = np.random.default_rng(1)

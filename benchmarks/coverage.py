@@ -18,24 +18,31 @@ import numpy as np
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
+    ContextParallelStraggler,
     GarbageCollection,
     MemoryFragmentation,
     SequenceLengths,
     SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
+    ThermalThrottling,
+    UnevenExperts,
 )
-from app.analysis.synthesis.injections.devices import ThermalThrottling
-from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
-from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
-from app.analysis.synthesis.injections.transfers import (
+from app.analysis.synthesis.injections.delays import (
+    Checkpoint,
     FalseKernelDependency,
+    HostOverhead,
     SlowDataLoading,
     SlowLink,
 )
-from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
-from app.analysis.synthesis.random_jobs import draw_costs
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import (
+    USUAL_OP_TYPES,
+    JobModel,
+    Profiler,
+    Schedule,
+    draw_costs,
+    stream,
+)
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes, Trace
 from benchmarks.held_against import slowdown_of

@@ -19,9 +19,8 @@ import numpy as np
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
 from app.analysis.synthesis.injections.computations import SlowWorker
-from app.analysis.synthesis.job import CostModel, JobModel
-from app.analysis.synthesis.population import draw_session
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import CostModel, JobModel, stream
+from app.analysis.synthesis.random_sessions import draw_session
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import Sizes
 from benchmarks import coverage, hosts

@@ -23,8 +23,8 @@ import numpy as np
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.fleet.draw import FleetMember, plan_fleet
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.fleet import FleetMember, plan_fleet
+from app.analysis.synthesis.job import stream
 from app.analysis.trace.encode import to_parquet
 from app.analysis.wording import percent
 from benchmarks.fleet_statistics import KINDS, STATISTICS, STEPS, Fleet, Statistic, intervals

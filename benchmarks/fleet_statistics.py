@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.fleet.statistics import rank_correlation
+from app.analysis.fleet import rank_correlation
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.synthesis.dials import LAST_STAGE, LONG_CONTEXT
-from app.analysis.synthesis.fleet.draw import UNSEEN, WORKERS, FleetMember
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.fleet import UNSEEN, WORKERS, FleetMember
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.random_sessions import LAST_STAGE, LONG_CONTEXT
 from app.analysis.wording import percent
 
 # Kinds of operations and the names that reports use.

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from app.analysis.synthesis.costs import healthy_work
 from app.analysis.synthesis.execution import execute
-from app.analysis.synthesis.hosts.session import HostSession
-from app.analysis.synthesis.hosts.session import run as run_hosts
+from app.analysis.synthesis.host_sessions import HostSession
+from app.analysis.synthesis.host_sessions import run as run_hosts
 from app.analysis.synthesis.injections.computations import StageImbalance
 from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.synthesize import SyntheticSession, inject, step_numbers

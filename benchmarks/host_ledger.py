@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from sqlalchemy import func, select, text
 
+from app.access.models import DEFAULT_PROJECT_ID
 from app.bootstrap import build
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.lists.listing import PageRequest
+from app.hosts.costs import Show, Span, priced
+from app.hosts.listed import list_hosts
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.settings import Settings
+from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen
-from app.services.hosts.costs import Span, priced
-from app.services.hosts.listed import Show
-from app.services.hosts.read import list_hosts
-from app.settings import Settings
-from app.web import create_app
+from app.web.lists import PageRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.bootstrap import Container
-    from app.db.unit_of_work import Reads
+    from app.platform.container import Container
+    from app.platform.database.unit_of_work import Reads
 
 JOBS: Final = 100
 SESSIONS: Final = 40

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.draw import WAYS, draw_host_session
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.random_host_sessions import WAYS, draw_host_session
 
 JOBS_OF_A_WAY: Final = 20
 _FIRST_SEED: Final = 9_400_000

@@ -19,8 +19,8 @@ from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import Sizes
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 

@@ -13,11 +13,10 @@ import sys
 import time
 from typing import Final
 
-from app.analysis.planning.job.model import JobDevice, JobSpec
 from app.analysis.planning.job.search import search_job
+from app.analysis.planning.job.spec import JobDevice, JobSpec
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.spec.catalogue import CATALOGUE
-from app.analysis.planning.spec.transformer import Accelerator, Transformer
+from app.analysis.planning.transformer import CATALOGUE, Accelerator, Transformer
 from app.analysis.planning.warm_up import warm_up
 from benchmarks.peak import peak_bytes
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import psycopg
 
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
-from app.db.embedded.server import running_url
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
+from app.platform.embedded.server import running_url
 from benchmarks.support.installation import Installation, Line, processors, serving, settled
 from paceline_client.pulse.rows import Beat, Row, body_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from app.analysis.loops import COMPILED_FROM
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from benchmarks.analysis import report_of
 

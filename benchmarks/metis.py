@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.analysis.planning.problem import PlanningProblem
-from app.analysis.planning.spec.model import WEIGHT_STATES, DeviceType, Spec
+from app.analysis.planning.spec import WEIGHT_STATES, DeviceType, Spec
 from app.analysis.planning.template import Template, number_nodes
 
 PROGRAM: Final = "cost_het_cluster.py"

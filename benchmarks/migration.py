@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import insert, text
 
+from app.access.models import DEFAULT_PROJECT_ID
 from app.analysis.report.build import analyze
-from app.analysis.report.verdict import verdict_of
+from app.analysis.report.session_verdict import verdict_of
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.db.engine import make_engine
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.sessions import StoredVerdict
+from app.platform.database import migrate
+from app.platform.database.engine import make_engine
+from app.platform.embedded.server import EmbeddedPostgres
+from app.sessions.models.tables import StoredVerdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

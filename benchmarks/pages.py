@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from sqlalchemy import select
 
+from app.access.models import DEFAULT_PROJECT_ID
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
@@ -36,23 +37,22 @@ from app.analysis.trace.formats.parquet import PARQUET
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from app.bootstrap import build
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.tasks import TaskRun
-from app.db.states import SessionState, TaskState
+from app.platform.database import migrate
+from app.platform.database.states import SessionState, TaskState
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.resources import answering
+from app.platform.settings import Settings
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import claim
+from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim
-from app.settings import Settings
-from app.system.collector import answering
-from app.web import create_app
+from app.sessions.analyze import analyze_session
 from benchmarks.support.copies import copy_session, let_fire
 from benchmarks.support.painting import Painted, paint, painted_table
 from benchmarks.support.weighing import Processors, Statements, Weighed, elements, table
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 SMALL: Final = JobModel(Sizes(dp=4, pp=4, tp=4), microbatches=8, steps=16, name="small")
 LARGE: Final = JobModel(Sizes(dp=1024, pp=16), microbatches=8, steps=6, name="large")

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Final
 
 from app.analysis.planning.job.costs import GEMM_EFFICIENCY
-from app.analysis.planning.job.model import JobDevice, JobSpec
 from app.analysis.planning.job.plan import plan_job
+from app.analysis.planning.job.spec import JobDevice, JobSpec
 from app.analysis.planning.plan import FoundPlan, plan
 from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.spec.model import METHODS, DeviceType, Layer, Spec
-from app.analysis.planning.spec.transformer import Accelerator, Transformer
+from app.analysis.planning.spec import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
+from app.analysis.planning.transformer import Accelerator, Transformer
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError
 from benchmarks import metis

@@ -21,7 +21,7 @@ from typing import Final
 
 import yaml
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from app.analysis.trace.metadata import metadata_document
 from benchmarks.analysis import report_of
 from benchmarks.pairs import Pairs, time_pairs

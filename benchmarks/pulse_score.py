@@ -14,11 +14,9 @@ import numpy as np
 from app.analysis.pulse.columns import Pulses
 from app.analysis.pulse.detector import Detector, Record
 from app.analysis.pulse.notices import Notice, NoticeKind
-from app.analysis.synthesis.pulses.beats import hanging, with_beats
-from app.analysis.synthesis.pulses.draw import draw_pulse
-from app.analysis.synthesis.pulses.events import EVENTS
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob, PulseTruth
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
+from app.analysis.synthesis.random_pulses import EVENTS, draw_pulse, hanging, with_beats
 
 _BATCH: Final = 1 << 16
 _OF_RANKS: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})

@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import event, func, select, text, update
 
+from app.access.models import DEFAULT_PROJECT_ID
 from app.bootstrap import build
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.db.engine import make_engine
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.blobs import BlobPart
-from app.db.models.retention import DoomedBlob
-from app.db.models.sessions import Session, StoredReport
-from app.inputs.retention import Keep, RetentionRules
-from app.services.retention.rules import keep_to_rules_now, set_rules
-from app.settings import Settings
+from app.platform.blobs import BlobPart
+from app.platform.database import migrate
+from app.platform.database.engine import make_engine
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.settings import Settings
+from app.retention.models import DoomedBlob, Keep, RetentionRules
+from app.retention.rules import keep_to_rules_now, set_rules
+from app.sessions.models.tables import Session, StoredReport
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 DAYS: Final = 30
 # One in this number of old sessions is pinned; as many more are young.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,

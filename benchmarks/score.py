@@ -16,25 +16,22 @@ from typing import Final
 
 import numpy as np
 
+from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
-from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
-from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.tensor_parallel import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
-from app.analysis.report.document import Report
-from app.analysis.report.findings import NamedCause
-from app.analysis.synthesis.dials import BETWEEN_STEPS, CAUSES
-from app.analysis.synthesis.hosts.draw import HOST_CAUSES, WAYS, draw_host_session
-from app.analysis.synthesis.hosts.session import HostSession
-from app.analysis.synthesis.population import draw_session
-from app.analysis.synthesis.random_jobs import LARGER, USUAL
-from app.analysis.synthesis.randomness import stream
+from app.analysis.report.document import NamedCause, Report
+from app.analysis.synthesis.host_sessions import HostSession
+from app.analysis.synthesis.job import LARGER, USUAL, stream
+from app.analysis.synthesis.random_host_sessions import HOST_CAUSES, WAYS, draw_host_session
+from app.analysis.synthesis.random_sessions import BETWEEN_STEPS, CAUSES, draw_session
 from app.analysis.synthesis.synthesize import SyntheticSession
 from benchmarks.held_against import slowdown_of
 

@@ -20,22 +20,21 @@ from typing import Any, Final, NamedTuple
 
 from app.analysis import arrivals, budget, diagnosis
 from app.analysis.arrivals.build import arrivals_of
-from app.analysis.budget.document import budget_of
-from app.analysis.budget.split import split
+from app.analysis.budget.split import budget_of, split
 from app.analysis.diagnosis.diagnose import diagnose
 from app.analysis.diagnosis.headline import headline
-from app.analysis.diagnosis.named.between_steps import all_causes
+from app.analysis.diagnosis.locations import JobFacts, Worker
+from app.analysis.diagnosis.named_causes import all_causes
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import JobFacts, Worker
 from app.analysis.diagnosis.verdict import verdict
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.metrics import Metrics, measure
+from app.analysis.replay.no_verdict import unseen_waiting
 from app.analysis.replay.session import Replayed, prepare_replay
-from app.analysis.replay.unseen import unseen_waiting
-from app.analysis.synthesis.dials import CAUSES
+from app.analysis.synthesis.random_sessions import CAUSES
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS
 from app.analysis.trace.model import Trace
-from app.cli.sessions.analyze import read_trace
+from app.cli.analyze import read_trace
 from benchmarks.score import draw_kind
 
 PAGE: Final = Path("docs/diagnosis.md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from benchmarks.analysis import read_with_pyarrow, report_of
 from benchmarks.pairs import Pairs, time_pairs
 from benchmarks.traces import BenchTrace

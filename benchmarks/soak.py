@@ -25,22 +25,21 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, text
 
-from app.alerts.facts import Facts
-from app.alerts.rules import CauseFound, Rule
-from app.alerts.states import DeliveryState
-from app.analysis.report.verdict import SuspectedCause
+from app.access.models import DEFAULT_PROJECT_ID
+from app.analysis.report.session_verdict import SuspectedCause
 from app.bootstrap import build
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.models.installation import WorkerHeartbeat
-from app.db.models.sessions import Job
-from app.services.alerts.channels.write import create_channel
-from app.services.alerts.rules import delete_rule, save_rule
-from app.services.alerts.store import load_rules
-from app.services.installation.sweep import sweep
-from app.settings import Settings
+from app.incidents.channel_writes import create_channel
+from app.incidents.models.facts import Facts
+from app.incidents.models.rules import CauseFound, Rule
+from app.incidents.models.tables import AlertDelivery, AlertGroup, DeliveryState
+from app.incidents.rule_store import delete_rule, save_rule
+from app.incidents.store import load_rules
+from app.installation.models import WorkerHeartbeat
+from app.installation.sweep import sweep
+from app.jobs.models import Job
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.settings import Settings
 from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
 from benchmarks.soak_receiver import Receiver
 from benchmarks.support.alerts import evaluate_session
@@ -49,7 +48,7 @@ from benchmarks.support.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.services.container import Container
+    from app.platform.container import Container
 
 FAILING: Final = 0.3
 WORKERS: Final = 3

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select
 
-from app.alerts.grouping import visible
-from app.db.models.alerts import AlertDelivery, AlertGroup, AlertIncident
-from app.db.models.sessions import Job
-from app.services.alerts.store import incident_of
+from app.incidents.grouping import visible
+from app.incidents.models.tables import AlertDelivery, AlertGroup, AlertIncident
+from app.incidents.store import incident_of
+from app.jobs.models import Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.services.container import Container
+    from app.platform.container import Container
     from benchmarks.soak_receiver import Receiver
 
 CHANNELS: Final = ("first", "second", "third")

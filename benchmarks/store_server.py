@@ -15,21 +15,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.api.frame.bodies import arriving
+from app.access.models import DEFAULT_PROJECT_ID
 from app.bootstrap import build
-from app.db.blobs import PART_BYTES, write_blob
-from app.db.models.access import DEFAULT_PROJECT_ID
+from app.platform.blobs import PART_BYTES, write_blob
+from app.platform.logs import configure_logging
+from app.platform.resources import answering
+from app.platform.settings import Settings
+from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen
-from app.settings import Settings
-from app.system.collector import answering
-from app.system.logs import configure_logging
-from app.web import create_app
+from app.web.bodies import arriving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-    from app.services.container import Container
+    from app.platform.container import Container
 
 RAW_PATH: Final = "/bench/raw"
 

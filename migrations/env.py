@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from alembic import context
 
-from app.db import models
-from app.db.engine import make_engine
-from app.db.models.base import Base
+import app
 from app.errors import StartupError
-from app.settings import Settings
+from app.platform.database.columns import Base
+from app.platform.database.engine import make_engine
+from app.platform.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
 
 # Every module that has tables must be imported for its tables to be compared.
-for _module in iter_modules(models.__path__):
-    import_module(f"{models.__name__}.{_module.name}")
+_SUBJECTS: Final = Path(app.__path__[0])
+_TABLES: Final = (
+    "app.platform.blobs",
+    "app.platform.database.projects",
+    "app.platform.database.task_runs",
+    *(f"app.{path.parent.name}.models" for path in _SUBJECTS.glob("*/models.py")),
+    *(f"app.{path.parts[-3]}.models.tables" for path in _SUBJECTS.glob("*/models/tables.py")),
+)
+for _module in _TABLES:
+    import_module(_module)
 
 
 # What revision 0002 replaced. The program of revision 0001 uses it during an update;
@@ -55,7 +63,7 @@ def run(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Use the caller's connection (`app.db.migrate`), or open one for the `alembic` command."""
+    """Use the connection of `app.platform.database.migrate`, or open one for `alembic`."""
     if context.is_offline_mode():
         raise StartupError("Migrations read the database they run on; --sql is not supported.")
     connection: Connection | None = context.config.attributes.get("connection")

@@ -42,7 +42,7 @@ _TERM: Final = re.compile(r"<tr>\s*<td>(.*?)</td>")
 
 
 def _anchor(term: str) -> str:
-    """Return the anchor of a term, which app/dashboard/terms.py links to."""
+    """Return the anchor of a term, which app/web/terms.py links to."""
     first = re.split(r", | \(", re.sub("<[^>]+>", "", term))[0]
     return re.sub(r"\W+", "-", first.lower()).strip("-")
 

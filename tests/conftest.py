@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import pytest
 
-from app.settings import Settings
-from app.system.collector import loading
-from app.system.logs import log_of_a_command
+from app.platform.logs import log_of_a_command
+from app.platform.resources import loading
+from app.platform.settings import Settings
 from tests.everyday import every_day
 from tests.support import postgres
 from tests.support.project import build
@@ -25,8 +25,8 @@ from tests.support.redis import RedisServer, redis_program
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from app.bootstrap import Container
-    from app.db.embedded.server import EmbeddedPostgres
+    from app.platform.container import Container
+    from app.platform.embedded.server import EmbeddedPostgres
 
 # How long an example takes says how busy the machine is, and so does how long it takes to draw. A
 # change is judged by the same examples each time; new ones are drawn at night

@@ -16,9 +16,8 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.transfers import SlowLink
-from app.analysis.synthesis.job import OPTIONAL_OP_TYPES, CostModel, JobModel, Schedule
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.injections.delays import SlowLink
+from app.analysis.synthesis.job import OPTIONAL_OP_TYPES, CostModel, JobModel, Schedule, stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from app.broker import celery as broker
+from app.platform import broker
 from workers.requests import NoticingRequest
 
 if TYPE_CHECKING:
     from celery import Celery
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
     from workers.runtime import Runtime
+
 
 # The time between "stop" (an exception inside the analysis) and "kill", to store the reason.
 GRACE_S: Final = 30

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Final
 
-from app.system import child
+from app.platform import processes as child
 
 # Each library has its own pool of threads, one per core, and reads these when it is loaded. They do
 # not make an analysis faster, and two workers on one machine would compete for its cores.
@@ -28,13 +28,13 @@ def main() -> int:
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
 
-    from app.system.collector import loading  # noqa: PLC0415 - see below
+    from app.platform.resources import loading  # noqa: PLC0415 - see below
 
     # Only after that: importing numpy starts its threads.
     with loading():
-        from app.broker.celery import QUEUES  # noqa: PLC0415
-        from app.settings import Settings  # noqa: PLC0415
-        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.platform.broker import QUEUES  # noqa: PLC0415
+        from app.platform.logs import configure_logging  # noqa: PLC0415
+        from app.platform.settings import Settings  # noqa: PLC0415
         from workers.runner import run_worker  # noqa: PLC0415
 
     parser = child.options("workers.child", __doc__)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
-from app.broker.celery import QUEUES
-from app.db.engine import make_engine
-from app.db.migrate import require_schema
-from app.db.models.installation import WorkerHeartbeat
 from app.errors import PacelineError, StartupError, lines_of
-from app.services.installation.status import MISSED_HEARTBEATS
-from app.settings import Settings
+from app.installation.models import WorkerHeartbeat
+from app.installation.readiness import MISSED_HEARTBEATS
+from app.platform.broker import QUEUES
+from app.platform.database.engine import make_engine
+from app.platform.database.migrate import require_schema
+from app.platform.settings import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

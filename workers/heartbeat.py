@@ -13,12 +13,12 @@ from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.db.engine import make_engine
-from app.db.faults import said
-from app.db.models.installation import WorkerHeartbeat
+from app.installation.models import WorkerHeartbeat
+from app.platform.database.engine import make_engine, said
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from app.platform.settings import Settings
+
 
 _log = structlog.get_logger(__name__)
 

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from app.system import child
+from app.platform import processes as child
 from workers.child import SINGLE_THREADED
 
 if TYPE_CHECKING:
-    from app.services.container import Container
+    from app.platform.container import Container
+
 
 # What a process takes.
 CHUNKS: Final = "chunk"
@@ -37,9 +38,9 @@ PAUSE_S: Final = 2.0
 def absorb_until(container: Container, stop: threading.Event, queue: str = CHUNKS) -> None:
     """Take what waits of a queue, and what comes, until the event is set."""
     # Only in a process that decodes: numpy, pyarrow and their threads.
-    from app.services.pulse.advance import advance_pulses  # noqa: PLC0415
-    from app.services.sessions.chunks.absorb import absorb  # noqa: PLC0415
-    from app.services.sessions.memory import give_back  # noqa: PLC0415
+    from app.pulse.advance import advance_pulses  # noqa: PLC0415
+    from app.sessions.chunks.absorb import absorb  # noqa: PLC0415
+    from app.sessions.receive import give_back  # noqa: PLC0415
 
     taker = _Taker(queue, advance_pulses if queue == PULSES else absorb)
     while not stop.is_set():
@@ -86,12 +87,12 @@ def main() -> int:
     options.add_argument("--queue", choices=QUEUES, default=CHUNKS, help="what is taken")
     arguments = child.asked(options)
     os.nice(NICENESS[arguments.queue])
-    from app.system.collector import loading  # noqa: PLC0415 - importing numpy starts its threads
+    from app.platform.resources import loading  # noqa: PLC0415 - importing numpy starts its threads
 
     with loading():
         from app.bootstrap import build  # noqa: PLC0415
-        from app.settings import Settings  # noqa: PLC0415
-        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.platform.logs import configure_logging  # noqa: PLC0415
+        from app.platform.settings import Settings  # noqa: PLC0415
         from workers.heartbeat import Heartbeat  # noqa: PLC0415
 
     settings = Settings()

@@ -13,6 +13,7 @@ from celery.concurrency.prefork import TaskPool
 if TYPE_CHECKING:
     from workers.handover import Handover
 
+
 # Returning a lease is one short transaction. The supervisor kills after 5 s; a lease that is not
 # returned by then expires, and counts as a killed attempt.
 HANDOVER_S: Final = 3.0

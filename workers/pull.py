@@ -1,6 +1,6 @@
 """A worker without a broker: ``python -m workers.pull --queue analysis``, until SIGTERM.
 
-`app.run.standby` starts it while the broker is away. A process of its own, as the children of the
+`app.run.workers` starts it while the broker is away. A process of its own, as the children of the
 other workers are: a crash, or memory that is not returned, costs it alone.
 """
 
@@ -12,17 +12,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from app.system import child
+from app.platform import processes as child
 from workers.child import SINGLE_THREADED
-
-# How often it is looked whether something waits.
-POLL_S: Final = 1.0
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
     from workers.runtime import Runtime
+
+
+# How often it is looked whether something waits.
+POLL_S: Final = 1.0
 
 
 def pull_all(settings: Settings, queue: str) -> None:
@@ -34,9 +35,9 @@ def pull_all(settings: Settings, queue: str) -> None:
     from celery.exceptions import SoftTimeLimitExceeded  # noqa: PLC0415 - as below
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    from app.broker.celery import ANALYSIS_QUEUE  # noqa: PLC0415
-    from app.db.faults import said  # noqa: PLC0415
-    from app.services.tasks.pull import next_runs  # noqa: PLC0415
+    from app.platform.broker import ANALYSIS_QUEUE  # noqa: PLC0415
+    from app.platform.database.engine import said  # noqa: PLC0415
+    from app.platform.tasks.runs import next_runs  # noqa: PLC0415
     from workers.runtime import Runtime  # noqa: PLC0415
 
     def over(_signum: int, _frame: FrameType | None) -> None:
@@ -77,12 +78,12 @@ def _end(runtime: Runtime) -> None:
 def main() -> int:
     """Work on a queue until SIGTERM; the configuration comes from the environment."""
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
-    from app.system.collector import loading  # noqa: PLC0415 - importing numpy starts its threads
+    from app.platform.resources import loading  # noqa: PLC0415 - importing numpy starts its threads
 
     with loading():
-        from app.broker.celery import QUEUES  # noqa: PLC0415
-        from app.settings import Settings  # noqa: PLC0415
-        from app.system.logs import configure_logging  # noqa: PLC0415
+        from app.platform.broker import QUEUES  # noqa: PLC0415
+        from app.platform.logs import configure_logging  # noqa: PLC0415
+        from app.platform.settings import Settings  # noqa: PLC0415
 
     parser = child.options("workers.pull", __doc__)
     parser.add_argument("--queue", choices=QUEUES, required=True)

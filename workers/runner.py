@@ -19,7 +19,7 @@ import structlog
 from celery import signals
 from celery.exceptions import SecurityWarning
 
-from app.broker.celery import ANALYSIS_QUEUE
+from app.platform.broker import ANALYSIS_QUEUE
 from workers.app import make_celery
 from workers.handover import Handover
 from workers.heartbeat import Heartbeat
@@ -27,7 +27,8 @@ from workers.pool import quick_pool
 from workers.runtime import Runtime
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from app.platform.settings import Settings
+
 
 # Deliveries mostly wait for receivers, without a connection to the database. There are enough that
 # several hanging channels, each with a few attempts, do not block the others.
@@ -48,7 +49,7 @@ def run_worker(settings: Settings, queue: str, *, concurrency: int | None = None
     Parameters
     ----------
     queue : str
-        One of `app.broker.celery.QUEUES`.
+        One of `app.platform.broker.QUEUES`.
     concurrency : int, optional
         Processes of ``analysis`` (1 without), threads of ``io`` (16 without).
 

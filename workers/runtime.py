@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from app.bootstrap import Container, build
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.system.telemetry import export as telemetry
+from app.bootstrap import build
+from app.platform import telemetry
+from app.platform.container import Container
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 
 if TYPE_CHECKING:
     import uuid
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 
 class Runtime:

@@ -1,4 +1,4 @@
-"""Tokens: 256 random bits after a prefix that scanners for secrets can look for."""
+"""Tokens: made, listed, revoked; shown once, stored as a digest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,29 @@ import base64
 import binascii
 import hashlib
 import secrets
-from typing import Final
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Final
+
+from pydantic import Field
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.exc import IntegrityError
+
+from app.access.audit import Action, record
+from app.access.models import Token
+from app.access.people import keep_administrator
+from app.access.projects import project_id_of
+from app.errors import ConflictError, Fault, InvalidAccessError, NotFoundError
+from app.platform.container import Container
+from app.platform.database.projects import Project
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.identity import IMPLIED, ActorKind, Principal, Right, new_name_fault
+from app.web.lists import Column, Listing, read
+
+# ---- Tokens: 256 random bits after a prefix that scanners for secrets can look for -------------
+
 
 PREFIX: Final = "plc_"
 RANDOM_BYTES: Final = 32
@@ -36,3 +58,224 @@ def digest(secret: str) -> bytes:
     A slow hash would add nothing: there are 2^256 tokens to try.
     """
     return hashlib.sha256(secret.encode()).digest()
+
+
+LONGEST: Final = timedelta(days=3650)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """A token without its secret; `begins` is what it starts with."""
+
+    id: Annotated[uuid.UUID, Column(csv="id"), Field(exclude=True)]
+    name: str
+    begins: str
+    owner: str
+    rights: Annotated[tuple[Right, ...], Column(Token.scopes), Field(serialization_alias="scopes")]
+    project: Annotated[str | None, Column(Project.name)]  # None for all
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: Annotated[datetime | None, Column(csv="revoked_at"), Field(exclude=True)]
+    # Neither revoked nor expired.
+    valid: Annotated[
+        bool,
+        Column(
+            and_(
+                Token.revoked_at.is_(None),
+                or_(Token.expires_at.is_(None), Token.expires_at > func.now()),
+            )
+        ),
+    ]
+
+
+TOKENS: Final = Listing(
+    TokenView,
+    lambda query: query.outerjoin(Project, Project.id == Token.project_id),
+    ties=(Token.name.expression,),
+    model=Token,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that was just made: the one time that its secret is there."""
+
+    secret: str
+    view: TokenView
+
+
+def create_token(  # noqa: PLR0913 - what a token is made of
+    container: Container,
+    *,
+    name: str,
+    rights: Iterable[Right],
+    project: str | None,
+    expires: timedelta | None = None,
+    owner: str | None = None,
+    secret: str | None = None,
+) -> NewToken:
+    """Make a token.
+
+    Parameters
+    ----------
+    project : str or None
+        None for all; a token that sends belongs to one.
+    expires : timedelta, optional
+        From now.
+    owner : str, optional
+        Whose it is; without it, who makes it.
+    secret : str, optional
+        One that is there already, in place of a new one.
+
+    Raises
+    ------
+    InvalidAccessError
+        ``access.invalid``, with a fault for each field.
+    NotFoundError
+        If there is no such project.
+    ConflictError
+        ``token.name_taken``.
+    """
+    wanted = frozenset(rights)
+    _check(name, wanted, project, expires, secret)
+    made = secret or new_token()
+    try:
+        with container.uow() as tx:
+            project_id = None if project is None else project_id_of(tx, project)
+            row = Token(
+                id=uuid.uuid4(),
+                project_id=project_id,
+                name=name,
+                sha256=digest(made),
+                begins=made[:SHOWN_CHARACTERS],
+                scopes=sorted(wanted),
+                owner=owner or container.principal.name,
+                created_at=tx.now,
+                expires_at=None if expires is None else tx.now + expires,
+            )
+            tx.session.add(row)
+            tx.session.flush()
+            record(
+                tx,
+                container.principal,
+                Action.CREATED,
+                f"token {name}",
+                detail=f"scopes {', '.join(sorted(wanted))}",
+                project_id=project_id,
+            )
+            view = _view(tx, row)
+    except IntegrityError as error:
+        raise ConflictError(
+            f"There is a token {name} already.",
+            code="token.name_taken",
+            faults=(Fault("taken", "Another token has this name.", column="name"),),
+        ) from error
+    return NewToken(made, view)
+
+
+def list_tokens(tx: Reads, *, project_id: int | None = None) -> list[TokenView]:
+    """Return tokens that are not revoked, by name; with `project_id`, only its own."""
+    where: list[ColumnElement[bool]] = [Token.revoked_at.is_(None)]
+    if project_id is not None:
+        where.append(Token.project_id == project_id)
+    return read(tx, TOKENS, *where)
+
+
+def revoke_token(container: Container, name: str) -> None:
+    """Revoke a token; from then on it opens nothing.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``access.last_administrator``.
+    """
+    with container.uow() as tx:
+        row = _unrevoked(tx, name)
+        row.revoked_at = tx.now
+        tx.session.flush()
+        keep_administrator(container, tx)
+        record(tx, container.principal, Action.REVOKED, f"token {name}", project_id=row.project_id)
+
+
+def renew_token(container: Container, name: str, expires: timedelta) -> TokenView:
+    """Let a token that is valid be valid for so long from now on; its secret stays.
+
+    Raises
+    ------
+    InvalidAccessError, NotFoundError
+    ConflictError
+        ``token.expired``: who held it since may be anybody; make a new one.
+    """
+    if not timedelta(0) < expires <= LONGEST:
+        fault = Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days")
+        raise InvalidAccessError("The token cannot be renewed.", faults=(fault,))
+    with container.uow() as tx:
+        row = _unrevoked(tx, name)
+        if row.expires_at is not None and row.expires_at <= tx.now:
+            raise ConflictError(
+                f"The token {name} has expired: revoke it and make a new one.",
+                code="token.expired",
+            )
+        row.expires_at = tx.now + expires
+        record(
+            tx,
+            container.principal,
+            Action.RENEWED,
+            f"token {name}",
+            detail=f"until {row.expires_at:%Y-%m-%d}",
+            project_id=row.project_id,
+        )
+        return _view(tx, row)
+
+
+def _unrevoked(tx: UnitOfWork, name: str) -> Token:
+    row = tx.session.execute(
+        select(Token).where(Token.name == name, Token.revoked_at.is_(None)).with_for_update()
+    ).scalar_one_or_none()
+    if row is None:
+        raise NotFoundError(f"There is no token {name}.")
+    return row
+
+
+def principal_of(row: Token) -> Principal:
+    """Return who a token is."""
+    rights = frozenset[Right]().union(*(IMPLIED[Right(scope)] for scope in row.scopes))
+    if row.project_id is None:
+        return Principal(ActorKind.TOKEN, row.name, everywhere=rights)
+    return Principal(ActorKind.TOKEN, row.name, in_projects=((row.project_id, rights),))
+
+
+def _view(tx: Reads, row: Token) -> TokenView:
+    [view] = read(tx, TOKENS, Token.id == row.id)
+    return view
+
+
+def _check(
+    name: str,
+    rights: frozenset[Right],
+    project: str | None,
+    expires: timedelta | None,
+    secret: str | None,
+) -> None:
+    of_name = new_name_fault(name)
+    faults = [] if of_name is None else [of_name]
+    if not rights:
+        faults.append(Fault("scopes", "At least one scope.", column="scopes"))
+    if Right.INGEST in rights and project is None and Right.ADMIN not in rights:
+        faults.append(
+            Fault(
+                "project", "A token that sends sessions belongs to one project.", column="project"
+            )
+        )
+    if Right.ADMIN in rights and project is not None:
+        faults.append(
+            Fault("project", "An administrator's token is of all projects.", column="project")
+        )
+    if expires is not None and not timedelta(0) < expires <= LONGEST:
+        faults.append(Fault("expires", f"1 to {LONGEST.days} days.", column="expires_days"))
+    if secret is not None and not is_token(secret):
+        faults.append(Fault("secret", "plc_ and 256 random bits as base64url.", column="secret"))
+    if faults:
+        raise InvalidAccessError("The token cannot be made.", faults=tuple(faults))

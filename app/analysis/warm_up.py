@@ -6,8 +6,8 @@ Compiling takes some ten seconds, once on a machine: it is kept on disk. Loading
 from __future__ import annotations
 
 from app.analysis.planning.warm_up import warm_up as warm_up_planner
-from app.analysis.replay.engine.executor import warm_up as warm_up_replay
-from app.analysis.trace.ndjson.plain import warm_up as warm_up_lines
+from app.analysis.replay.engine.executors import warm_up as warm_up_replay
+from app.analysis.trace.readers.ndjson_compiled import warm_up as warm_up_lines
 
 
 def warm_up() -> None:

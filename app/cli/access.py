@@ -15,13 +15,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from app.access.principals import ActorKind, Principal, Right, Role
-from app.cli.retention.installation import opened
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.errors import PacelineError
-from app.services.access.moves import delete_project, move_job
-from app.services.access.people import (
+from app.access.moves import delete_project, move_job
+from app.access.people import (
     create_person,
     delete_person,
     list_people,
@@ -30,16 +25,22 @@ from app.services.access.people import (
     set_password,
     set_role,
 )
-from app.services.access.projects import create_project, project_id_of
-from app.services.access.tokens import create_token, list_tokens, renew_token, revoke_token
-from app.settings import Settings
-from app.settings.environment import given_password
+from app.access.projects import create_project, project_id_of
+from app.access.tokens import create_token, list_tokens, renew_token, revoke_token
+from app.cli.retention import opened
+from app.cli.server import Server
+from app.errors import PacelineError
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.identity import ActorKind, Principal, Right, Role
+from app.platform.settings import Settings
+from app.platform.settings.kinds import given_password
 
 if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator, Sequence
 
-    from app.services.container import Container
+    from app.platform.container import Container
 
 
 class PasswordError(PacelineError):
@@ -214,3 +215,37 @@ def _password() -> str:
     if getpass.getpass("Once more: ") != password:
         raise PasswordError("The two passwords differ.")
     return password
+
+
+# ---- Ask a server to try a channel, or to encrypt the secrets of all channels anew -------------
+
+
+class AlertsCommandError(PacelineError):
+    """There is no such channel, or its receiver did not take the example."""
+
+    code = "alerts.failed"
+
+
+def send_test(channel: str, *, server: str) -> None:
+    """Send a marked example to a channel and print what its receiver answered."""
+    with Server(server) as api:
+        found = [
+            known["id"]
+            for known in api.get("/api/v1/channels")["channels"]
+            if channel in (known["name"], known["id"])
+        ]
+        if not found:
+            raise AlertsCommandError(f"There is no channel {channel}.", code="not_found")
+        result = api.post(f"/api/v1/channels/{found[0]}/test")
+    said = " ".join(str(part) for part in (result["status"], result["answer"]) if part)
+    if not result["delivered"]:
+        answer = f" Its answer: {said}" if said else ""
+        raise AlertsCommandError(f"{result['error']}{answer}", code=result["code"])
+    sys.stdout.write(f"delivered: {said}\n")
+
+
+def reseal(*, server: str) -> None:
+    """Encrypt the secrets of all channels with the server's newest key, and print how many."""
+    with Server(server) as api:
+        count = api.post("/api/v1/channels/reseal")["channels"]
+    sys.stdout.write(f"channels encrypted with the newest key: {count}\n")

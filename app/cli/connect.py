@@ -1,4 +1,4 @@
-"""`paceline connect`: the lines for this job, and whether the server takes what they will send."""
+"""Recordings of other programs, a file a rank: read together, and written as one trace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from rich.console import Console
 
 from app.analysis.trace.formats.ndjson import NDJSON
 from app.cli.server import Body, Server
-from app.connecting.launchers import LAUNCHERS
-from app.connecting.ways import WAYS, Target
 from app.errors import PacelineError
+from app.jobs.connect import LAUNCHERS, WAYS, Target
+
+# ---- `paceline connect`: the lines for this job, and whether the server takes what they will send
+
 
 # Two stages and just the steps that a verdict takes.
 STEPS: Final = 8

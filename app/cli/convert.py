@@ -11,26 +11,28 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
+from app.analysis.trace.formats.kind import Writer
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.limits import MIB, Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document
 from app.cli.files import read_metadata, reading, writing
-from app.inputs.recordings.archive_kinds import archive_at, other_archive
-from app.inputs.recordings.choose import (
+from app.sessions.recordings.choose import (
     META_NAME,
     NamedFile,
     NotRead,
+    archive_at,
     choose,
     look_at,
     metadata_among,
+    other_archive,
 )
-from app.inputs.recordings.folder import files_of
-from app.inputs.recordings.read import Reading, Recorded, read_files, with_not_read
+from app.sessions.recordings.read import Reading, Recorded, files_of, read_files, with_not_read
 
 if TYPE_CHECKING:
-    from app.analysis.trace.formats.kind import TraceFormat, Writer
-    from app.analysis.trace.recordings.own.ranges import OwnRanges
-    from app.analysis.trace.unmapped import Unmapped
+    from app.analysis.trace.formats.kind import TraceFormat
+    from app.analysis.trace.metadata import Unmapped
+    from app.analysis.trace.recordings.labels import OwnRanges
+
 
 # An archive of one's own may have what the disk has.
 ARCHIVE_LIMITS: Final = Limits(max_decompressed_bytes=256 * 1024 * MIB)
@@ -106,7 +108,7 @@ def read_recordings(
 
 def _own_ranges(labels: Path) -> OwnRanges:
     # what matches patterns is for who has labels
-    from app.inputs.labels import labels_at  # noqa: PLC0415
+    from app.sessions.recordings.labels import labels_at  # noqa: PLC0415
 
     with reading(labels):
         return labels_at(labels)
@@ -149,7 +151,7 @@ def _inside(path: Path, stack: ExitStack) -> tuple[list[NamedFile] | None, list[
             return files_of(path)
         if archive_at(path) is None and other_archive(path) is None:
             return None, []
-        from app.inputs.recordings.archive import unpacked  # noqa: PLC0415 - most paths are none
+        from app.sessions.recordings.archive import unpacked  # noqa: PLC0415 - most paths are none
 
         return stack.enter_context(
             unpacked(path, ARCHIVE_LIMITS, directory=None, nameless=False)

@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.bootstrap import Container, object_store
-from app.cli.retention.installation import opened
-from app.db.embedded.server import running_url
+from app.bootstrap import object_store
+from app.cli.retention import opened
 from app.errors import StartupError
-from app.services.ingest.guesses import guessing_jobs
-from app.services.installation.readiness import Part, ReadinessProbe
-from app.services.installation.store import NAME, placed, store_part
-from app.services.installation.surroundings import surroundings
-from app.settings import Settings
-from app.settings.showing import shown
+from app.installation.overview import surroundings
+from app.installation.readiness import NAME, Part, ReadinessProbe, placed, store_part
+from app.platform.container import Container
+from app.platform.embedded.server import running_url
+from app.platform.settings import Settings
+from app.platform.settings.showing import shown
+from app.sessions.arriving import guessing_jobs
 
 # Below this an embedded database may stop in the middle of the night.
 FREE_BYTES: Final = 2 * 1024**3

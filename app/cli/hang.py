@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import tarfile
@@ -9,13 +10,21 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from app.analysis.hangs.said import Hang, Link
+import httpx
+
+import paceline_client.probe as probes
+from app.analysis.hangs.findings import Hang, Link
 from app.analysis.hangs.verdict import judge_hang
+from app.analysis.pulse.detector import Detector, Record
+from app.analysis.pulse.notices import Notice, Stall
+from app.analysis.pulse.parquet import PulseFile
 from app.cli.files import reading
-from app.cli.server import Server
-from app.inputs.hangs.files import HangFile, job_of, read_hang_file
+from app.cli.server import Server, credentials, is_loopback
+from app.errors import PacelineError
+from app.hangs.files import HangFile, job_of, read_hang_file
+from paceline_client.probe.words import lines_of
 
 # Lines of the chain that are printed; JSON has all.
 _MOST_LINKS: Final = 12
@@ -105,3 +114,146 @@ def _link(link: Link) -> str:
 def _few(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:_MOST_RANKS]))
     return f"{named} and {len(ranks) - _MOST_RANKS} more" if len(ranks) > _MOST_RANKS else named
+
+
+# ---- `paceline probe`: what this machine's devices reach, and what its ledger says of that -----
+
+
+class ProbeFailedError(PacelineError):
+    """A machine cannot be probed."""
+
+    code = "probe.failed"
+
+
+def probe_machine(server: str | None, *, seconds: float, busy: bool) -> None:
+    """Print a probe of this machine; with a server, also what it says of the machine.
+
+    Raises
+    ------
+    ProbeFailedError
+        PyTorch is not installed, or a GPU is in use.
+    ServerError
+        The server refuses it, or cannot be reached.
+    """
+    try:
+        measured = probes.probe(seconds=seconds, busy=busy)
+    except probes.ProbeError as error:
+        raise ProbeFailedError(f"{error}.") from error
+    sys.stdout.writelines(f"{line}\n" for line in lines_of(measured))
+    if server is not None:
+        with Server(server) as api:
+            said = api.exchange("POST", measured.path, measured.document())
+        sys.stdout.write(f"{said['sentence']}\n{said['url']}\n")
+
+
+# ---- Serve tools for an assistant over standard input and output -------------------------------
+
+
+class NoMcpError(PacelineError):
+    """The extra of this command is not installed."""
+
+    code = "install.incomplete"
+
+
+def serve_tools(server: str, *, may_acknowledge: bool) -> None:
+    """Answer until standard input ends.
+
+    Raises
+    ------
+    NoMcpError
+    """
+    try:
+        from app.mcp.context import TIMEOUT  # noqa: PLC0415 - an extra
+        from app.mcp.server import make_server  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        message = "This command needs an extra: install paceline[server,mcp]"
+        raise NoMcpError(message) from error
+
+    async def run() -> None:
+        async with httpx.AsyncClient(
+            base_url=server,
+            headers=credentials(),
+            timeout=TIMEOUT,
+            # A proxy of the environment does not lead to this machine.
+            trust_env=not is_loopback(server),
+        ) as client:
+            tools = make_server(client, server, may_acknowledge=may_acknowledge)
+            await tools.run_stdio_async()
+
+    asyncio.run(run())
+
+
+# ---- `paceline pulse detect`: what is noticed in a recorded pulse ------------------------------
+
+
+def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
+    """Print the notices of a file of pulses; rows that were left out are said on standard error.
+
+    Raises
+    ------
+    InvalidPulseError
+        The file holds no pulse.
+    InvalidMetadataError
+        The metadata cannot be read.
+    """
+    hosts = _hosts(meta) if meta else {}
+    file, detector, record = PulseFile(path), Detector(hosts=hosts), Record()
+    for rows in file.batches():
+        record.take(detector.advance(rows))
+    record.take(detector.finish())
+    for code, number in sorted((file.counts + detector.gathering.counts).items()):
+        what = "columns" if code == "pulse.unknown_column" else "rows"
+        sys.stderr.write(f"{number} {what}: {code}\n")
+    for rank, by_ns in sorted(detector.offsets.items()):
+        where = f" ({hosts[rank]})" if rank in hosts else ""
+        sys.stderr.write(f"The clock of rank {rank}{where} is {by_ns / 1e9:+.1f} s off\n")
+    if as_json:
+        document = {
+            "notices": [_notice(notice) for notice in record.listed],
+            "stalls": [asdict(stall) for stall in detector.stalls],
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _pulse_lines(record.listed, detector.stalls))
+
+
+def _hosts(meta: Path) -> dict[int, str]:
+    # Metadata need pydantic: a tenth of what small files take.
+    from app.analysis.trace.metadata import load_metadata  # noqa: PLC0415 - see above
+    from app.cli.files import read_metadata  # noqa: PLC0415
+
+    return dict(load_metadata(read_metadata(meta)).hosts)
+
+
+def _notice(notice: Notice) -> dict[str, Any]:
+    document = asdict(notice)
+    del document["number"]
+    document["evidence"] = {
+        key: value for key, value in document["evidence"].items() if value is not None
+    }
+    return document
+
+
+def _pulse_lines(notices: tuple[Notice, ...], stalls: tuple[Stall, ...]) -> Iterator[str]:
+    if not notices:
+        yield "Nothing was noticed."
+    for notice in notices:
+        until = (
+            f"until step {notice.cleared_step}" if notice.cleared_step is not None else "goes on"
+        )
+        yield f"{notice.kind.replace('_', ' ')}: {notice.evidence.sentence}"
+        yield (
+            f"  from step {notice.from_step}, noticed at step {notice.noticed_step}; {until}"
+            f" (attempt {notice.attempt})"
+        )
+    if stalls:
+        yield "Single long steps:"
+    for stall in stalls:
+        which = "on all ranks" if stall.lined_up else f"on ranks {', '.join(map(str, stall.ranks))}"
+        regular = f", every {stall.period_steps:.0f} steps" if stall.period_steps else ""
+        yield (
+            f"  {stall.cause} {which}: {stall.steps} steps{regular}, "
+            f"{stall.lost_ns / 1e9:.1f} s lost, the longest {stall.worst_factor:.1f}× as long"
+        )

@@ -28,7 +28,7 @@ def main() -> None:
         if plain is not None:
             plain.run()
             return
-        from app.cli.commands.program import app  # noqa: PLC0415 - see `app.cli.plain`
+        from app.cli.commands.program import app  # noqa: PLC0415 - see `app.cli.main`
 
         app()
     except PacelineError as error:
@@ -65,7 +65,7 @@ def _say(error: PacelineError) -> None:
 def _unavailable(error: Exception) -> PacelineError | None:
     if "sqlalchemy" not in sys.modules:
         return None
-    from app.db.faults import unavailable  # noqa: PLC0415 - the package may not be there
+    from app.platform.database.engine import unavailable  # noqa: PLC0415 - the package may not be there
 
     return unavailable(error)
 

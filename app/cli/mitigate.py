@@ -12,7 +12,7 @@ from rich.text import Text
 
 from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.json_text import to_json
-from app.analysis.mitigation.tensor.advise import advise
+from app.analysis.mitigation.tensor.advice import advise
 from app.analysis.mitigation.tensor.document import (
     Alternative,
     Criterion,
@@ -22,8 +22,8 @@ from app.analysis.mitigation.tensor.document import (
 )
 from app.cli.files import FileError, read_document
 from app.errors import InvalidTensorError
-from app.inputs.tensor.measured import unreadable
-from app.inputs.tensor.spec import parse_problem
+from app.tensor.measured import unreadable
+from app.tensor.spec import parse_problem
 
 CRITERIA: Final = {Criterion.T_MIN: "T_min", Criterion.T_AVG: "T_avg", None: ""}
 RISKS: Final = {

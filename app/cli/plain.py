@@ -1,8 +1,8 @@
-"""`paceline analyze TRACE --meta META --json` as most scripts have it, read without any package.
+"""The `paceline` command.
 
-What reads every command line, with help, completion and all options, takes longer to load than a
-small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left to
-it, and so is all that is wrong.
+Standard output carries the result only; progress and messages go to standard error. Exit codes:
+0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
+run, so that `paceline analyze` starts fast and needs no server package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+# ---- `paceline analyze TRACE --meta META --json` as most scripts have it, read without any package
+#
+# What reads every command line, with help, completion and all options, takes longer to load than a
+# small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left
+# to it, and so is all that is wrong.
+
 
 COMPLETES: Final = "_PACELINE_COMPLETE"
 
@@ -30,7 +37,7 @@ class PlainAnalysis:
         # What modules make while they load stays: looking for garbage in it, again and again, takes
         # a twentieth of the time of a small analysis.
         gc.disable()
-        from app.cli.sessions.analyze import analyze_file  # noqa: PLC0415 - not for other commands
+        from app.cli.analyze import analyze_file  # noqa: PLC0415 - not for other commands
 
         gc.freeze()
         gc.enable()

@@ -1,4 +1,9 @@
-"""How far a command is with its files, on standard error where that is a terminal."""
+"""The `paceline` command.
+
+Standard output carries the result only; progress and messages go to standard error. Exit codes:
+0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
+run, so that `paceline analyze` starts fast and needs no server package.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from app.inputs.recordings.choose import NamedFile
+    from app.sessions.recordings.choose import NamedFile
+
+
+# ---- How far a command is with its files, on standard error where that is a terminal -----------
 
 
 def shown(files: Sequence[NamedFile]) -> Iterator[NamedFile]:

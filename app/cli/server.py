@@ -13,10 +13,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from app.access.names import job_name_fault
-from app.db.states import SessionState, UploadState
 from app.errors import Fault, PacelineError
-from app.settings.environment import Caller
+from app.platform.database.states import SessionState, UploadState
+from app.platform.identity import job_name_fault
+from app.platform.settings.kinds import Caller
 
 # An attempt of a channel is answered within a minute. A trace is answered once everything is
 # stored, and decoding the largest one takes minutes.

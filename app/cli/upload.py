@@ -13,18 +13,18 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from app.analysis.trace.formats.head import COMPRESSIONS
+from app.analysis.trace.formats.kind import COMPRESSIONS
 from app.analysis.trace.formats.registry import FORMATS, WRITERS
 from app.analysis.trace.metadata import load_metadata, metadata_document
 from app.cli.convert import find, read_recordings, say_not_read, say_unmapped
 from app.cli.files import read_metadata, reading
 from app.cli.server import Body, Sent, Server, ServerError
 from app.errors import ForbiddenError, InvalidMetadataError
-from app.inputs.recordings.archive_kinds import archive_at
-from app.inputs.recordings.choose import META_NAME
+from app.sessions.recordings.choose import META_NAME, archive_at
 
 if TYPE_CHECKING:
     from app.analysis.trace.model import SessionMeta
+
 
 CONTENT_TYPES: Final = {
     suffix: known.media_types[0]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from fastapi import APIRouter, Request, Response
 
-from app.auth.addresses import server_address
-from app.auth.guard import PROJECT_HEADER, GuardedRoute
-from app.auth.here import Here
+from app.access.guard import PROJECT_HEADER, GuardedRoute, Here
+from app.web.addresses import server_address
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 # A name that every server answers.
 _ITSELF: Final = "http://localhost"

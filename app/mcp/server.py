@@ -1,4 +1,8 @@
-"""The server of tools."""
+"""Tools for assistants at `/mcp`, by streamable HTTP.
+
+Each request is answered by itself, so that any process of a server may take it. The tools ask this
+server's own API, in this process, with the request's credentials.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ import functools
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+import httpx
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 
-from app.mcp.asking import Asked
+from app.mcp.context import Asked
 from app.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import httpx
+
+# ---- The server of tools -----------------------------------------------------------------------
+
 
 INSTRUCTIONS: Final = (
     "Paceline says which worker makes an LLM training job wait, why, and which fix brings how much."

@@ -8,8 +8,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from app.system import child
-from app.system.collector import answering, loading
+from app.platform import processes as child
+from app.platform.resources import answering, loading
 
 
 def main() -> int:
@@ -22,12 +22,12 @@ def main() -> int:
     arguments = child.asked(parser)
     with loading():
         from app.bootstrap import build  # noqa: PLC0415
+        from app.platform import telemetry  # noqa: PLC0415
+        from app.platform.logs import configure_logging  # noqa: PLC0415
+        from app.platform.resources import Place  # noqa: PLC0415
+        from app.platform.settings import Settings  # noqa: PLC0415
+        from app.run.application import create_app  # noqa: PLC0415
         from app.run.http import HttpServer  # noqa: PLC0415
-        from app.settings import Settings  # noqa: PLC0415
-        from app.system.logs import configure_logging  # noqa: PLC0415
-        from app.system.shared import Place  # noqa: PLC0415
-        from app.system.telemetry import export as telemetry  # noqa: PLC0415
-        from app.web import create_app  # noqa: PLC0415
 
     settings = Settings()
     configure_logging(json=settings.log_json, level=settings.log_level)

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from app.access.admission import make_first_token
+from app.access.people import can_be_administered
 from app.bootstrap import build
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
+from app.platform import telemetry
+from app.platform.container import Container
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.logs import configure_logging
+from app.platform.processes import SupervisedChild, allow_open_files
+from app.platform.resources import Place, Scratch, answering
+from app.platform.settings import Settings
+from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen, reachable_by_others
 from app.run.workers import (
     TEND_INTERVAL_S,
@@ -30,24 +42,6 @@ from app.run.workers import (
     stop_workers,
     workers_of,
 )
-from app.services.access.administrators import can_be_administered
-from app.services.access.first_token import make_first_token
-from app.system.collector import answering
-from app.system.logs import configure_logging
-from app.system.open_files import allow_open_files
-from app.system.processes import SupervisedChild
-from app.system.scratch import Scratch
-from app.system.shared import Place
-from app.system.telemetry import export as telemetry
-from app.web import create_app
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from app.bootstrap import Container
-    from app.settings import Settings
 
 NO_ADMINISTRATOR: Final = (
     "Sign-in is required on {host}, and no one can sign in: there is no administrator yet. Make a "

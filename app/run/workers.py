@@ -12,37 +12,105 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Final
 
 import structlog
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from app.bootstrap import build
-from app.broker.celery import ANALYSIS_QUEUE, QUEUES
-from app.db import migrate
-from app.db.faults import said
 from app.errors import PacelineError, StartupError
-from app.run.standby import Standby
-from app.services.installation.sweep import sweep
-from app.system import scratch
-from app.system.logs import configure_logging
-from app.system.open_files import allow_open_files
-from app.system.processes import SupervisedChild
-from app.system.telemetry import export as telemetry
+from app.installation.readiness import broker_part
+from app.installation.sweep import sweep
+from app.platform import resources as scratch
+from app.platform import telemetry
+from app.platform.broker import ANALYSIS_QUEUE, QUEUES
+from app.platform.container import Container
+from app.platform.database import migrate
+from app.platform.database.engine import said
+from app.platform.logs import configure_logging
+from app.platform.processes import SupervisedChild, allow_open_files
+from app.platform.settings import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
+# ---- Workers that take from the database while the broker brings nothing: away, or full --------
+# Those that wait for the broker are idle then, so what they have of memory and processors is free.
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+
+# A broker that restarts is back by then, and the sweeper publishes again what was lost.
+AWAY_S: Final = 30.0
+LOOK_S: Final = 5.0
+STOP_S: Final = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Standby:
+    """Looks after the broker in a thread of its own; `tend` does what follows.
+
+    Parameters
+    ----------
+    container : Container
+    workers : sequence of SupervisedChild
+        That need no broker, one a queue.
+    away_s : float
+        How long the broker may take no message before they are started.
+    """
+
+    def __init__(
+        self, container: Container, workers: Sequence[SupervisedChild], away_s: float = AWAY_S
+    ) -> None:
+        self._container = container
+        self._workers = workers
+        self._away_s = away_s
+        self._away = threading.Event()
+        self._stop = threading.Event()
+        self._started = False
+        self._thread = threading.Thread(target=self._look, name="paceline-standby", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def tend(self) -> None:
+        """Start the workers, look after them, or stop them; call it often, in the main thread."""
+        if self._away.is_set():
+            if not self._started:
+                _log.warning("the broker takes no messages: workers take from the database")
+            self._started = True
+            for worker in self._workers:
+                worker.tend()
+        elif self._started:
+            _log.info("the broker is back")
+            self._end()
+
+    def stop(self) -> None:
+        """End the thread and the workers."""
+        self._stop.set()
+        self._end()
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.ask_to_stop()
+        deadline_s = time.monotonic() + STOP_S
+        for worker in self._workers:
+            worker.wait_or_kill(deadline_s)
+        self._started = False
+
+    def _look(self) -> None:
+        answered_s = time.monotonic()
+        while not self._stop.wait(min(LOOK_S, self._away_s)):
+            if broker_part(self._container, quietly=True).ready:
+                answered_s = time.monotonic()
+                self._away.clear()
+            elif time.monotonic() - answered_s > self._away_s:
+                self._away.set()
+
 
 # A worker gives back its leases in this time; what it forked is killed with it afterwards.
 WORKER_STOP_LIMIT_S: Final = 5.0
 _SWEEPER_STOP_LIMIT_S: Final = 5.0
 TEND_INTERVAL_S: Final = 0.2
-
-_log = structlog.get_logger(__name__)
 
 
 def run_workers(settings: Settings, processes: int = 1) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.alerts.facts import Facts
-from app.db.models.sessions import Session, StoredVerdict
-from app.db.unit_of_work import UnitOfWork
-from app.services.alerts.evaluate import look
-from app.services.alerts.store import group_of_job
-from app.services.container import Container
+from app.incidents.evaluate import look
+from app.incidents.models.facts import Facts
+from app.incidents.store import group_of_job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+from app.sessions.models.tables import Session, StoredVerdict
 from benchmarks.support.verdicts import verdict_with
 
 

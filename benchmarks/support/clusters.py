@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from app.analysis.planning.spec.model import Spec
-from app.inputs.plans.spec import parse_spec
+from app.analysis.planning.spec import Spec
+from app.plans.specs.spec import parse_spec
 
 # nodes and devices per node of each type
 CLUSTERS: Final[dict[str, dict[str, tuple[int, int]]]] = {

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select, text
 
-from app.alerts.facts import Facts
+from app.access.models import DEFAULT_PROJECT_ID
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.verdict import Slowdown, SuspectedCause
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.hosts import HostReading
-from app.db.models.sessions import Job, Session, StoredVerdict
+from app.analysis.report.session_verdict import Slowdown, SuspectedCause
+from app.hosts.models import HostReading
+from app.incidents.models.facts import Facts
+from app.jobs.models import Job
+from app.sessions.models.tables import Session, StoredVerdict
 from benchmarks.support.alerts import evaluate_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 # Jobs that blame the same machine, one after the other.
 JOBS_OF_A_HOST: Final = 4

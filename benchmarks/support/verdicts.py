@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.document import JobSizes
-from app.analysis.report.paper import KINDS, QUANTILES, PaperMeasures
-from app.analysis.report.verdict import SessionVerdict, Slowdown, VerdictCause, VerdictWorker
+from app.analysis.report.session_verdict import (
+    KINDS,
+    QUANTILES,
+    PaperMeasures,
+    SessionVerdict,
+    Slowdown,
+    VerdictCause,
+    VerdictWorker,
+)
 
 if TYPE_CHECKING:
-    from app.alerts.facts import Facts
+    from app.incidents.models.facts import Facts
 
 SIZES = JobSizes(dp=2, pp=2, tp=1, cp=1, vpp=1, world=4)
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.services.container import Container
-from app.system.scratch import Scratch
+from app.platform.container import Container
+from app.platform.resources import Scratch
 
 
 class Worker:

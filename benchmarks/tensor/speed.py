@@ -9,14 +9,12 @@ from typing import Final
 import numpy as np
 import torch.distributed as dist
 
-from app.analysis.mitigation.tensor.advise import Problem, advise
+from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.control import shares_of
-from app.analysis.mitigation.tensor.costs import Costs, fit
 from app.analysis.mitigation.tensor.document import Alternative, Criterion
-from app.analysis.mitigation.tensor.group import Group
-from app.analysis.mitigation.tensor.prediction import uneven_s
-from app.analysis.mitigation.tensor.traffic import places
-from app.inputs.tensor.measured import WrittenSizes
+from app.analysis.mitigation.tensor.group import Costs, Group, fit
+from app.analysis.mitigation.tensor.prediction import places, uneven_s
+from app.tensor.measured import WrittenSizes
 from benchmarks.tensor.job import HEALTHY_STEP_S, Job, Measured
 from benchmarks.tensor.ranks import RANKS, on_ranks
 from paceline_client.tensor import Granularity, Method, Plan, RankShare, pre_test

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
-from app.settings import Settings
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.settings import Settings
 from tests.support.project import build
 from tests.support.redis import RedisServer, redis_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 LEASE_S: Final = 6.0
 AWAY_S: Final = 1.5

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from sqlalchemy import func, select
 
-from app.db.models.chunks import Chunk, Intake
-from app.db.models.sessions import Job, Session, StoredReport
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
+from app.jobs.models import Job
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.sessions.models.tables import Chunk, Intake, Session, StoredReport
 from tests.integration.api import bodies, chunks
 
 if TYPE_CHECKING:

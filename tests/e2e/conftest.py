@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
 from tests.support.sessions import Stored, store
 
 if TYPE_CHECKING:
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from app.actions.states import ActionMode
+from app.actions.models import ActionMode
 from tests.e2e.alerting import act
 from tests.e2e.expecting import WIDE_LIGHT, expect_well_made, in_every_look
 from tests.e2e.looking import keep

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import pytest
 
-from app.analysis.synthesis.fleet.history import BAD_HOST, DIVIDED, HEALTHY, host_name, runs
+from app.analysis.synthesis.fleet_history import BAD_HOST, DIVIDED, HEALTHY, host_name, runs
 from tests.e2e.expecting import expect_well_made
 from tests.e2e.looking import keep, wait_for_plots
 from tests.e2e.visiting import LOOKS

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 from sqlalchemy import func, select
 
-from app.db.models.sessions import Job, Session
+from app.jobs.models import Job
+from app.sessions.models.tables import Session
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from app.dashboard.terms import glossary
+from app.web.terms import glossary
 from tests.conftest import skip_or_fail
 from tests.e2e.expecting import in_every_look
 from tests.e2e.looking import barriers, check, keep
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 
@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def documented(built: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", built)
+    monkeypatch.setattr("app.installation.documentation.SITE_DIR", built)
     with served(container, listen_again(container.settings)) as address:
         yield address
 
@@ -115,7 +115,7 @@ def test_where_nothing_was_built_the_page_says_how(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "none")
+    monkeypatch.setattr("app.installation.documentation.SITE_DIR", tmp_path / "none")
     with served(container, listen_again(container.settings)) as address:
         page = visitor.open(f"{address}/docs/", look)
         expect(page.locator("h1")).to_contain_text("not part of this installation")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 from sqlalchemy import update
 
-from app.analysis.synthesis.injections.microbatches import UnevenMicrobatches
+from app.analysis.synthesis.injections.computations import UnevenMicrobatches
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from app.db.models.sessions import Session
+from app.sessions.models.tables import Session
 from tests.e2e.destroying import destroy
 from tests.e2e.recorded import analyzed, healthy, job_trace, on_long_hosts
 from tests.support.sessions import small_trace
@@ -21,7 +21,7 @@ from tests.support.sessions import small_trace
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Visitor
 
 

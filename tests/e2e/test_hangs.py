@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select
 
-from app.db.models.tasks import READ_HANG, TaskRun
-from app.services.hangs.receive import MOST_AT_ONCE_BYTES
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.hangs.receive import MOST_AT_ONCE_BYTES
+from app.platform.database.task_runs import READ_HANG, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.support.hanging import (
@@ -30,7 +30,7 @@ from tests.support.served import client_of
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 # Of the page of a hang, whatever the number of its ranks.

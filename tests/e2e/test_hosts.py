@@ -14,7 +14,7 @@ from tests.e2e.recorded import analyzed, job_trace
 from tests.integration.hosts.build import HOUR, reading, session
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 

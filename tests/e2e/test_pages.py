@@ -15,7 +15,7 @@ from tests.e2e.visiting import NARROW, Look
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Visitor
 
 

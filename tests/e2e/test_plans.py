@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from app.analysis.planning.plan import plan
 from app.analysis.planning.template import evaluate
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.inputs.plans.spec import parse_spec
+from app.plans.specs.spec import parse_spec
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import check, keep, wait_for_figures
 from tests.e2e.recorded import analyzed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 

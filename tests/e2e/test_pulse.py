@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 from playwright.sync_api import expect
 
-from app.services.pulse.advance import advance_pulses
+from app.pulse.advance import advance_pulses
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.visiting import WIDE
@@ -19,7 +19,7 @@ from tests.support.served import client_of
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 SLOW = 517

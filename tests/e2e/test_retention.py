@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 from sqlalchemy import update
 
-from app.db.models.sessions import Session
-from app.inputs.retention import Keep, RetentionRules
-from app.services.container import TaskError
-from app.services.retention.changes import pin_session
-from app.services.retention.kinds import KINDS
-from app.services.retention.rules import keep_to_rules, set_rules
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, fail
+from app.platform.container import TaskError
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, fail
+from app.retention.kinds import KINDS
+from app.retention.models import Keep, RetentionRules
+from app.retention.rules import keep_to_rules, pin_session, set_rules
+from app.sessions.models.tables import Session
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_plots
 from tests.support.sessions import session_row, small_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
     from tests.support.sessions import Stored
 

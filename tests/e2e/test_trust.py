@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.analysis.report.verdict import SuspectedCause
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim
+from app.analysis.report.session_verdict import SuspectedCause
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
 from tests.e2e.alerting import act, let_it_fire
 from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.e2e.visiting import LOOKS, NARROW, WIDE
@@ -19,7 +19,7 @@ from tests.support.sessions import refused_trace, small_trace, store
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.alerting import Place
     from tests.e2e.visiting import Visitor
 

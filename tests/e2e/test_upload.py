@@ -11,13 +11,12 @@ from playwright.sync_api import expect
 from sqlalchemy import func, select, update
 
 from app import bootstrap
-from app.access.principals import Role
-from app.db.models.chunks import Intake
-from app.db.models.sessions import Session
-from app.db.states import SessionState
-from app.services.access.people import create_person
-from app.services.installation.sweep import sweep
-from app.services.sessions.chunks.absorb import absorb
+from app.access.people import create_person
+from app.installation.sweep import sweep
+from app.platform.database.states import SessionState
+from app.platform.identity import Role
+from app.sessions.chunks.absorb import absorb
+from app.sessions.models.tables import Intake, Session
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed, job_trace
@@ -25,7 +24,7 @@ from tests.e2e.visiting import listen_again
 from tests.support.served import served
 from tests.support.waiting import wait_for
 from tests.unit.analysis.trace.recordings.kineto_files import two_stages
-from tests.unit.inputs.recordings.archives import forms
+from tests.unit.sessions.recordings.archives import forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page, Route
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.e2e.visiting import Look, Visitor
 
 DIRECTORY = "input[webkitdirectory]"

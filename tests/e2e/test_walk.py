@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from fastapi.routing import iter_route_contexts
 
-from app.services.alerts.store import load_rules
-from app.web import create_app
+from app.incidents.store import load_rules
+from app.run.application import create_app
 from tests.e2e.alerting import let_it_fire
 from tests.e2e.expecting import expect_well_made
 from tests.e2e.looking import check, keep, wait_for_plots

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 REPOSITORY = Path(__file__).parents[2]
 

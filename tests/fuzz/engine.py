@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS
-from app.analysis.synthesis.hosts.session import run
+from app.analysis.synthesis.host_sessions import HOST_SCENARIOS, run
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.limits import MAX_MICROBATCH, MAX_ORDER, MAX_STEP, MAX_TIME_NS, Limits

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections import Counter
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 from tests.fuzz import recordings
 from tests.fuzz.engine import damaged, outcome
 

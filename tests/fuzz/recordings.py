@@ -27,7 +27,9 @@ from tests.unit.analysis.trace.recordings import (
     test_ndtimeline,
     test_otlp,
 )
-from tests.unit.analysis.trace.recordings.files import test_processes
+from tests.unit.analysis.trace.recordings import (
+    test_kineto_processes as test_processes,
+)
 from tests.unit.analysis.trace.recordings.kineto_files import device_file, host_steps, two_stages
 from tests.unit.analysis.trace.recordings.xplane_files import tpu_hosts
 

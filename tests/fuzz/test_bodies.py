@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.analysis.trace import encode
+from app.analysis.trace import storage as packed
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import MAX_TIME_NS, Limits
 from app.analysis.trace.metadata import load_metadata, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes, Trace
-from app.analysis.trace.ndjson.lines import read_lines
-from app.analysis.trace.parquet.thrift import ReadBudget, ThriftError, read_struct
-from app.analysis.trace.storage import packed
+from app.analysis.trace.readers.ndjson_exact import read_lines
+from app.analysis.trace.readers.parquet_headers import ReadBudget, ThriftError, read_struct
 from app.errors import InvalidMetadataError, PacelineError
 from tests.unit.analysis.trace import bodies
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.analysis.trace.decode import decode
 from app.errors import InvalidLabelsError, PacelineError
-from app.inputs.labels import MAX_RULES, read_labels
+from app.sessions.recordings.labels import MAX_RULES, read_labels
 from tests.fuzz.recordings import LIMITS, META
 from tests.fuzz.test_bodies import assert_sound, edited
 from tests.fuzz.test_recordings import bounded

@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.places import Where
-from app.analysis.replay.questions import (
-    Against,
-    BaseDurations,
-    Change,
-    Question,
-    Selection,
-    answer,
-)
+from app.analysis.diagnosis.locations import Where
 from app.analysis.replay.session import prepare_replay
+from app.analysis.replay.what_if import Against, BaseDurations, Change, Question, Selection, answer
 from app.analysis.report.document import JobSizes
 from tests.golden.conftest import Published
 

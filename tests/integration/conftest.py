@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

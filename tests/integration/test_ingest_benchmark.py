@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.analysis.trace.encode import to_parquet
-from app.api.frame.bodies import MAX_BODY_BYTES
+from app.web.bodies import MAX_BODY_BYTES
 from benchmarks import ingest
 from benchmarks.traces import BenchTrace
 from tests.factories import session

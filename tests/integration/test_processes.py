@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.system.processes import SupervisedChild
+from app.platform.processes import SupervisedChild
 from tests.support.processes import alive, descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A child that forks one process of its own, and says so, before it does what the test wants.
 FORKING = """
 import os, pathlib, signal, sys, tempfile, time
-from app.system.processes import follow_lifeline
+from app.platform.processes import follow_lifeline
 if "ignore" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 follow_lifeline()

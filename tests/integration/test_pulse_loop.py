@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.redis import RedisServer
 
 # The same with ranks that train, by day as well: client/test_loop.py.

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from app.analysis.trace.encode import to_ndjson_gz
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
 from tests.support.nightly import every_night
 from tests.support.plain_user import User
 from tests.support.processes import alive, descendants, ps, wait_until_gone

@@ -18,8 +18,8 @@ from sqlalchemy import func, select
 
 from app.access.guesses import OF_A_PEER_AT_A_NAME
 from app.analysis.trace.encode import to_parquet
-from app.db.models.sessions import Session
-from app.db.states import SessionState
+from app.platform.database.states import SessionState
+from app.sessions.models.tables import Session
 from tests import factories
 from tests.support.processes import descendants, ps
 from tests.support.sessions import count_reports, held_analyses, small_trace, store
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.redis import RedisServer
 
 SIZES = {"dp": 2, "pp": 2}

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from app.cli.synthetic.files import write_fleet
-from app.db import migrate
+from app.cli.synthetic import write_fleet
+from app.platform.database import migrate
 from tests.support.nightly import by_night
 from tests.support.processes import descendants, wait_until_gone
 from tests.support.waiting import LIMIT_S, wait_for
@@ -136,11 +136,11 @@ def test_the_installed_command_analyzes_a_trace(installed: Path, tmp_path: Path)
 PARTS = """
 import app, migrations, workers.child
 from app.bootstrap import build
-from app.dashboard.ui.assets import STATIC_DIR
-from app.dashboard.pages import TEMPLATES_DIR
+from app.web.assets import STATIC_DIR
+from app.web.pages import TEMPLATES_DIR
 from app.db import migrate
-from app.settings import Settings
-from app.web import create_app
+from app.platform.settings import Settings
+from app.run.application import create_app
 
 create_app(build(Settings(database_url="postgresql+psycopg://unknown@127.0.0.1:1/none")))
 for path in (app.__file__, workers.child.__file__, STATIC_DIR, TEMPLATES_DIR):

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from workers.health import missing_queues
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 HOST = socket.gethostname()
 

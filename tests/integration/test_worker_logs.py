@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.db.models.installation import WorkerHeartbeat
+from app.installation.models import WorkerHeartbeat
 from tests.support.command import paceline_process
 from tests.support.waiting import LIMIT_S, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def test_every_line_is_json(container: Container, tmp_path: Path) -> None:

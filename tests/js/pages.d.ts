@@ -29,7 +29,7 @@ interface Figure extends HTMLElement {
 
 /** The reader's zone; js/zone.js makes it before the page is painted. */
 declare var zone: {
-  /** A moment in the reader's zone; `form` is one of app/dashboard/ui/moments.py. */
+  /** A moment in the reader's zone; `form` is one of app/web/moments.py. */
   words(ms: number, form: string, options?: { inUtc?: boolean; bare?: boolean; now?: number }): string;
   /** How far it is from UTC at a moment. */
   offset(ms: number): string;

@@ -13,7 +13,7 @@ from statistics import mean, median
 import numpy as np
 
 from app.analysis.replay.layout.dense import Layout
-from app.analysis.replay.layout.graph import Graph, Unit
+from app.analysis.replay.layout.dependency_graph import Graph, Unit
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import Trace
 from tests.factories import select

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from app.analysis.arrivals.meetings import TYPES, GroupKind
+from app.analysis.arrivals.collective_matching import TYPES, GroupKind
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     FORWARD_COMPUTE,

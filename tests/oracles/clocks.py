@@ -14,19 +14,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from app.analysis.replay.clocks.agreement import clocks_apart_ns
-from app.analysis.replay.clocks.alignment import (
+from app.analysis.replay.clock_alignment import (
     BOUNDARY_NS,
     CORRECTED_NS,
     CORRECTED_RESIDUALS,
     FEW_STEPS_NS,
     LEAST_STEPS,
     WINDOW_STEPS,
+    clocks_apart_ns,
 )
-from app.analysis.replay.clocks.least_squares import MAD_TO_SD
-from app.analysis.replay.clocks.matches import MATCHES
+from app.analysis.replay.clock_steps import MATCHES
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph
+from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph
+from app.analysis.replay.robust_statistics import MAD_TO_SD
 from app.analysis.trace.model import OPTIMIZER_CLIP
 from tests.oracles.fits import (
     Clock,

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from app.analysis.replay.clocks.least_squares import (
+from app.analysis.replay.robust_statistics import (
     FLOOR,
     HUBER,
     LEAST_WEIGHT,

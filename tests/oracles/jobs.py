@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
-from app.analysis.planning.job.model import JobSpec
 from app.analysis.planning.job.search import sizes_of
 from app.analysis.planning.job.space import Space, Unit, space_of
+from app.analysis.planning.job.spec import JobSpec
 
 NEVER = math.inf
 

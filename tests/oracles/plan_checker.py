@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from app.analysis.planning.problem import BETWEEN, INSIDE, LONGEST_PS, Option, PlanningProblem
-from app.analysis.planning.search.certificate import Certificate, Leaf
+from app.analysis.planning.search.best_first import Certificate, Leaf
 from app.analysis.planning.template import Template, stage_times, t_oobleck, t_std
 
 # Whole nodes used of each type; the node in use and how many of its devices are behind us.

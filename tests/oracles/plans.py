@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
+from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
 
 PS_PER_MS = 10**9
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from statistics import median
 
-from app.analysis.replay.engine.durations import FAULT_NS
+from app.analysis.replay.engine.simulator import FAULT_NS
 from app.analysis.replay.layout.dense import Layout
-from app.analysis.replay.layout.graph import Graph, Unit
+from app.analysis.replay.layout.dependency_graph import Graph, Unit
 from app.analysis.trace.model import GC
 
 # (node, DP rank)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
 from app.analysis.trace.decode import decode

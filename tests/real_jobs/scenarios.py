@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from tests.real_jobs.faults import (
     EvenShare,
     Fault,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.analysis.hangs.said import Hang, HangKind
+from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.verdict import judge_hang
-from app.inputs.hangs.files import job_of, read_hang_file
+from app.hangs.files import job_of, read_hang_file
 from tests.conftest import skip_or_fail
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import ROOT, missing, torch_python

@@ -12,7 +12,7 @@ import pytest
 
 from app.analysis.trace.model import Sizes
 from app.cli.convert import read_recordings
-from app.inputs.recordings.read import Recorded
+from app.sessions.recordings.read import Recorded
 from tests.conftest import skip_or_fail
 from tests.real_jobs.jobs import Framework
 from tests.real_jobs.launching import missing, torch_python

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.analysis.planning.job.costs import SEND_EFFICIENCY
-from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec, Recompute
 from app.analysis.planning.job.schedule import iteration_ps
 from app.analysis.planning.job.search import search_job
-from app.analysis.planning.spec.transformer import Accelerator, Measured, Transformer
+from app.analysis.planning.job.spec import FixedParallelism, JobDevice, JobSpec, Recompute
+from app.analysis.planning.transformer import Accelerator, Measured, Transformer
 from tests.conftest import skip_or_fail
 from tests.real_jobs.divisions import BATCH, BLOCKS, DIVISIONS, HIDDEN, SEQUENCE, WORLD, Division
 from tests.real_jobs.jobs import Framework

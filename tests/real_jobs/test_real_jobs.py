@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from tests.real_jobs.analyzing import answer
 from tests.real_jobs.comparing import Pair
 from tests.real_jobs.judging import Judged, faults_of

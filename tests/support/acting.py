@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from sqlalchemy import select, update
 
-from app.actions.states import ActionMode, ActionState
-from app.analysis.report.verdict import BlamedGpu
-from app.bootstrap import Container
-from app.db.models.alerts import AlertIncident
-from app.db.models.hosts import HostReading, MachineAction
-from app.db.models.sessions import Session
-from app.db.models.tasks import ACT_ON_MACHINE, TaskRun
-from app.services.actions.policies import set_policy
-from app.services.actions.reads import ActionRow, list_actions
-from app.services.actions.sweep import sweep_actions
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.actions.listed import ActionRow, list_actions
+from app.actions.models import ActionMode, ActionState, MachineAction
+from app.actions.perform import sweep_actions
+from app.actions.policies import set_policy
+from app.analysis.report.session_verdict import BlamedGpu
+from app.hosts.models import HostReading
+from app.incidents.models.tables import AlertIncident
+from app.platform.container import Container
+from app.platform.database.task_runs import ACT_ON_MACHINE, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.models.tables import Session
 from tests.support.alerting import SLOW_NODE, Alerting
 from tests.support.receiver import Receiver
 

@@ -10,31 +10,27 @@ from typing import Any
 
 from sqlalchemy import select, text, update
 
-from app.alerts.facts import Facts
-from app.alerts.incidents import INCIDENT, Incident
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.verdict import (
+from app.analysis.report.session_verdict import (
     BlamedGpu,
     Slowdown,
     SuspectedCause,
     VerdictFix,
     VerdictWorker,
 )
-from app.bootstrap import Container
-from app.db.models.alerts import (
-    AlertChannel,
-    AlertDelivery,
-    AlertGroup,
-    AlertIncident,
-)
-from app.db.models.sessions import Job, Session
-from app.db.models.tasks import TaskRun
-from app.db.unit_of_work import UnitOfWork
-from app.services.alerts.channels.write import create_channel
-from app.services.alerts.store import incident_of
-from app.services.alerts.sweep import sweep_alerts
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.incidents.channel_writes import create_channel
+from app.incidents.lifecycle import INCIDENT, Incident
+from app.incidents.models.facts import Facts
+from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, AlertIncident
+from app.incidents.store import incident_of
+from app.incidents.sweep import sweep_alerts
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.task_runs import TaskRun
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.models.tables import Session
 from benchmarks.support.alerts import evaluate_session
 from tests.support.receiver import Receiver
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from app.db.embedded.binaries import Binaries, bundled, readable_copy
-from app.db.embedded.server import EmbeddedPostgres
-from app.system.processes import Account
+from app.platform.embedded.binaries import Binaries, bundled, readable_copy
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.processes import Account
 from tests.support.waiting import LIMIT_S
 
 if TYPE_CHECKING:

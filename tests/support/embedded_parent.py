@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psycopg
 
-from app.db.embedded.server import EmbeddedPostgres
+from app.platform.embedded.server import EmbeddedPostgres
 
 
 def _say(value: object) -> None:

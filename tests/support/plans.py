@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from app.db.models.plans import Plan
-from app.db.models.tasks import PLAN_TEMPLATE, TaskRun
-from app.inputs.plans.request import read_request
-from app.services.plans.requests import submit_plan
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.plans.models import Plan
+from app.plans.requests import submit_plan
+from app.plans.specs.spec import read_request
+from app.platform.database.task_runs import PLAN_TEMPLATE, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.util import LRUCache
 
 from app import bootstrap
-from app.db.models.access import DEFAULT_PROJECT_ID
+from app.access.models import DEFAULT_PROJECT_ID
 
 if TYPE_CHECKING:
     from sqlalchemy import Compiled
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 # More than the program has; an engine of its own keeps 500.
 _MOST: Final = 2000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from app.db.unit_of_work import Reads
+from app.platform.database.unit_of_work import Reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 P = ParamSpec("P")
 T = TypeVar("T")

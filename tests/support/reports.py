@@ -16,7 +16,7 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes, Trace
-from app.db.documents import REPORT
+from app.sessions.models.reports import REPORT
 
 T = TypeVar("T")
 

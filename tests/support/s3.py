@@ -13,7 +13,7 @@ import obstore
 from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
-from app.settings import Settings
+from app.platform.settings import Settings
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
+from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen
-from app.web import create_app
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Mapping
 
-    from app.services.container import Container
+    from app.platform.container import Container
 
 # Of a client that only asks over plain HTTP: to read the authorities of this machine takes longer
 # than the client does all else, and every test has one.

@@ -18,17 +18,17 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes, Trace
-from app.analysis.trace.storage.packed import pack
-from app.db.blobs import write_blob
-from app.db.models.blobs import BlobPart
-from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
+from app.analysis.trace.storage import pack
+from app.jobs.models import Job
+from app.platform.blobs import BlobPart, write_blob
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.sessions.models.tables import Session, StoredReport, StoredVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.analysis.report.verdict import SessionVerdict
-    from app.bootstrap import Container
+    from app.analysis.report.session_verdict import SessionVerdict
+    from app.platform.container import Container
 
 
 @dataclass(frozen=True, slots=True)

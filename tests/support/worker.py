@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import select
 
 from app.analysis.warm_up import warm_up
-from app.broker.celery import ANALYSIS_QUEUE
-from app.db.models.installation import WorkerHeartbeat
+from app.installation.models import WorkerHeartbeat
+from app.platform.broker import ANALYSIS_QUEUE
 from benchmarks.support.worker import Worker
 from tests.support.waiting import wait_for
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.command import paceline
 
 ROOT: Final = Path(__file__).parents[2]

@@ -16,14 +16,14 @@ from app.analysis.synthesis.scenarios import ALL_SCENARIOS, SCENARIOS
 from app.analysis.trace import decode, metadata
 from app.analysis.trace.formats.kind import TraceFormat
 from app.analysis.trace.formats.registry import FORMATS, WRITERS
-from app.analysis.trace.layers import layers_per_stage
 from app.analysis.trace.model import KNOWN_OP_TYPES, OP_TYPE_ALIASES
-from app.api.frame.problems import PROBLEMS
+from app.analysis.trace.parallelism import layers_per_stage
 from app.bootstrap import build
 from app.cli.commands.program import app
-from app.connecting.ways import WAYS, Target, Way
-from app.settings import Settings
-from app.web import create_app
+from app.jobs.connect import WAYS, Target, Way
+from app.platform.settings import Settings
+from app.run.application import create_app
+from app.web.problems import PROBLEMS
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
@@ -82,7 +82,7 @@ def test_every_problem_is_on_the_page_of_the_api() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("folder", ["app/services", "app/analysis/replay"])
+@pytest.mark.parametrize("folder", ["app/sessions", "app/platform/tasks", "app/analysis/replay"])
 def test_every_code_of_a_use_case_is_on_a_page(folder: str) -> None:
     page = (DOCS / "http-api.md").read_text() + (DOCS / "trace-format.md").read_text()
     reasons = codes_in(folder, r'"((?:trace|task|report)\.[a-z_]+)"')

@@ -15,11 +15,9 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.actions.kinds.kind import ActionKind
-from app.actions.order import HangOrder, Means, Order
-from app.alerts.channels.webhook import SigningSecrets, signature, signing_key
-from app.alerts.delivery import ReceiverAnswer
-from app.alerts.outbound import check
+from app.actions.kinds.kind import ActionKind, HangOrder, Means, Order
+from app.incidents.channels.webhook import SigningSecrets, signature, signing_key
+from app.platform.outbound import ReceiverAnswer, check
 
 CONTENT_TYPE: Final = "application/cloudevents+json"
 SCHEMA_PATH: Final = "api/v1/event-schemas?type="

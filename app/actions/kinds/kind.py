@@ -1,15 +1,75 @@
-"""What a kind of action is."""
+"""Whether something may be done to a machine: the limits, in one pure function.
+
+Some hold for everybody: no person can allow what is not one known node, or what is not its fault.
+The others hold for what happens by itself; a person who looked at the evidence may allow it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from enum import StrEnum, nonmember
+from typing import Any, Final
+from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.actions.order import HangOrder, Means, Order
-from app.alerts.delivery import ReceiverAnswer
+from app.incidents.held_machines import is_one_node
+from app.platform.outbound import Outbound, ReceiverAnswer
+
+# ---- What is to be done to a machine, and why: the types that kinds of actions and callers share -
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An action on one machine."""
+
+    id: UUID  # the same on every try
+    at: datetime  # when it was ordered, or released
+    node: str
+    gpus: tuple[str, ...]  # at fault: UUIDs where they are known, else their names there
+    cause: str
+    cause_title: str
+    confidence: float | None
+    sessions: int  # that blame it
+    lost_each_hour: float | None  # GPU-hours
+    job: str
+    incident: UUID
+    evidence_url: str  # absolute
+    source_url: str  # of the project's pages
+    confirmed: bool  # whether every limit let it pass, so that no person had to
+
+
+@dataclass(frozen=True, slots=True)
+class HangOrder:
+    """An action that tells of a job that hangs; there is nothing to take back."""
+
+    id: UUID  # the same on every try
+    at: datetime  # when it was ordered
+    job: str
+    hang: UUID
+    began: datetime
+    ranks: int
+    waiting: int  # ranks that wait for others
+    confidence: float
+    sentence: str
+    culprits: str  # ranks with host and GPU
+    remedy: str
+    incident: UUID
+    evidence_url: str  # absolute
+    source_url: str  # of the project's pages
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What an attempt may use."""
+
+    outbound: Outbound  # guarded; over within one deadline
+    scontrol: str | None = None  # the operator's path to it; None where Slurm is not to be touched
+
+
+# ---- What a kind of action is ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +94,135 @@ class ActionKind:
     # Takes a configuration and an order, and tells of a job that hangs; None where the kind acts
     # on machines alone.
     tell_hang: Callable[[Any, HangOrder, Means], ReceiverAnswer] | None = None
+
+
+MIN_CONFIDENCE: Final = 0.95
+# Sessions that blame the machine; two jobs have at least one each.
+MIN_SESSIONS: Final = 2
+# Between two machines.
+APART: Final = timedelta(hours=1)
+# Of the known nodes, that may be out at a time; one always may.
+MAX_SHARE: Final = 0.02
+# After a person put it back.
+RESPECTED: Final = timedelta(days=1)
+# The latest session that blames it may be so old.
+LATE: Final = timedelta(hours=1)
+
+
+class Limit(StrEnum):
+    """What keeps an action from being done."""
+
+    NOT_ONE_NODE = "action.not_one_node"
+    GUESSED = "action.guessed_node"
+    UNKNOWN_NODE = "action.unknown_node"
+    STOPPED = "action.stopped"
+    PULSE_ALONE = "action.pulse_alone"
+    CONFIDENCE = "action.low_confidence"
+    SEEN_ONCE = "action.seen_once"
+    LATE_DATA = "action.late_data"
+    IN_HAND = "action.in_hand"
+    PUT_BACK = "action.put_back"
+    ONE_AN_HOUR = "action.one_an_hour"
+    TOO_MANY_OUT = "action.too_many_out"
+    TOO_MANY_EVERYWHERE = "action.too_many_everywhere"
+
+    # No person can allow these.
+    HARD = nonmember((NOT_ONE_NODE, GUESSED, UNKNOWN_NODE, STOPPED))
+
+
+SENTENCES: Final[Mapping[Limit, str]] = {
+    Limit.NOT_ONE_NODE: "The host's name is not that of one node.",
+    Limit.GUESSED: "The host's name is a guess: it may be that of a container.",
+    Limit.UNKNOWN_NODE: "No session of this project ran on a node of this name.",
+    Limit.STOPPED: "Actions are stopped.",
+    Limit.PULSE_ALONE: "No session confirms it: only the pulse noticed it.",
+    Limit.CONFIDENCE: f"The confidence in the cause is below {MIN_CONFIDENCE:g}.",
+    Limit.SEEN_ONCE: f"Fewer than {MIN_SESSIONS} sessions blame the machine.",
+    Limit.LATE_DATA: "What is known of the machine is late.",
+    Limit.IN_HAND: "A person has acknowledged or silenced the incident.",
+    Limit.PUT_BACK: "A person put the machine back within the last day.",
+    Limit.ONE_AN_HOUR: "Another machine was taken out within the last hour.",
+    Limit.TOO_MANY_OUT: f"More than {MAX_SHARE * 100:.0f} % of the known nodes would be out.",
+    Limit.TOO_MANY_EVERYWHERE: (
+        f"With those of other projects more than {MAX_SHARE:.0%} of all known nodes would be out."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is known of a machine that is blamed."""
+
+    node: str
+    guessed: bool
+    known: bool  # whether sessions of the project ran on a node of this name
+    in_hand: bool  # whether a person has acknowledged or silenced the incident
+    # When the latest session that blames it was received; None where only the pulse does.
+    measured_at: datetime | None
+    confidence: float | None
+    sessions: int  # that blame it, since it was last repaired or put back
+    put_back_at: datetime | None  # by a person, the last time
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is known of all machines of a project, and of what was done to them."""
+
+    now: datetime
+    nodes: int  # known by their own names
+    out: frozenset[str]  # those that actions took out, or are about to
+    # The latest time at which something was done to a machine, by machine.
+    taken_at: Mapping[str, datetime]
+    stopped: bool  # whether the kill switch is on
+    behind: bool  # whether sessions wait for their analysis
+    # Of all projects, of which one may not know another's machines: nodes out, and known ones. A
+    # node that two projects know counts once.
+    out_everywhere: int = 0
+    nodes_everywhere: int = 0
+
+
+def limits_of(case: Case, fleet: Fleet) -> tuple[Limit, ...]:
+    """Return what keeps a machine from being taken out without a person; nothing: it may be."""
+    return tuple(limit for limit, holds in _checked(case, fleet) if holds)
+
+
+def hard(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """Return those that no person can allow."""
+    return tuple(limit for limit in limits if limit in Limit.HARD)
+
+
+def may_be_out(nodes: int) -> int:
+    """Return how many of a number of nodes may be out at a time.
+
+    Examples
+    --------
+    >>> may_be_out(0), may_be_out(99), may_be_out(250)
+    (1, 1, 5)
+    """
+    return max(1, int(nodes * MAX_SHARE))
+
+
+def _checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
+    measured = case.measured_at
+    yield Limit.STOPPED, fleet.stopped
+    yield Limit.NOT_ONE_NODE, not is_one_node(case.node)
+    yield Limit.GUESSED, case.guessed
+    yield Limit.UNKNOWN_NODE, not case.known
+    yield Limit.PULSE_ALONE, measured is None
+    # written so that NaN is refused as well
+    sure = case.confidence is not None and case.confidence >= MIN_CONFIDENCE
+    yield Limit.CONFIDENCE, not sure
+    yield Limit.SEEN_ONCE, case.sessions < MIN_SESSIONS
+    late = measured is not None and fleet.now - measured > LATE
+    yield Limit.LATE_DATA, late or fleet.behind
+    yield Limit.IN_HAND, case.in_hand
+    back = case.put_back_at
+    yield Limit.PUT_BACK, back is not None and fleet.now - back < RESPECTED
+    others = (at for node, at in fleet.taken_at.items() if node != case.node)
+    yield Limit.ONE_AN_HOUR, any(fleet.now - at < APART for at in others)
+    too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
+    yield Limit.TOO_MANY_OUT, too_many
+    # Of one project alone it says the same.
+    everywhere = fleet.out_everywhere + (case.node not in fleet.out)
+    beyond = everywhere > may_be_out(fleet.nodes_everywhere)
+    yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many

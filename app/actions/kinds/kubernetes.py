@@ -20,12 +20,10 @@ from urllib.parse import quote
 from pydantic import Field, TypeAdapter
 
 from app.actions.kinds.event import HttpsUrl, LoopbackUrl
-from app.actions.kinds.kind import ActionKind
-from app.actions.order import Means, Order
-from app.alerts.channels.kind import Secret
-from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.machines.cordon import is_one_node
-from app.alerts.outbound import Outbound, check
+from app.actions.kinds.kind import ActionKind, Means, Order
+from app.incidents.channels.kind import Secret
+from app.incidents.held_machines import is_one_node
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
 TAINT: Final = "paceline.dev/straggler"
 EFFECT: Final = "NoSchedule"

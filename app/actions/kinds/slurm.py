@@ -16,10 +16,9 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from app.actions.kinds.kind import ActionKind
-from app.actions.order import Means, Order
-from app.alerts.delivery import DeliveryError, ReceiverAnswer, excerpt
-from app.alerts.machines.cordon import is_one_node
+from app.actions.kinds.kind import ActionKind, Means, Order
+from app.incidents.held_machines import is_one_node
+from app.platform.outbound import DeliveryError, ReceiverAnswer, excerpt
 
 REASON_CHARACTERS: Final = 400
 # Of the environment of the server, which holds secrets, scontrol gets no more than these.

@@ -1,8 +1,8 @@
-"""Arrivals and breakdown of a session, from its trace alone.
+"""Late arrivals at collectives and the breakdown of step time, from a trace without a replay.
 
-No replay is needed, no verdict and no second step, and no rank has to be there but two that meet:
-this is what a session tells of which nothing else is known
-(`app.analysis.report.unreplayed.prepare`).
+The breakdown of a rank's step: computation, exposed communication, data loading and idle time.
+Two ranks of one group and one step are enough; sessions that cannot be replayed are reported by
+this alone (`app.analysis.report.unreplayed`).
 """
 
 from __future__ import annotations
@@ -14,26 +14,111 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.arrivals.breakdown import breakdown_of
+from app.analysis.arrivals.collective_matching import Group, GroupKind, IntArray
 from app.analysis.arrivals.document import (
     Arrivals,
     Breakdown,
     Collective,
     MeetingGroup,
     RankArrivals,
+    RankBreakdown,
 )
-from app.analysis.arrivals.lanes import Lanes, lanes_of
-from app.analysis.arrivals.measure import Lateness, lateness_of, own_computing
-from app.analysis.arrivals.meetings import Group, GroupKind, IntArray
+from app.analysis.arrivals.lanes import Cover, Lanes, cover, lanes_of
+from app.analysis.arrivals.lateness import (
+    COMPUTATIONS,
+    Lateness,
+    lateness_of,
+    of_types,
+    own_computing,
+)
 from app.analysis.replay.confidence import student_half
-from app.analysis.replay.medians import median
-from app.analysis.trace.model import Sizes, Trace
+from app.analysis.replay.robust_statistics import median
+from app.analysis.trace.model import BETWEEN_STEPS, DATA_LOADING, GC, KNOWN_OP_TYPES, Sizes, Trace
+
+# ---- What steps of ranks pass with: computing, communicating unhidden, loading data, nothing ----
+
+
+# What is no communication; types that nothing is known of are none either.
+_LOCAL: Final = (*COMPUTATIONS, GC, *BETWEEN_STEPS)
+_NS: Final = 1e-9
+
+
+def breakdown_of(lanes: Lanes, computing: Cover) -> Breakdown:
+    """Split the steps of each rank.
+
+    A step ends with the last end of any rank; where the next one was recorded, with its begin.
+
+    Parameters
+    ----------
+    computing : Cover
+        When ranks compute; see `own_computing`.
+    """
+    trace, span_ns = lanes.trace, lanes.span_ns
+    busy = _exchanges(trace.op_names) | of_types(trace, COMPUTATIONS)
+    occupied_ns = cover(lanes.of(busy), lanes.count, span_ns, in_order=True).by_lane()
+    loads = of_types(trace, (DATA_LOADING,))
+    with_data_ns = occupied_ns
+    if loads[lanes.op].any():
+        with_data = lanes.of(busy | loads)
+        with_data_ns = cover(with_data, lanes.count, span_ns, in_order=True).by_lane()
+    computing_ns = computing.by_lane()
+    shape = (len(lanes.steps), len(lanes.ranks))
+    ends_ns = lanes.ends_ns()
+    recorded = ends_ns >= 0
+    step_ns = _lengths(lanes, ends_ns)
+    whole_ns = np.zeros(shape)
+    whole_ns[lanes.weighed] = step_ns[:, None]
+    parts = (
+        computing_ns,
+        occupied_ns - computing_ns,
+        with_data_ns - occupied_ns,
+        np.maximum(whole_ns.ravel() - with_data_ns, 0.0),
+    )
+    means = [_mean(part.reshape(shape), recorded) for part in parts]
+    return Breakdown(
+        steps=tuple(lanes.steps[lanes.weighed].tolist()),
+        step_s=float(step_ns.mean()) * _NS,
+        ranks=tuple(
+            RankBreakdown(rank, *values)
+            for rank, values in zip(
+                lanes.ranks.tolist(), np.stack(means, axis=1).round(9).tolist(), strict=True
+            )
+        ),
+    )
+
+
+def _exchanges(names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return which types are known and move data."""
+    exchanges = set(KNOWN_OP_TYPES) - set(_LOCAL)
+    return np.array([name in exchanges for name in names])
+
+
+def _lengths(lanes: Lanes, of_lanes_ns: IntArray) -> NDArray[np.float64]:
+    """Return how long each step takes of which all operations are looked at, ns."""
+    looked = np.flatnonzero(lanes.weighed)
+    ends_ns = of_lanes_ns[looked].max(axis=1).astype(np.float64)
+    if lanes.trace.step_relative:
+        return np.asarray(ends_ns)
+    turn_ns = np.diff(lanes.begin_ns, append=lanes.begin_ns[-1])
+    follows = (np.diff(lanes.steps, append=lanes.steps[-1]) == 1) & (turn_ns > 0)
+    # where steps overlap the rest of one is the next one's
+    return np.where(follows[looked], turn_ns[looked].astype(np.float64), ends_ns)
+
+
+def _mean(values: NDArray[np.float64], recorded: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return np.asarray((values * recorded).sum(axis=0) * _NS / recorded.sum(axis=0))
+
+
+# ---- Arrivals and breakdown of a session, from its trace alone ---------------------------------
+# No replay is needed, no verdict and no second step, and no rank has to be there but two that meet:
+# this is what a session tells of which nothing else is known
+# (`app.analysis.report.unreplayed`).
+
 
 # What a report holds at most: collectives of a step that are kept apart, all groups together, and
 # cells of rank and collective. Beyond that neighbors of one type are put together.
 MOST_COLLECTIVES: Final = 256
 MOST_CELLS: Final = 32_768
-_NS: Final = 1e-9
 _STEPS_FOR_CHANCE: Final = 2
 # To the microsecond.
 _DIGITS: Final = 6

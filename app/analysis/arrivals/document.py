@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.analysis.arrivals.meetings import GroupKind, Parting
+from app.analysis.arrivals.collective_matching import GroupKind, Parting
 from app.analysis.json_text import OMITTED
 from app.analysis.wording import percent
 

@@ -1,7 +1,8 @@
-"""The operations that are looked at, by rank and step, on clocks that agree.
+"""Operations by rank and step on corrected clocks, and unions of their intervals.
 
-Ends of one collective on all its ranks are one moment: how far a rank's ends are from those of its
-peers says how far its clock is ahead. Ranks that no collective connects are not compared.
+A lane is one rank in one step. All ranks end a collective at the same moment, so the offset of
+their recorded ends is the offset of their clocks. Ranks that share no collective are not compared.
+Lanes lie one after another on one axis: position = lane × `span_ns` + time, ns.
 """
 
 from __future__ import annotations
@@ -13,11 +14,120 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.arrivals.intervals import Intervals
-from app.analysis.arrivals.meetings import IntArray, Meetings, kinds_of, meetings_of
-from app.analysis.replay.clocks.alignment import CORRECTED_NS, CORRECTED_RESIDUALS
-from app.analysis.replay.medians import quantile
+from app.analysis.arrivals.collective_matching import IntArray as CollectiveMatchingIntArray
+from app.analysis.arrivals.collective_matching import Meetings, kinds_of, meetings_of
+from app.analysis.replay.clock_alignment import CORRECTED_NS, CORRECTED_RESIDUALS
+from app.analysis.replay.robust_statistics import quantile
 from app.analysis.trace.model import Trace
+
+# ---- How long intervals cover lanes: unions of what may overlap, for all lanes at once ---------
+# A *lane* is what one rank does in one step. Times of a lane are not negative and below `span_ns`.
+# Lanes lie one after another on one axis: a place on it is lane × `span_ns` + time, ns.
+
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Intervals within lanes as places, columns of equal length; in any order."""
+
+    start: IntArray
+    end: IntArray
+
+    @classmethod
+    def within_lanes(
+        cls, lane: IntArray, start_ns: IntArray, end_ns: IntArray, span_ns: int
+    ) -> Intervals:
+        """Return intervals of which lanes and times are given."""
+        before_ns = lane * span_ns
+        return cls(before_ns + start_ns, before_ns + end_ns)
+
+    def of(self, chosen: NDArray[np.bool_]) -> Intervals:
+        """Return some of them."""
+        return Intervals(self.start[chosen], self.end[chosen])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cover:
+    """What intervals cover together: pieces that do not overlap, by lane and time."""
+
+    span_ns: int
+    lanes: int
+    start: IntArray  # (pieces,)
+    end: IntArray  # (pieces,)
+    before: IntArray  # (pieces + 1,): what all pieces before it cover, ns
+
+    def by_lane(self) -> NDArray[np.float64]:
+        """Return how long each lane is covered, shape (lanes,), ns."""
+        first = np.searchsorted(self.start, np.arange(self.lanes + 1) * self.span_ns)
+        return np.diff(self.before[first]).astype(np.float64)
+
+    def until(self, at: IntArray) -> IntArray:
+        """Return how much is covered before each place, ns."""
+        piece = np.searchsorted(self.start, at, side="right") - 1
+        known = np.maximum(piece, 0)
+        inside = np.minimum(at, self.end[known]) - self.start[known] if len(self.start) else at
+        return np.where(piece < 0, 0, self.before[known] + inside)
+
+    def within(self, some: Intervals) -> IntArray:
+        """Return how much of each interval is covered, ns."""
+        if not len(self.start):
+            return np.zeros(len(some), dtype=np.int64)
+        return self.until(some.end) - self.until(some.start)
+
+
+def cover(intervals: Intervals, lanes: int, span_ns: int, *, in_order: bool = False) -> Cover:
+    """Return what intervals cover together.
+
+    Parameters
+    ----------
+    in_order : bool
+        They are sorted by start.
+
+    Examples
+    --------
+    >>> some = Intervals(np.array([0, 5, 102]), np.array([10, 12, 103]))
+    >>> cover(some, lanes=2, span_ns=100).by_lane().tolist()
+    [12.0, 1.0]
+    """
+    start, end = intervals.start.copy(), intervals.end
+    if not in_order:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    # From where each one covers what none before it does.
+    np.maximum(start[1:], reach[:-1], out=start[1:])
+    kept = end > start
+    if not kept.all():
+        start, end = start[kept], end[kept]
+    before = np.zeros(len(start) + 1, dtype=np.int64)
+    np.cumsum(end - start, out=before[1:])
+    return Cover(span_ns, lanes, start, end, before)
+
+
+def first_claims(intervals: Intervals) -> IntArray:
+    """Return the place where each interval begins to cover what none that began before it does.
+
+    At its end where nothing is left of it; shape (intervals,).
+    """
+    start, end = intervals.start, intervals.end
+    order = np.lexsort((end, start))
+    reach = np.maximum.accumulate(end[order]) if len(order) else end
+    begins = start[order]
+    begins[1:] = np.minimum(np.maximum(begins[1:], reach[:-1]), end[order][1:])
+    found = np.empty_like(begins)
+    found[order] = begins
+    return found
+
+
+# ---- The operations that are looked at, by rank and step, on clocks that agree -----------------
+# Ends of one collective on all its ranks are one moment: how far a rank's ends are from those of
+# its peers says how far its clock is ahead. Ranks that no collective connects are not compared.
+
 
 # More say nothing new: of larger sessions some steps are looked at, evenly spread. As many
 # operations of collectives are matched…
@@ -41,19 +151,19 @@ class Lanes:
     """
 
     trace: Trace
-    ranks: IntArray  # (ranks,): global, ascending
-    steps: IntArray  # (steps,): those whose collectives are matched, ascending
-    begin_ns: IntArray  # (steps,): their first starts
+    ranks: CollectiveMatchingIntArray  # (ranks,): global, ascending
+    steps: CollectiveMatchingIntArray  # (steps,): those whose collectives are matched, ascending
+    begin_ns: CollectiveMatchingIntArray  # (steps,): their first starts
     meetings: Meetings
     # (rows,): of the rows of `meetings`
-    met_lane: IntArray
-    arrival_ns: IntArray
+    met_lane: CollectiveMatchingIntArray
+    arrival_ns: CollectiveMatchingIntArray
     weighed: NDArray[np.bool_]  # (steps,): those of which all operations are looked at
     # (operations,): of these steps, all by lane and start
     op: NDArray[np.int16]
-    lane: IntArray
-    start: IntArray  # as places; see `app.analysis.arrivals.intervals`
-    end: IntArray
+    lane: CollectiveMatchingIntArray
+    start: CollectiveMatchingIntArray  # as places; see `app.analysis.arrivals.lanes`
+    end: CollectiveMatchingIntArray
     span_ns: int  # no time reaches it
     clocks_apart_ns: float  # how far clocks were apart that were put right
 
@@ -72,7 +182,7 @@ class Lanes:
         places = np.flatnonzero(types[self.op])
         return Intervals(self.start[places], self.end[places])
 
-    def ends_ns(self) -> IntArray:
+    def ends_ns(self) -> CollectiveMatchingIntArray:
         """Return the last end of each lane, shape (steps, ranks), ns; -1 of an empty one."""
         first = np.searchsorted(self.lane, np.arange(self.count + 1))
         known = np.flatnonzero(np.diff(first))
@@ -150,8 +260,8 @@ def lanes_of(
 
 
 def _matched(
-    trace: Trace, every: IntArray, allowed: Collection[int] | None
-) -> tuple[NDArray[np.bool_], IntArray]:
+    trace: Trace, every: CollectiveMatchingIntArray, allowed: Collection[int] | None
+) -> tuple[NDArray[np.bool_], CollectiveMatchingIntArray]:
     """Return which steps are looked at, and the rows of their collectives."""
     looked = np.ones(len(every), dtype=bool)
     if allowed is not None:
@@ -188,7 +298,9 @@ def _spread(among: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _rows(first: IntArray, length: IntArray, *, whole: bool) -> IntArray:
+def _rows(
+    first: CollectiveMatchingIntArray, length: CollectiveMatchingIntArray, *, whole: bool
+) -> CollectiveMatchingIntArray:
     """Return the rows of stretches, given by their first ones."""
     count = int(length.sum())
     if whole:
@@ -198,8 +310,11 @@ def _rows(first: IntArray, length: IntArray, *, whole: bool) -> IntArray:
 
 
 def _ahead(
-    trace: Trace, meetings: Meetings, ranks: IntArray, steps: IntArray
-) -> tuple[IntArray, float]:
+    trace: Trace,
+    meetings: Meetings,
+    ranks: CollectiveMatchingIntArray,
+    steps: CollectiveMatchingIntArray,
+) -> tuple[CollectiveMatchingIntArray, float]:
     """Return how far the clock of each rank is ahead in each step, ns, shape (steps, ranks).
 
     As robust as a median: a rank whose ends are all late is not told from a clock that is ahead.
@@ -232,7 +347,10 @@ def _ahead(
 
 
 def _pooled(
-    apart: NDArray[np.float64], step: IntArray, rank: IntArray, shape: tuple[int, int]
+    apart: NDArray[np.float64],
+    step: CollectiveMatchingIntArray,
+    rank: CollectiveMatchingIntArray,
+    shape: tuple[int, int],
 ) -> NDArray[np.float64]:
     """Return the median of each rank in each step, of all steps where one has too few."""
     lane = step * shape[1] + rank
@@ -246,7 +364,7 @@ def _pooled(
 
 
 def _grouped_median(
-    values: NDArray[np.float64], group: IntArray, groups: int
+    values: NDArray[np.float64], group: CollectiveMatchingIntArray, groups: int
 ) -> NDArray[np.float64]:
     """Return the median of each group, 0 of an empty one."""
     order = np.lexsort((values, group))

@@ -1,28 +1,89 @@
-"""Where the time goes: a session's time on all workers, split without rest.
+"""Complete split of a session's worker time into ideal time and losses.
 
-Ideal is here what the median of a stage's peers takes in its best stretch, and not the mean of all
-as for S: what slow and fast workers lose and gain does not cancel. What passes in the recording is
-measured (`app.analysis.budget.spent`), and only what a worker waits for is told by a replay: the
-bubble of a schedule is what is left of its ideal step (section 3.2 of "Understanding Stragglers in
-Large Model Training Using What-if Analysis") without computing and communication.
+The ideal is the median of a stage's peers in their best stretch; unlike the mean in S, it does not
+let fast workers cancel slow ones. Recorded time is measured (`app.analysis.budget.recorded_time`);
+only waiting needs a replay. The bubble is the ideal step (what-if paper, section 3.2) without
+computing and communication.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.budget.common_factor import CommonFactor, common_factor
-from app.analysis.budget.gaps import COMPUTING
-from app.analysis.budget.parts import Part
-from app.analysis.budget.spent import Spent, spent_of
-from app.analysis.budget.windows import Windows, windows_of
+from app.analysis.budget.common_slowdown import CommonFactor, common_factor
+from app.analysis.budget.recorded_time import COMPUTING, Spent, Windows, spent_of, windows_of
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.session import Replayed, ShapeGroup
+
+# ---- The parts that the time of a session is split into ----------------------------------------
+
+
+class Part(StrEnum):
+    """What a worker's time passes with."""
+
+    COMPUTING = "computing"
+    OWN_SLOWNESS = "own_slowness"
+    SLOW_TOGETHER = "slow_together"
+    WAITING = "waiting"
+    BUBBLE = "bubble"
+    COMMUNICATION = "communication"
+    COMMUNICATION_ABOVE = "communication_above"
+    LAUNCH_DELAYS = "launch_delays"
+    BETWEEN_STEPS = "between_steps"
+    BETWEEN_STEPS_ABOVE = "between_steps_above"
+    MISSING = "missing"
+
+    @property
+    def words(self) -> str:
+        """Return what people call it."""
+        return _WORDS[self]
+
+    @property
+    def lost(self) -> bool:
+        """Return whether a job without stragglers and standstills would not have it."""
+        return self in _LOST_PARTS
+
+
+_WORDS: Final = {
+    Part.COMPUTING: "computing",
+    Part.OWN_SLOWNESS: "a worker's own slowness",
+    Part.SLOW_TOGETHER: "slowness of all together",
+    Part.WAITING: "waiting for stragglers",
+    Part.BUBBLE: "pipeline bubble",
+    Part.COMMUNICATION: "communication",
+    Part.COMMUNICATION_ABOVE: "slow communication",
+    Part.LAUNCH_DELAYS: "late launches",
+    Part.BETWEEN_STEPS: "usual time between steps",
+    Part.BETWEEN_STEPS_ABOVE: "standstills between steps",
+    Part.MISSING: "steps left out",
+}
+_LOST_PARTS: Final = frozenset(
+    {
+        Part.OWN_SLOWNESS,
+        Part.SLOW_TOGETHER,
+        Part.WAITING,
+        Part.COMMUNICATION_ABOVE,
+        Part.LAUNCH_DELAYS,
+        Part.BETWEEN_STEPS_ABOVE,
+    }
+)
+
+
+# ---- Where the time goes: a session's time on all workers, split without rest ------------------
+# Ideal is here what the median of a stage's peers takes in its best stretch, and not the mean of
+# all as for S: what slow and fast workers lose and gain does not cancel. What passes in the
+# recording is measured (`app.analysis.budget.recorded_time`), and only what a worker waits for is
+# told by a replay: the bubble of a schedule is what is left of its ideal step (section 3.2 of
+# "Understanding Stragglers in Large Model Training Using What-if Analysis") without computing and
+# communication.
+
 
 _NS: Final = 1e-9
 # Which of its best steps stands for a worker: of computing, that may have spells of its own, and
@@ -204,3 +265,117 @@ def _late_ns(replayed: Replayed, metrics: Metrics, windows: Windows) -> FloatArr
         # These steps begin with the end of the one before.
         longer[1:] -= windows.between_ns[:-1] - replayed.graph.turn_ns
     return np.asarray(np.maximum(longer, 0.0))
+
+
+# ---- Where the time goes, as a report has it ---------------------------------------------------
+
+
+# What is lost is said from this share of the time on.
+WORTH_SAYING: Final = 0.05
+# A file of a thousand jobs asks for it several times of each.
+_LOST: Final = attrgetter(*(part for part in Part if part.lost))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What the time of all workers passes with, as shares of it that add up to 1."""
+
+    computing: float
+    """Computing as long as the median of the stage's peers does in its best stretch."""
+    own_slowness: float
+    """Computing longer than that, or less long, what all workers do alike taken off."""
+    slow_together: float
+    """What steps take longer in which all workers compute slower than in their best stretch."""
+    waiting: float
+    """Waiting for other workers: for stragglers."""
+    bubble: float
+    """Waiting for the pipeline to fill and drain, as in the replayed ideal step."""
+    communication: float
+    """Communication that no computation hides, as long as it takes the median of the stage's
+    peers."""
+    communication_above: float
+    """The same beyond that."""
+    launch_delays: float
+    """Nothing computes and nothing communicates in a step, which is longer for it: hosts are
+    late."""
+    between_steps: float
+    """From the last end of a step to the first start of the next, as long as the median."""
+    between_steps_above: float
+    """The same beyond the median."""
+    missing: float
+    """Steps that are left out: incomplete ones between others that are analyzed, and odd ones."""
+
+    def of(self, part: Part) -> float:
+        """Return the share of a part."""
+        share: float = getattr(self, part)
+        return share
+
+    @property
+    def lost(self) -> float:
+        """Return the share that a job without stragglers and standstills would not need."""
+        parts: tuple[float, ...] = _LOST(self)
+        return sum(parts)
+
+    @property
+    def stragglers(self) -> float:
+        """Return the share that is lost to stragglers: what not all workers lose alike."""
+        return self.lost - self.slow_together - self.between_steps_above
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What of the time is lost, as shares of it."""
+
+    stragglers: float
+    """To what not all workers lose alike."""
+    between: float
+    """Between steps, beyond what has to pass there."""
+    together: float
+    """By all workers together: in steps in which all compute slower."""
+
+    @property
+    def lost(self) -> float:
+        """Return the share that is lost to any of it."""
+        return self.stragglers + self.between + self.together
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the time of the session goes.
+
+    From the first operation of the first step to the last one of the last, without gaps in which
+    steps were not recorded: nothing is known of those.
+    """
+
+    wall_s: float
+    """Seconds that all this takes each worker."""
+    shares: Shares
+    """Of all workers and steps; none is negative."""
+    by_worker: dict[Part, tuple[tuple[float, ...], ...]]
+    """The shares of each worker, [dp][pp]; one may be negative."""
+    by_step: dict[Part, tuple[float, ...]]
+    """The shares of each step, with what follows until the next one."""
+    step_wall_s: tuple[float, ...]
+    """How long each step takes, with what follows until the next one, seconds."""
+
+
+def budget_of(split: Split) -> Budget:
+    """Return the shares of a split time."""
+    wall_ns, parts_ns = split.wall_ns, split.parts_ns
+    workers = wall_ns.shape[0] * wall_ns.shape[2]
+    whole_ns, step_ns = wall_ns.sum(), wall_ns.sum(axis=(0, 2))
+    of_workers_ns = parts_ns.sum(axis=2)
+    shares = of_workers_ns.sum(axis=(1, 2)) / max(whole_ns, 1.0)
+    # a step, or all that is known of a worker, may take no time at all
+    by_worker = (of_workers_ns / np.maximum(wall_ns.sum(axis=1), 1.0)).swapaxes(1, 2)
+    by_step = parts_ns.sum(axis=(1, 3)) / np.maximum(step_ns, 1.0)
+    return Budget(
+        wall_s=float(whole_ns) / workers * _NS,
+        # what is nothing may come out below by rounding
+        shares=Shares(*np.maximum(shares, 0.0).tolist()),
+        by_worker={
+            part: tuple(map(tuple, of)) for part, of in zip(Part, by_worker.tolist(), strict=True)
+        },
+        by_step={part: tuple(of) for part, of in zip(Part, by_step.tolist(), strict=True)},
+        step_wall_s=tuple((step_ns / workers * _NS).tolist()),
+    )

@@ -1,8 +1,8 @@
-"""Replays of a session without some of its causes, and each cause's fair share of what they cost.
+"""Replays of a session without some of its causes, and the share of each cause in the loss.
 
-Causes hide one another: without a slow worker a heavy stage may cost more, or less. A cause's fair
-share is what its removal brings on average over all orders in which the causes could be removed
-(the Shapley value), so that the shares add up to what removing all of them brings.
+Causes hide one another, so a share is the Shapley value: the mean gain of removing the cause over
+all orders of removal; shares add up to the gain of removing all. Ranks that share the processors
+of one machine lose time by contention: this loss stays in the job that others are compared with.
 """
 
 from __future__ import annotations
@@ -17,10 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.finding import Change
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.confidence import FEWEST_DRAWN
+from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import IDEAL, ON_TIME, RECORDED, CodeArray
-from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import mean
+from app.analysis.replay.engine.simulator import Durations, Simulator
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dependency_graph import LOCAL
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import ShapeGroup
+
+# ---- Replays of a session without some of its causes, and each cause's fair share of what they cos
+#
+# Causes hide one another: without a slow worker a heavy stage may cost more, or less. A cause's
+# fair share is what its removal brings on average over all orders in which the causes could be
+# removed (the Shapley value), so that the shares add up to what removing all of them brings.
+
 
 NS: Final = 1e-9
 
@@ -300,3 +313,74 @@ def _change(durations: FloatArray, changes: _Changes, steps: slice) -> None:
 def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
     """Return values of some steps; of those that broadcast over steps there is only one row."""
     return values[steps] if values.ndim > 1 and len(values) > 1 else values
+
+
+# ---- What ranks lose by chance that share the processors of one machine ------------------------
+# On a laptop, and in every trial on CPUs, ranks take processors from one another. Each of their
+# operations takes longer now and then, on whichever rank, and each collective waits for the latest.
+# No worker is at fault, and against a job that ran alone on each processor every such job is slow.
+# So the job that one is held against has that chance in it. Ranks with a device of their own, or a
+# host, lose nothing so: there it is told, whatever its cause.
+
+
+# Fewer passes of a worker through a chunk have no typical time.
+_FEWEST_PASSES: Final = 3
+
+
+def by_chance_s(observation: Observation, metrics: Metrics) -> float:
+    """Return what a mean step loses by chance, seconds; 0 where ranks share no processors.
+
+    That is what steps would be shorter if each operation took on each rank what it typically takes
+    there. What a rank lastingly takes longer is no chance. Without a pipeline, nothing else is a
+    loss: that collectives of one type differ, since they carry more or less, is not.
+    """
+    if not observation.shares_processors:
+        return 0.0
+    own = observation.recorded_ns
+    typical_s = _replayed_s(observation, np.median(own, axis=1, keepdims=True))
+    chance_s = max(metrics.simulated_step_s - typical_s, 0.0)
+    if observation.layout.pp > 1:
+        return chance_s
+    alike_s = _replayed_s(observation, np.median(own, axis=(1, 2), keepdims=True))
+    return chance_s + max(alike_s - metrics.ideal_step_s, 0.0)
+
+
+def single_chance_s(observation: Observation, metrics: Metrics) -> float:
+    """Return what a mean step loses by single operations, seconds, of steps without a cause.
+
+    Of few steps nothing tells what takes long once from what does so now and then. Computations
+    take on each worker what its passes through the same chunk typically take, where there are
+    enough of them, and transfers no longer than typical ones. 0 of steps enough for an interval.
+    """
+    if len(observation.layout.steps) >= FEWEST_DRAWN:
+        return 0.0
+    typical_ns = observation.recorded_ns.copy()
+    computing = observation.layout.of_types(*sorted(LOCAL & observation.op_types))
+    ideal_ns = observation.group.durations.ideal_ns[~computing, None, None]
+    typical_ns[~computing] = np.minimum(typical_ns[~computing], ideal_ns)
+    for passes in observation.passes.values():
+        for stage, nodes in enumerate(passes.nodes):
+            for chunk in np.unique(passes.chunk).tolist():
+                mine = nodes[passes.chunk == chunk]
+                if len(mine) * len(observation.layout.steps) >= _FEWEST_PASSES:
+                    typical_ns[mine] = np.minimum(typical_ns[mine], passes.own_ns[stage, chunk])
+    return max(metrics.simulated_step_s - _replayed_s(observation, typical_ns), 0.0)
+
+
+def _replayed_s(observation: Observation, typical_ns: FloatArray) -> float:
+    """Return the mean step if operations take that; shape (nodes, steps or 1, dp or 1)."""
+    group = observation.group
+    layout = _with_even_shares(group.layout)
+    durations = np.broadcast_to(typical_ns, observation.recorded_ns.shape)
+    executor = executor_of(layout, group.graph, durations.min(axis=(1, 2)), durations.size)
+    simulator = Simulator(layout, Durations(durations, group.durations.ideal_ns), executor)
+    return float(np.mean(simulator.step_times([simulator.keep()])[0])) * NS
+
+
+def _with_even_shares(layout: Layout) -> Layout:
+    """Return a layout whose computations are cut alike in all steps and on all ranks."""
+    even = {
+        node: np.broadcast_to(shares.mean(axis=(1, 2), keepdims=True), shares.shape)
+        for node, shares in layout.shares.items()
+    }
+    return replace(layout, shares=even)

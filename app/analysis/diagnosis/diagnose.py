@@ -10,35 +10,31 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.between.passing import passing_of
 from app.analysis.diagnosis.causes.kind import SHARED_PROCESSORS, CauseKind
 from app.analysis.diagnosis.causes.registry import KINDS
-from app.analysis.diagnosis.counterfactual import NS, Claim, Counterfactuals
-from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
-from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
-from app.analysis.diagnosis.named.between_steps import standing_still
-from app.analysis.diagnosis.named.causes import Found, named_causes
-from app.analysis.diagnosis.named.loss import loses_little, named_loss, one_or_all
-from app.analysis.diagnosis.observation import Explained, Observation, summed
-from app.analysis.diagnosis.past.comparison import EarlierSession
-from app.analysis.diagnosis.ranks.chance import by_chance_s, single_chance_s
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.uncertainty import Uncertainty
-from app.analysis.replay.adaptations.posted_in_turn import in_turn
-from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
-from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import mean
-from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.mismatch import recorded_otherwise
-from app.analysis.replay.session import (
-    Replayed,
-    with_graph,
-    with_shorter_turn,
-    without_lags,
+from app.analysis.diagnosis.counterfactual import (
+    NS,
+    Claim,
+    Counterfactuals,
+    by_chance_s,
+    single_chance_s,
 )
-from app.analysis.replay.turns import between_steps_ns
+from app.analysis.diagnosis.earlier_sessions import EarlierSession
+from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged, Uncertainty
+from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
+from app.analysis.diagnosis.lost_time import loses_little, named_loss, one_or_all
+from app.analysis.diagnosis.named_causes import Found, named_causes, standing_still
+from app.analysis.diagnosis.observation import Explained, Observation, summed
+from app.analysis.diagnosis.session_view import Signs
+from app.analysis.diagnosis.step_gaps import passing_of
+from app.analysis.replay.adaptations.posted_in_turn import in_turn
+from app.analysis.replay.adaptations.signs import lags_after_transfers, sampled
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, recorded_otherwise
+from app.analysis.replay.host_delays import between_steps_ns
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.metrics import Metrics
+from app.analysis.replay.robust_statistics import mean
+from app.analysis.replay.session import Replayed, with_graph, with_shorter_turn, without_lags
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Final
 
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged
-from app.analysis.diagnosis.named.loss import is_explained
+from app.analysis.diagnosis.lost_time import is_explained
 from app.analysis.json_text import OMITTED
 from app.analysis.replay.confidence import FEWEST_DRAWN, FEWEST_STEPS, Interval, spread_by_blocks
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
-from app.analysis.replay.medians import mean
 from app.analysis.replay.metrics import STRAGGLING, Metrics
+from app.analysis.replay.robust_statistics import mean
 
 # S and the headline are both said in words where they differ by more.
 WORTH_SAYING: Final = 0.02

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, robust_deviation, sample
-from app.analysis.replay.launched import delays_of, launch_delays
+from app.analysis.replay.host_delays import delays_of, launch_delays
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.medians import median
+from app.analysis.replay.layout.dependency_graph import P2P
+from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import begins_of
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,

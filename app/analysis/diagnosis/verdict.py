@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.analysis.budget.document import WORTH_SAYING, Shares
+from app.analysis.budget.split import WORTH_SAYING, Shares
 from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
-from app.analysis.diagnosis.places import JobFacts
+from app.analysis.diagnosis.locations import JobFacts
 from app.analysis.replay.metrics import STRAGGLING, Metrics
 from app.analysis.wording import percent
 

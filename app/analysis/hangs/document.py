@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.hangs.said import Hang, HangKind, label
+from app.analysis.hangs.findings import Hang, HangKind, label
 from app.analysis.hangs.state import Frame, JobState
 from app.analysis.hangs.verdict import judge_hang
-from app.analysis.hangs.waits import Waits
+from app.analysis.hangs.wait_graph import Waits
 
 SCHEMA: Final = "paceline.hang/1"
 # Columns of the graph: ranks that are farther away stand in the last one.

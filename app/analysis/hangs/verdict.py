@@ -1,13 +1,19 @@
-"""Which ranks of a job that stands still are waited for, why, and what to do about it."""
+"""Verdict on a hang: the ranks that others wait for, the reason and the action.
+
+Where recorders lead to no rank (gloo records no transfers; many jobs have no recorder), stacks of
+the training threads decide: a rank waits if its innermost frame is a wait of PyTorch, or if most
+ranks are in the same lines. Otherwise silent ranks are blamed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from app.analysis.hangs.said import (
+from app.analysis.hangs.findings import (
     REMEDIES,
     Culprit,
     Hang,
@@ -19,10 +25,192 @@ from app.analysis.hangs.said import (
     rank_words,
     sentence_words,
 )
-from app.analysis.hangs.stacks import calling, standing
-from app.analysis.hangs.state import JobState, RankState
-from app.analysis.hangs.unrecorded import by_silence, by_stacks
-from app.analysis.hangs.waits import Operation, Waits
+from app.analysis.hangs.state import Frame, JobState, RankState
+from app.analysis.hangs.wait_graph import Operation, Waits
+
+# ---- Who waits by the stacks of the training threads alone, where no recorder says what is pending
+#
+# Recorders of gloo know no transfers, and many jobs have no recorder at all. A rank waits where its
+# innermost frame is one in which PyTorch waits for other ranks, or where most ranks stand in the
+# same lines: the program is the same on all of them, so a rank that is elsewhere is what they wait
+# for.
+
+
+# Where PyTorch waits for other ranks, or for the device that does: ends of files, and functions.
+# Without one of these a rank that waits is taken for one that does not.
+_WAITS: Final = (
+    ("torch/distributed/", ""),
+    ("torch/autograd/graph.py", "_engine_run_backward"),
+    ("torch/cuda/__init__.py", "synchronize"),
+    ("torch/cuda/streams.py", "synchronize"),
+    ("pipeline_parallel/p2p_communication.py", ""),
+    ("deepspeed/comm/", ""),
+)
+_OURS: Final = "/paceline_client/"
+_TORCH: Final = "/torch/"
+# Frames that say where a rank is; of deeper ones loops of the framework differ by chance.
+_INNERMOST: Final = 3
+# More ranks than this share are no exception: nothing says then who waits for whom.
+_MOST_BLAMED: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Ranks that wait, those that do not, and the line in which most of the first wait."""
+
+    waiting: tuple[int, ...]
+    others: tuple[int, ...]
+    line: Frame
+
+
+def standing(ranks: Mapping[int, RankState]) -> Standing | None:
+    """Return who waits by the stacks; None where they do not tell.
+
+    They do not where fewer than half of the ranks have one, where all wait, and where more ranks
+    than a quarter (and more than one) do not.
+
+    Examples
+    --------
+    >>> def at(rank: int, function: str, file: str, line: int) -> RankState:
+    ...     return RankState(rank, stack=(Frame(function, file, line),))
+    >>> wait = ("_wait_batch_p2p", "torch/distributed/pipelining/schedules.py", 683)
+    >>> found = standing({0: at(0, *wait), 1: at(1, "forward", "train.py", 7), 2: at(2, *wait)})
+    >>> found.waiting, found.others
+    ((0, 2), (1,))
+    """
+    stacks = {
+        rank: _without_hooks(state.stack) for rank, state in sorted(ranks.items()) if state.stack
+    }
+    if len(stacks) < max(2, len(ranks) / 2):
+        return None
+    alike = Counter(stack[:_INNERMOST] for stack in stacks.values())
+    usual, count = alike.most_common(1)[0]
+    most_alike = count > len(stacks) / 2
+    waiting = {
+        rank: stack
+        for rank, stack in stacks.items()
+        if _is_wait(stack[0]) or (most_alike and stack[:_INNERMOST] == usual)
+    }
+    others = tuple(rank for rank in stacks if rank not in waiting)
+    if not others or not waiting or len(others) > max(1, len(stacks) * _MOST_BLAMED):
+        return None
+    lines = Counter(stack[0] for stack in waiting.values())
+    return Standing(tuple(waiting), others, lines.most_common(1)[0][0])
+
+
+def calling(stack: tuple[Frame, ...]) -> Frame:
+    """Return the line of the program, or of its framework, that called what waits.
+
+    Examples
+    --------
+    >>> calling((Frame("all_reduce", "/lib/torch/distributed/c10d.py", 9), Frame("f", "a.py", 3)))
+    Frame(function='f', file='a.py', line=3)
+    """
+    own = (one for one in stack if _OURS not in one.file and _TORCH not in one.file)
+    return next(own, stack[0])
+
+
+def _without_hooks(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return a stack without what our own client put around a wait of PyTorch's."""
+    first = next((n for n, frame in enumerate(stack) if _OURS not in frame.file), 0)
+    return stack[first:] if _is_wait(stack[first]) else stack
+
+
+def _is_wait(frame: Frame) -> bool:
+    return any(
+        place in frame.file and frame.function.startswith(function) for place, function in _WAITS
+    )
+
+
+# ---- Who is waited for where nothing that recorders say leads to a rank: by silence, and by stacks
+
+
+# A stack is of one moment, and says what a rank does but not what it waits for; what a host says of
+# a process is certain, but not that it is what the others wait for.
+_BY_STACKS: Final = 0.6
+_BY_PROCESS: Final = 0.8
+
+
+def by_stacks(job: JobState, stands: Standing, unknown: tuple[str, ...]) -> Hang:
+    """Blame the ranks that are elsewhere than those that wait."""
+    line = code_words(stands.line)
+    culprits = []
+    for rank in stands.others:
+        place, stack = job.place(rank), job.ranks[rank].stack
+        culprits.append(
+            Culprit(
+                rank=rank,
+                host=place.host,
+                gpu=place.gpu,
+                kind=HangKind.NEVER_ENTERED,
+                operation=line,
+                evidence=f"is in {code_words(stack[0])} while the others stand in {line}",
+                since_ns=None,
+                confidence=_BY_STACKS,
+                stack=stack,
+            )
+        )
+    without = sorted(job.ranks.keys() - {*stands.waiting, *stands.others})
+    return Hang(
+        kind=HangKind.NEVER_ENTERED,
+        sentence=sentence_words(culprits, len(stands.waiting)),
+        culprits=tuple(culprits),
+        waiting=stands.waiting,
+        chain=(Link(line, stands.waiting, stands.others, 1),),
+        confidence=_BY_STACKS,
+        remedy=REMEDIES[HangKind.NEVER_ENTERED],
+        unknown=(
+            *unknown,
+            *([f"There is no stack of {rank_words(without)}."] if without else []),
+            "No recorder says what is pending: this is told by the stacks alone.",
+        ),
+    )
+
+
+def by_silence(job: JobState, waits: Waits, unknown: tuple[str, ...]) -> Hang:
+    """Blame the ranks that say nothing, where nothing that is pending leads to them or to others.
+
+    Recorders other than NCCL's do not say which ranks a group has, and know no transfers.
+    """
+    waiting = tuple(sorted(rank for rank, one in job.ranks.items() if one.pending or one.stack))
+    if waits.operations:
+        where = label(job, max(waits.operations, key=lambda one: len(one.waiting)))
+    else:
+        lines = Counter(one.stack[0] for one in job.ranks.values() if one.stack)
+        where = code_words(lines.most_common(1)[0][0]) if lines else "an unknown place"
+    stand = "waits" if len(waiting) == 1 else "wait"
+    told = (
+        f"and {rank_words(waiting)} {stand} in {where}"
+        if waiting
+        else "and no rank says where it is"
+    )
+    culprits = [
+        Culprit(
+            rank=rank,
+            host=job.place(rank).host,
+            gpu=job.place(rank).gpu,
+            kind=HangKind.SILENT,
+            operation=where,
+            evidence=f"{left_words(job, rank)}, {told}",
+            since_ns=None,
+            confidence=_BY_PROCESS if rank in job.processes else _BY_STACKS,
+        )
+        for rank in sorted(job.silent)
+    ]
+    return Hang(
+        kind=HangKind.SILENT,
+        sentence=sentence_words(culprits, len(waiting)),
+        culprits=tuple(culprits),
+        waiting=waiting,
+        chain=(Link(where, waiting, tuple(sorted(job.silent)), 1),) if waiting else (),
+        confidence=min(one.confidence for one in culprits),
+        remedy=REMEDIES[HangKind.SILENT],
+        unknown=(*unknown, "Nothing says that the others wait for it but its silence."),
+    )
+
+
+# ---- Which ranks of a job that stands still are waited for, why, and what to do about it -------
+
 
 # What is sure where recorded numbers say which operations a rank has entered, and where only
 # nothing that it recorded says that it has.
@@ -31,7 +219,6 @@ _BY_ABSENCE: Final = 0.8
 # Ranks that wait for one another may have met another trouble first; a stack is of one moment, and
 # says what a rank does but not what it waits for.
 _IN_A_CYCLE: Final = 0.6
-_BY_STACKS: Final = 0.6
 # Ranks that are named in a sentence.
 _NAMED: Final = 4
 

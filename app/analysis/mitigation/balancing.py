@@ -17,11 +17,11 @@ import numpy as np
 
 from app.analysis.diagnosis.finding import Cause
 from app.analysis.diagnosis.observation import Observation, SingleArray, robust_deviation, sample
-from app.analysis.mitigation.fix import Balancing, Fix
-from app.analysis.replay.engine.variants import Replacement
-from app.analysis.replay.launched import launched_step_times
+from app.analysis.mitigation.fixes import Balancing, Fix
+from app.analysis.replay.engine.simulator import Replacement
+from app.analysis.replay.host_delays import launched_step_times
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.medians import median
+from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
 from app.analysis.trace.model import ABSENT, BACKWARD_COMPUTE, FORWARD_COMPUTE, Trace
 

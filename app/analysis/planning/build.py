@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from app.analysis.planning.ditto.folding import Folding
-from app.analysis.planning.ditto.method import VirtualTemplate
+from app.analysis.planning.ditto import Folding, VirtualTemplate
 from app.analysis.planning.document import (
     SCHEMA,
     BoundProof,
@@ -24,7 +23,7 @@ from app.analysis.planning.document import (
 )
 from app.analysis.planning.plan import BASELINES, FoundPlan
 from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
-from app.analysis.planning.search.certificate import Certificate
+from app.analysis.planning.search.best_first import Certificate
 from app.analysis.planning.template import (
     Stage,
     Template,

@@ -131,7 +131,7 @@ class PlanAlternative:
 class BoundProof:
     """What proves a lower bound: every time that the slowest stage may take, in intervals.
 
-    `app.analysis.planning.search.certificate` says more.
+    `app.analysis.planning.search.best_first` says more.
     """
 
     objective: str

@@ -6,27 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from app.analysis.planning.ditto.division import Division, TooLargeToDivideError
-from app.analysis.planning.ditto.folding import Folding
-from app.analysis.planning.ditto.method import (
+from app.analysis.planning.ditto import (
     DittoPlan,
+    Folding,
     VirtualTemplate,
     oobleck_templates,
     plan_ditto,
     plan_greedy,
 )
+from app.analysis.planning.oobleck import Division, TooLargeToDivideError
 from app.analysis.planning.problem import PlanningProblem, compile_problem
-from app.analysis.planning.search.advice import nearest_changes
+from app.analysis.planning.search.best_first import Certificate
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.search.certificate import Certificate
-from app.analysis.planning.search.optimal import plan_optimal
+from app.analysis.planning.search.optimal import nearest_changes, plan_optimal
 from app.analysis.planning.search.passes import TooManyCellsError
-from app.analysis.planning.spec.model import METHODS, OBJECTIVES, Spec
-from app.analysis.planning.template import (
-    Template,
-    evaluate,
-    number_nodes,
-)
+from app.analysis.planning.spec import METHODS, OBJECTIVES, Spec
+from app.analysis.planning.template import Template, evaluate, number_nodes
 from app.errors import Fault, InfeasiblePlanError, InvalidSpecError
 
 ALTERNATIVES: Final = 10

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from app.analysis.planning.job.build import job_document
-from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec
 from app.analysis.planning.job.plan import plan_job
+from app.analysis.planning.job.spec import FixedParallelism, JobDevice, JobSpec
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.model import OBJECTIVES, DeviceType, Layer, Spec
-from app.analysis.planning.spec.transformer import Accelerator, Transformer
+from app.analysis.planning.spec import OBJECTIVES, DeviceType, Layer, Spec
+from app.analysis.planning.transformer import Accelerator, Transformer
 
 
 def warm_up() -> None:

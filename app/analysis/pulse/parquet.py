@@ -29,6 +29,7 @@ from app.analysis.pulse.columns import (
     LONGEST_PHASE,
     MEASURES,
     MOST_PHASES,
+    MOST_RANKS,
     NO_BEAT,
     UNKNOWN_COLUMN,
     Bool,
@@ -37,7 +38,6 @@ from app.analysis.pulse.columns import (
     joined,
     usable,
 )
-from app.analysis.pulse.steps import MOST_RANKS
 from app.errors import InvalidPulseError
 
 OUT_OF_ORDER: Final = "pulse.out_of_order"

@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.pulse.columns import Bool, Float64
+from app.analysis.pulse.columns import Bool, Float64, Steps
 from app.analysis.pulse.notices import Part, Stall
-from app.analysis.pulse.steps import Steps
 
 # A step that takes longer than this, times the usual one, stalls.
 _LONG: Final = 1.3

@@ -9,26 +9,35 @@ from typing import Any
 
 import numpy as np
 
-from app.analysis.once import LooksOnce
-from app.analysis.replay.adaptations.draft import Draft, Recording
-from app.analysis.replay.adaptations.evidence import Adaptation, Name
+from app.analysis.memoize import LooksOnce
+from app.analysis.replay.adaptations.candidate import (
+    Draft,
+    Recording,
+    recorded_times,
+    stage_begins,
+    stage_ends,
+)
+from app.analysis.replay.adaptations.kind import Adaptation, Name
 from app.analysis.replay.adaptations.registry import (
     adapt,
     adapt_laid_out,
     adapt_refused,
     adapt_rows,
 )
-from app.analysis.replay.adaptations.trial import recorded_times, stage_begins, stage_ends
-from app.analysis.replay.clocks.alignment import RankClocks
-from app.analysis.replay.clocks.settings import set_by_ns
-from app.analysis.replay.engine.durations import Durations, ideal_durations
-from app.analysis.replay.engine.pieces import executor_of
+from app.analysis.replay.clock_alignment import RankClocks
+from app.analysis.replay.clock_steps import set_by_ns
+from app.analysis.replay.engine.executors import executor_of
 from app.analysis.replay.engine.replay import Executor
-from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.filled import filled
+from app.analysis.replay.engine.simulator import Durations, Simulator, ideal_durations
+from app.analysis.replay.excluded_steps import find_odd_steps
+from app.analysis.replay.impossible_times import (
+    ImpossibleDuration,
+    without_impossible,
+    without_unusable,
+)
 from app.analysis.replay.layout.arrange import lay_out
 from app.analysis.replay.layout.dense import DroppedStep, FloatArray, IntArray, LaidOut, Layout
-from app.analysis.replay.layout.graph import Graph
+from app.analysis.replay.layout.dependency_graph import Graph, graph_of
 from app.analysis.replay.layout.host_operations import (
     NONE,
     HostOperations,
@@ -36,14 +45,10 @@ from app.analysis.replay.layout.host_operations import (
     with_opened,
     without_host_operations,
 )
-from app.analysis.replay.layout.known_graphs import graph_of
-from app.analysis.replay.odd_steps import find_odd_steps
-from app.analysis.replay.repair import RecreatedOperations
-from app.analysis.replay.repairs.absent import marked, with_stand_ins
-from app.analysis.replay.repairs.impossible import ImpossibleDuration, without_impossible
-from app.analysis.replay.repairs.unusable import without_unusable
+from app.analysis.replay.layout.step_shapes import filled
+from app.analysis.replay.missing_operations import RecreatedOperations, marked, with_stand_ins
 from app.analysis.trace.model import Trace
-from app.analysis.trace.ranks.recorder import recorder_of
+from app.analysis.trace.rank_metadata import recorder_of
 from app.errors import UnanalyzableError
 
 

@@ -11,55 +11,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.build import arrivals_of
-from app.analysis.budget.common_factor import CommonFactor
-from app.analysis.budget.document import Budget, budget_of
-from app.analysis.budget.split import split
+from app.analysis.budget.common_slowdown import CommonFactor
+from app.analysis.budget.split import Budget, budget_of, split
 from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
+from app.analysis.diagnosis.earlier_sessions import EarlierSession, computing_of
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
-from app.analysis.diagnosis.lengths.work import slow_together
-from app.analysis.diagnosis.named.between_steps import all_causes
+from app.analysis.diagnosis.locations import JobFacts, Worker
+from app.analysis.diagnosis.named_causes import all_causes
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.past.comparison import EarlierSession
-from app.analysis.diagnosis.past.computing import computing_of
-from app.analysis.diagnosis.places import JobFacts, Worker
+from app.analysis.diagnosis.recorded_lengths import slow_together
 from app.analysis.diagnosis.verdict import verdict
-from app.analysis.mitigation.fix import Fix
-from app.analysis.mitigation.tensor.recorded import advise_session, fix_of
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.mitigation.fixes import Fix
+from app.analysis.mitigation.tensor.session_advice import advise_session, fix_of
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.confidence import Interval, Intervals, bootstrap
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import mean
 from app.analysis.replay.metrics import (
     Contribution,
+    ForwardBackward,
     Metrics,
+    compute_ratios,
+    forward_backward,
     measure,
 )
-from app.analysis.replay.microbatches import ForwardBackward, compute_ratios, forward_backward
+from app.analysis.replay.no_verdict import faster_with_stragglers, unseen_of
+from app.analysis.replay.robust_statistics import mean
 from app.analysis.replay.session import Replayed
-from app.analysis.replay.unseen import faster_with_stragglers, unseen_of
 from app.analysis.report.coverage import Coverage
 from app.analysis.report.document import (
     SECONDS_AN_HOUR,
-    JobSizes,
-    Report,
-    Steps,
-    Workers,
-)
-from app.analysis.report.findings import (
-    DiagnosisSummary,
-    NamedCause,
-    Recommendation,
-    UnjudgedCause,
-)
-from app.analysis.report.measures import (
     ByWorker,
     Correlation,
     CorrelationSample,
+    DiagnosisSummary,
+    JobSizes,
+    NamedCause,
     PerStep,
+    Recommendation,
     Recovery,
+    Report,
+    Steps,
     StepTimes,
+    UnjudgedCause,
+    Workers,
     WorkersRecovery,
     WorstWorker,
 )
@@ -71,7 +67,7 @@ from app.analysis.report.trust import (
     missing_in_words,
     missing_of,
 )
-from app.analysis.report.unreplayed.prepare import Prepared, replay_or_steps, without_slowdown
+from app.analysis.report.unreplayed import Prepared, replay_or_steps, without_slowdown
 from app.analysis.trace.model import Trace
 
 # Points of the forward-backward scatter that travel with the report.
@@ -97,7 +93,7 @@ def analyze(
     """Replay a session with and without stragglers and report what that says.
 
     Of a session that cannot be replayed the report has arrivals and breakdown alone; see
-    `app.analysis.report.unreplayed.prepare`.
+    `app.analysis.report.unreplayed`.
 
     Parameters
     ----------
@@ -216,13 +212,13 @@ def _report(
         )
     every = all_causes(causes, between, diagnosis.lost_s)
     if between:
-        from app.analysis.mitigation.standstills import without_standstills  # noqa: PLC0415 - as above
+        from app.analysis.mitigation.predictions import without_standstills  # noqa: PLC0415 - as above
 
         now_s = metrics.simulated_step_s * diagnosis.late
         fixes = without_standstills(fixes, every, observation.hosts, now_s, diagnosis.turn_s)
     template = None
     if said.level == "slow":
-        from app.analysis.mitigation.template import recommend_template  # noqa: PLC0415 - as above
+        from app.analysis.mitigation.pipeline_template import recommend_template  # noqa: PLC0415 - as above
 
         now_s = simulated_s * diagnosis.late
         template = recommend_template(observation, replayed, causes, fixes, now_s)

@@ -1,16 +1,29 @@
-"""Parts of a report: what arrived of a session, and how far it may be believed."""
+"""Coverage, clocks and fidelity in a report: what arrived and how far it can be trusted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from app.analysis.diagnosis.places import Worker
+from app.analysis.diagnosis.locations import Worker
 from app.analysis.json_text import OMITTED
-from app.analysis.replay.clocks.settings import ClockSetting
-from app.analysis.replay.repairs.impossible import ImpossibleDuration
-from app.analysis.report.shapes import ByCell, CountByCell
-from app.analysis.trace.unmapped import Unmapped
+from app.analysis.replay.clock_steps import ClockSetting
+from app.analysis.replay.impossible_times import ImpossibleDuration
+from app.analysis.trace.metadata import Unmapped
+
+# ---- The types of fields that several parts of a report have -----------------------------------
+
+
+# The lower and the upper end of a 95 % bootstrap interval over the analyzed steps.
+Interval: TypeAlias = tuple[float, float]
+Numbers: TypeAlias = tuple[float, ...]
+# By DP rank, then by stage.
+ByCell: TypeAlias = tuple[tuple[float, ...], ...]
+PartialByCell: TypeAlias = tuple[tuple[float | None, ...], ...]
+CountByCell: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+# ---- Parts of a report: what arrived of a session, and how far it may be believed --------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The report of a session, ``paceline.report/1``: one class for each object of its JSON.
 
-Fields are keys, in this order; parts of it are in the other files of this folder and where they are
-made. `docs/report.md` is made from the docstrings. Lists by worker are [dp][pp]; lists by step are
-in the order of `Steps.analyzed`. S is the slowdown of the paper (section 3): simulated time with
-the recorded durations ÷ with all of them ideal.
+Fields are keys, in this order; further parts are in the modules that make them. `docs/report.md` is
+generated from the docstrings. Lists by worker are [dp][pp]; lists by step follow `Steps.analyzed`.
+S is the slowdown of the what-if paper (section 3): simulated time with recorded durations ÷ with
+all of them ideal.
 """
 
 from __future__ import annotations
@@ -14,29 +14,226 @@ from operator import itemgetter
 from typing import Final, Literal
 
 from app.analysis.arrivals.document import Arrivals, Breakdown, RankBreakdown
-from app.analysis.budget.document import Budget
-from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.budget.split import Budget
+from app.analysis.diagnosis.earlier_sessions import Computing
+from app.analysis.diagnosis.finding import UNKNOWN, FigureData
 from app.analysis.diagnosis.headline import Headline, HeadlineKind
-from app.analysis.diagnosis.past.computing import Computing
-from app.analysis.diagnosis.places import Worker
+from app.analysis.diagnosis.locations import View, Where, Worker
 from app.analysis.diagnosis.verdict import Verdict
 from app.analysis.json_text import OMITTED
-from app.analysis.mitigation.templates import PlannedTemplate, WithheldTemplate
-from app.analysis.mitigation.tensor.recorded import TensorAdvice
-from app.analysis.replay.layout.dense import DroppedStep
-from app.analysis.report.coverage import Clocks, Coverage, Fidelity
-from app.analysis.report.findings import DiagnosisSummary, NamedCause, Recommendation
-from app.analysis.report.measures import (
-    ByWorker,
-    Correlation,
-    PerStep,
-    Recovery,
-    StepTimes,
-    WorkersRecovery,
+from app.analysis.mitigation.fixes import (
+    Balancing,
+    Division,
+    PlannedCollections,
+    PlannedTemplate,
+    WithheldTemplate,
 )
-from app.analysis.report.shapes import CountByCell, Interval, Numbers
-from app.analysis.trace.ranks.machine import Machine, MovedGpu
-from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
+from app.analysis.mitigation.tensor.session_advice import TensorAdvice
+from app.analysis.replay.layout.dense import DroppedStep
+from app.analysis.report.coverage import (
+    ByCell,
+    Clocks,
+    CountByCell,
+    Coverage,
+    Fidelity,
+    Interval,
+    Numbers,
+    PartialByCell,
+)
+from app.analysis.trace.rank_metadata import NOWHERE, Machine, MovedGpu, Whereabouts
+
+# ---- Parts of a report: why a job is slow, and what helps --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCause:
+    """A cause of the lost time."""
+
+    cause: str
+    """Its name, such as ``slow_worker``; ``unknown`` for the remainder."""
+    contribution: float | None
+    """Its fair share of the lost time, within steps and between them; None where the cause before
+    it may be it instead, and has the share of both."""
+    cost_s: float | None
+    """That share, seconds of a mean step and what passes before it."""
+    confidence: float | None
+    """How sure it is that this cause holds, 0 to 1; None of ``unknown``."""
+    evidence: tuple[str, ...]
+    """Sentences."""
+    views: tuple[View | None, ...]
+    """For each sentence the view of the session's page that shows it."""
+    where: Where
+    """Its places."""
+    figure: FigureData | None
+    """The data of its small figure."""
+    runner_up: str | None
+    """The next best explanation: the name of a cause."""
+    between_s: float = field(default=0.0, metadata=OMITTED)
+    """The part of `cost_s` that passes between steps; no key where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnjudgedCause:
+    """A cause that the session cannot show."""
+
+    cause: str
+    """Its name."""
+    reason: str
+    """What is missing, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisSummary:
+    """What the diagnosis holds in addition to its causes."""
+
+    ruled_out: tuple[str, ...]
+    """Causes whose sign is not there, or that cost next to nothing."""
+    cannot_judge: tuple[UnjudgedCause, ...]
+    """Causes that the session cannot show."""
+    lost_s: float
+    """Seconds that a mean step loses, late launches with a cause included; none between steps."""
+    slowdown: float
+    """Step time ÷ step time without what is lost: S where launches are not late, corrected where
+    the ideal contains the straggler."""
+    turn_s: float = field(default=0.0, metadata=OMITTED)
+    """Seconds that a mean step takes with what passes before it, over steps that follow a recorded
+    one; no key where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A change, and what its replay brings."""
+
+    action: str
+    """A code, such as ``replace_worker``."""
+    title: str
+    """The change in words."""
+    predicted_step_time: float
+    """Mean step time with it, seconds."""
+    predicted_gain: float
+    """The share of today's step time that it saves."""
+    detail: str
+    """How that was replayed."""
+    cause: str | None = field(default=None, metadata=OMITTED)
+    """The named cause that it removes; None where it is of none."""
+    at_most: bool = field(default=False, metadata=OMITTED)
+    """Whether the gain is the most that such a change can bring: what is missing to say what it
+    will is in `detail`."""
+    division: Division | None = field(default=None, metadata=OMITTED)
+    """How the layers are to be divided, where that is the change."""
+    collections: PlannedCollections | None = field(default=None, metadata=OMITTED)
+    """When garbage is to be collected on all workers, where that is the change."""
+    balancing: Balancing | None = field(default=None, metadata=OMITTED)
+    """How sequences are to be divided over DP ranks and microbatches, where that is the change."""
+
+
+# ---- Parts of a report: times and slowdowns ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What each analyzed step takes."""
+
+    recorded: Numbers
+    """From the first start to the last end, seconds."""
+    simulated: Numbers
+    """Replayed with the recorded durations and no launch delays, seconds."""
+    ideal: Numbers
+    """Replayed with all durations ideal, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerStep:
+    """The slowdowns of each analyzed step."""
+
+    by_optype: dict[str, Numbers]
+    """Slowdown if only this operation type kept its recorded durations, by type, then by step."""
+    by_dp: tuple[Numbers, ...]
+    """The same of each DP rank, [dp][step]."""
+    by_pp: tuple[Numbers, ...]
+    """The same of each stage, [pp][step]."""
+    launch_slowdown: Numbers
+    """Recorded ÷ simulated step time of each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstWorker:
+    """A worker with the interval of its slowdown."""
+
+    worker: Worker
+    """Its place: (DP rank, stage)."""
+    slowdown: float
+    """Slowdown if only this worker kept its recorded durations."""
+    ci95: Interval | None
+    """Its 95 % interval; None of fewer than 5 steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByWorker:
+    """The slowdown of every worker, [dp][pp]."""
+
+    exact: ByCell
+    """Slowdown if only this worker kept its recorded durations."""
+    approximate: ByCell
+    """The smaller one of its DP rank's and its stage's slowdown, as the paper has it."""
+    forward_ratio: PartialByCell
+    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
+    one DP rank."""
+    backward_ratio: PartialByCell
+    """Mean forward or backward time ÷ the median of its stage's other DP ranks; None where there is
+    one DP rank."""
+    worst: tuple[WorstWorker, ...]
+    """The slowest ones, the slowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How much of the lost time a set of workers accounts for (paper, section 5)."""
+
+    rem: float | None
+    """The share of the lost time that is back with the set ideal, the removal attribution; None
+    where under 1 % of a step is lost."""
+    add: float | None
+    """The share that is lost with the set alone as recorded, the addition attribution."""
+    ci95: Interval | None
+    """95 % interval of `rem`."""
+    trem_s: float
+    """Mean step time with the set ideal, seconds."""
+    tadd_s: float
+    """Mean step time with all but the set ideal, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersRecovery(Recovery):
+    """The same of the slowest 3 % of the workers."""
+
+    workers: tuple[Worker, ...]
+    """The slowest ones, by exact slowdown: (DP rank, stage)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationSample:
+    """An even sample of the microbatches of a correlation."""
+
+    forward_s: Numbers
+    """Forward and backward time of the same microbatch, seconds."""
+    backward_s: Numbers
+    """Forward and backward time of the same microbatch, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Forward against backward time over microbatches (paper, section 5.3)."""
+
+    pearson: float | None
+    """Pearson's r; None where one of them does not vary or there are under 3 microbatches."""
+    stage: int
+    """Where it was measured: stage 1, or 0 where there is no other."""
+    points: int
+    """Microbatches that were compared."""
+    sample: CorrelationSample
+    """At most 700 of them."""
+
 
 SCHEMA: Final = "paceline.report/1"
 # Of the fields within the schema: a report that was stored with a lower one is upgraded on reading.

@@ -10,20 +10,15 @@ from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
-from app.analysis.replay.adaptations.evidence import SENTENCES
-from app.analysis.replay.clocks.agreement import clocks_apart_ns
-from app.analysis.replay.clocks.settings import ClockSetting
-from app.analysis.replay.fidelity import (
-    DISCREPANCY_LIMIT,
-    Delaying,
-    distrust,
-    late_launches,
-)
+from app.analysis.replay.adaptations.kind import SENTENCES
+from app.analysis.replay.clock_alignment import clocks_apart_ns
+from app.analysis.replay.clock_steps import ClockSetting
+from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.repairs.absent import together
+from app.analysis.replay.missing_operations import together
+from app.analysis.replay.no_verdict import Unseen
 from app.analysis.replay.session import Replayed
-from app.analysis.replay.unseen import Unseen
 from app.analysis.report.coverage import (
     Clocks,
     Coverage,
@@ -34,8 +29,8 @@ from app.analysis.report.coverage import (
     MissingWorker,
     Recreated,
 )
+from app.analysis.trace.metadata import said
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
-from app.analysis.trace.unmapped import said
 from app.analysis.wording import NBSP, named, percent
 
 PIECE_ROWS: Final = 1 << 17

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.synthesis.execution import ExpertWork, StepWork
+from app.analysis.synthesis.job import JobModel, stream
 from app.analysis.synthesis.program import CODES, JobProgram
-from app.analysis.synthesis.randomness import stream
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -25,11 +24,6 @@ from app.analysis.trace.model import (
     PARAMS_ALL_GATHER,
     SEPARATE_ALL_REDUCE,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from app.analysis.synthesis.job import JobModel
 
 COMPUTATION = (FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER)
 PIPELINE_TRANSFERS = (FORWARD_SEND, FORWARD_RECV, BACKWARD_SEND, BACKWARD_RECV)

@@ -7,11 +7,13 @@ so that the order of events is worked out once and the arithmetic is done on who
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from app.analysis.synthesis.program import JobProgram, TransferGroup
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,
     BACKWARD_RECV,
@@ -22,14 +24,6 @@ from app.analysis.trace.model import (
     GRADS_REDUCE_SCATTER,
     PARAMS_ALL_GATHER,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from app.analysis.synthesis.program import JobProgram, TransferGroup
-
 
 # Transfers that run during computations.
 _TRANSFERRING = (

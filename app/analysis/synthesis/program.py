@@ -1,51 +1,14 @@
-"""A job's step as a program: its operations, what each waits for, who moves data together.
-
-Semantics
----------
-Every DP rank runs the same program. A worker (DP rank d, stage p) has six streams: computation,
-DP collectives, forward-send, forward-recv, backward-send, backward-recv. An operation is launched
-when everything below has ended, plus its launch delay; without anything to wait for, at the step's
-start, which is one instant for all workers.
-
-* every operation: the operation before it on its stream;
-* a computation: its receive, unless its input is computed on the same stage or is the batch; a
-  chunk's first forward: the chunk's last params-all-gather. Collectives of params come first on
-  their stream, chunk by chunk;
-* a send: its computation;
-* a receive: the computation of the same direction that comes right before its own on that stage
-  (the first receive of a direction has none). The first backward-recv of a stage also waits for
-  the second-to-last forward-compute before the stage's first backward, if there are two;
-* the end of the step is a chain on every stage: last computation → gc → layernorm-grads-all-reduce
-  → embedding-grads-all-reduce (first and last stage, PP > 1) → separate-grads-all-reduce →
-  grads-reduce-scatters, chunk by chunk → optimizer-clip-main-grad → optimizer. An absent
-  type is left out and takes no time;
-* where separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
-  waits for the chunk's last backward, reduce-scatters stand on the DP stream in the order of
-  those backwards, are not in the chain, and the chain's first operation after gc waits for the last
-  of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
-
-Groups: a send with its receive; params, gradients and separate gradients of one stage over all DP
-ranks; embedding of first and last stage within a DP rank; optimizer-clip of all workers. A group's
-transfer begins when its last member has been launched; a member ends at that instant plus its own
-transfer duration. layernorm-grads-all-reduce is a group of the tensor-parallel ranks, which are
-inside a worker: it starts moving when launched, like a computation.
-
-Where a job has edge transfers, the ends of the pipeline launch receives and sends like any other
-stage, each a group of its own: they take their time, but move no data.
-
-The i-th send of a stage and direction pairs with the i-th receive of its neighbor; with virtual
-stages the last stage's chunk c sends to the first stage's chunk c + 1. gc has no duration.
-"""
+"""The step of a synthetic job as a program: order, dependencies and transfer groups."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from app.analysis.synthesis.schedule import Computation, evaluation_order, stage_order
+from app.analysis.synthesis.job import JobModel, Schedule
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -65,10 +28,101 @@ from app.analysis.trace.model import (
     SEPARATE_ALL_REDUCE,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+# ---- The order of computations on one pipeline stage -------------------------------------------
 
-    from app.analysis.synthesis.job import JobModel
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """Forward or backward of one microbatch through one model chunk."""
+
+    forward: bool
+    microbatch: int
+    chunk: int
+
+
+def stage_order(job: JobModel, stage: int) -> list[Computation]:
+    """Return the computations of one step on `stage` in the order of their launch.
+
+    GPipe does every forward, then every backward, both in microbatch order. 1F1B does one
+    forward for each later stage, then alternates. The interleaved schedule is Megatron-LM's:
+    microbatches go through the chunks in groups of PP.
+    """
+    pp, vpp = job.sizes.pp, job.sizes.vpp
+    total = job.microbatches * vpp
+    forwards = [_virtual(job, k, forward=True) for k in range(total)]
+    backwards = [_virtual(job, k, forward=False) for k in range(total)]
+    if job.schedule is Schedule.GPIPE:
+        warm_up = total
+    elif job.schedule is Schedule.ONE_F_ONE_B:
+        warm_up = min(total, pp - 1 - stage)
+    elif job.microbatches == pp:
+        # Megatron-LM: with a single group there is nothing to alternate.
+        warm_up = total
+    else:
+        warm_up = min(total, (pp - 1 - stage) * 2 + (vpp - 1) * pp)
+    order = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        order += [forward, backward]
+    return order + backwards[total - warm_up :]
+
+
+def evaluation_order(job: JobModel) -> list[Computation]:
+    """Return the computations of one evaluation step: forwards alone."""
+    return [_virtual(job, k, forward=True) for k in range(job.microbatches * job.sizes.vpp)]
+
+
+def _virtual(job: JobModel, k: int, *, forward: bool) -> Computation:
+    pp, vpp = job.sizes.pp, job.sizes.vpp
+    if vpp == 1:
+        return Computation(forward=forward, microbatch=k, chunk=0)
+    group, within = divmod(k, pp * vpp)
+    chunk, offset = divmod(within, pp)
+    return Computation(
+        forward=forward,
+        microbatch=group * pp + offset,
+        chunk=chunk if forward else vpp - 1 - chunk,
+    )
+
+
+# ---- A job's step as a program: its operations, what each waits for, who moves data together ----
+# Semantics
+# ---------
+# Every DP rank runs the same program. A worker (DP rank d, stage p) has six streams: computation,
+# DP collectives, forward-send, forward-recv, backward-send, backward-recv. An operation is launched
+# when everything below has ended, plus its launch delay; without anything to wait for, at the
+# step's start, which is one instant for all workers.
+#
+# * every operation: the operation before it on its stream;
+# * a computation: its receive, unless its input is computed on the same stage or is the batch; a
+#   chunk's first forward: the chunk's last params-all-gather. Collectives of params come first on
+#   their stream, chunk by chunk;
+# * a send: its computation;
+# * a receive: the computation of the same direction that comes right before its own on that stage
+#   (the first receive of a direction has none). The first backward-recv of a stage also waits for
+#   the second-to-last forward-compute before the stage's first backward, if there are two;
+# * the end of the step is a chain on every stage: last computation → gc →
+# layernorm-grads-all-reduce
+#   → embedding-grads-all-reduce (first and last stage, PP > 1) → separate-grads-all-reduce →
+#   grads-reduce-scatters, chunk by chunk → optimizer-clip-main-grad → optimizer. An absent
+#   type is left out and takes no time;
+# * where separate-grads-all-reduce is executed, gradients overlap: a chunk's first reduce-scatter
+#   waits for the chunk's last backward, reduce-scatters stand on the DP stream in the order of
+#   those backwards, are not in the chain, and the chain's first operation after gc waits
+#   for the last
+#   of them. In this case the chain's separate-grads-all-reduce also keeps to the DP stream.
+#
+# Groups: a send with its receive; params, gradients and separate gradients of one stage over all DP
+# ranks; embedding of first and last stage within a DP rank; optimizer-clip of all workers. A
+# group's transfer begins when its last member has been launched; a member ends at that instant plus
+# its own transfer duration. layernorm-grads-all-reduce is a group of the tensor-parallel ranks,
+# which are inside a worker: it starts moving when launched, like a computation.
+#
+# Where a job has edge transfers, the ends of the pipeline launch receives and sends like any other
+# stage, each a group of its own: they take their time, but move no data.
+#
+# The i-th send of a stage and direction pairs with the i-th receive of its neighbor; with virtual
+# stages the last stage's chunk c sends to the first stage's chunk c + 1. gc has no duration.
+
 
 CODES = {name: code for code, name in enumerate(KNOWN_OP_TYPES)}
 _DP_STREAM = "dp"

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS, HostScenario
-from app.analysis.synthesis.injections.base import Spells
+from app.analysis.synthesis.host_sessions import HOST_SCENARIOS, HostScenario
+from app.analysis.synthesis.injections.base import Injection, Spells, Worker
 from app.analysis.synthesis.injections.computations import (
+    ContextParallelStraggler,
     GarbageCollection,
     MemoryFragmentation,
+    RotatingWorker,
     SequenceLengths,
+    SlowTogether,
     SlowWorker,
     StageImbalance,
     TensorParallelStraggler,
+    ThermalThrottling,
+    UnevenExperts,
+    UnevenMicrobatches,
 )
-from app.analysis.synthesis.injections.devices import ThermalThrottling
-from app.analysis.synthesis.injections.everywhere import RotatingWorker, SlowTogether
-from app.analysis.synthesis.injections.hosts import Checkpoint, HostOverhead
-from app.analysis.synthesis.injections.microbatches import UnevenMicrobatches
-from app.analysis.synthesis.injections.ranks import ContextParallelStraggler, UnevenExperts
-from app.analysis.synthesis.injections.transfers import (
+from app.analysis.synthesis.injections.delays import (
+    Checkpoint,
     Congestion,
+    Evaluation,
     FalseKernelDependency,
+    HostOverhead,
     SlowDataLoading,
     SlowLink,
+    Standstill,
 )
-from app.analysis.synthesis.injections.turns import Evaluation, Standstill
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,
     CostModel,
     JobModel,
     Profiler,
     Schedule,
+    stream,
 )
-from app.analysis.synthesis.randomness import stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import SEPARATE_ALL_REDUCE, Sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from app.analysis.synthesis.injections.base import Injection, Worker
 
 _MS: Final = 1e6
 

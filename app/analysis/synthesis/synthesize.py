@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.synthesis.costs import healthy_work
 from app.analysis.synthesis.execution import Execution, StepWork, execute
-from app.analysis.synthesis.phase import Phase
+from app.analysis.synthesis.injections.base import Injection, Worker
+from app.analysis.synthesis.job import JobModel, stream
 from app.analysis.synthesis.program import build_program
-from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording.recorder import record, step_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from app.analysis.synthesis.injections.base import Injection, Worker
-    from app.analysis.synthesis.job import JobModel
-    from app.analysis.trace.model import Trace
+from app.analysis.synthesis.recording import Phase, record, step_ids
+from app.analysis.trace.model import Trace
 
 # A step is slow when the injections make it that many times as long, or longer.
 _LONGER: Final = 1.001

@@ -1,30 +1,156 @@
-"""From checked batches of columns to a `Trace`.
+"""Assembly of a `Trace` from batches of columns, with the checks of their values.
 
-Rows keep the body's order. Where the operations of each (rank, step, type) stand together and in
-order, as recorders write them, one comparison of neighbors checks everything; other bodies are
-sorted to be checked.
+Rows keep the body's order. Where the operations of each (rank, step, type) are contiguous and in
+order, one comparison of neighbors checks everything; other bodies are sorted for the check.
+Values are checked by one minimum and maximum a column. `take_one_behind` overlaps decoding of the
+next batch with the checks of the last one, on a second core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.trace.column_sets import ColumnSet
-from app.analysis.trace.faults import Places, refuse, refuse_body
-from app.analysis.trace.joint_metadata import with_names_of_body
-from app.analysis.trace.limits import MAX_FAULTS, MAX_TIME_NS, Limits
-from app.analysis.trace.model import ABSENT, SessionMeta, Stretches, Trace, stretches_of
-from app.analysis.trace.operations import groups
-from app.analysis.trace.operations.pipeline import check_pipeline
-from app.analysis.trace.operations.recorded import forget_unused, name_operations
-from app.analysis.trace.validate import check_values
-from app.errors import BodyTooLargeError
+from app.analysis.trace import operation_order as groups
+from app.analysis.trace.columns import ColumnSet
+from app.analysis.trace.limits import (
+    MAX_FAULTS,
+    MAX_MICROBATCH,
+    MAX_ORDER,
+    MAX_RELATIVE_START_S,
+    MAX_STEP,
+    MAX_TIME_NS,
+    Limits,
+    Places,
+    refuse,
+    refuse_body,
+)
+from app.analysis.trace.metadata import with_names_of_body
+from app.analysis.trace.model import ABSENT, SessionMeta, Sizes, Stretches, Trace, stretches_of
+from app.analysis.trace.operation_names import forget_unused, name_operations
+from app.analysis.trace.operation_order import check_pipeline
+from app.errors import BodyTooLargeError, Fault
+
+# ---- Checks of values: one minimum and one maximum a column, details only where they fail ------
+
+
+_LARGEST: Final = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    low: float
+    high: float
+    code: str
+    what: str
+
+
+def check_values(
+    columns: Mapping[str, NDArray[Any]],
+    sizes: Sizes,
+    *,
+    seconds: bool,
+    first_row: int,
+    places: Places,
+) -> None:
+    """Refuse values that cannot be, with the places of the first ones.
+
+    Parameters
+    ----------
+    columns : mapping
+        Our names → columns without nulls, of one batch.
+    seconds : bool
+        Times are floating-point seconds.
+    first_row : int
+        Row of the body that the batch starts with.
+
+    Raises
+    ------
+    InvalidTraceError
+        With the code of the first fault.
+    """
+    # A signaling NaN makes even a comparison warn.
+    with np.errstate(invalid="ignore"):
+        _check(columns, _bounds(sizes, seconds=seconds), first_row, places)
+
+
+def _check(
+    columns: Mapping[str, NDArray[Any]],
+    bounds: Mapping[str, _Bound],
+    first_row: int,
+    places: Places,
+) -> None:
+    broken = [
+        name
+        for name, values in columns.items()
+        # Written so that a NaN fails.
+        if not (values.min() >= bounds[name].low and values.max() <= bounds[name].high)
+    ]
+    if broken:
+        refuse(
+            fault
+            for name in broken
+            for fault in _faults(name, columns[name], bounds[name], first_row, places)
+        )
+
+
+def _bounds(sizes: Sizes, *, seconds: bool) -> dict[str, _Bound]:
+    bounds = {
+        "rank": _Bound(0, sizes.world - 1, "rank_out_of_range", "rank"),
+        "dp": _Bound(0, sizes.dp - 1, "dp_out_of_range", "DP rank"),
+        "pp": _Bound(0, sizes.pp - 1, "pp_out_of_range", "pipeline stage"),
+        "tp": _Bound(0, sizes.tp - 1, "tp_out_of_range", "TP rank"),
+        "step": _Bound(0, MAX_STEP, "step_out_of_range", "step"),
+        "mb": _Bound(ABSENT, MAX_MICROBATCH, "microbatch_out_of_range", "microbatch"),
+        "mc": _Bound(ABSENT, sizes.vpp - 1, "model_chunk_out_of_range", "model chunk"),
+        "order": _Bound(0, MAX_ORDER, "order_out_of_range", "order"),
+    }
+    if seconds:
+        # Its lower end is checked against the step's earliest start, when all of it was read.
+        bounds["start"] = _Bound(
+            -MAX_RELATIVE_START_S,
+            np.nextafter(MAX_RELATIVE_START_S, 0),
+            "absolute_float_time",
+            "start in its step",
+        )
+    else:
+        bounds["start"] = _Bound(-MAX_TIME_NS, MAX_TIME_NS, "time_overflow", "start")
+    # Recorders write durations that cannot be. They cost their step and not the session, so any
+    # number is taken here: see `app.analysis.replay.repairs`.
+    bounds["duration"] = _Bound(-_LARGEST, _LARGEST, "not_finite", "duration")
+    return bounds
+
+
+def _faults(
+    name: str, values: NDArray[Any], bound: _Bound, first_row: int, places: Places
+) -> Iterator[Fault]:
+    bad = np.flatnonzero(~((values >= bound.low) & (values <= bound.high)))[:MAX_FAULTS]
+    for row in bad.tolist():
+        value = values[row].item()
+        if isinstance(value, float) and not np.isfinite(value):
+            code, message = "not_finite", f"the {bound.what} is {value}"
+        elif bound.code == "absolute_float_time":
+            code = bound.code
+            message = (
+                f"floating-point starts must count from their step's earliest, below "
+                f"{MAX_RELATIVE_START_S:g} s: {value:g}"
+            )
+        else:
+            code = bound.code
+            message = f"{bound.what} {value} is outside of {bound.low:.0f} to {bound.high:.0f}"
+        yield places.fault(code, message, first_row + row, name)
+
+
+# ---- From checked batches of columns to a `Trace` ----------------------------------------------
+# Rows keep the body's order. Where the operations of each (rank, step, type) stand together and in
+# order, as recorders write them, one comparison of neighbors checks everything; other bodies are
+# sorted to be checked.
+
 
 _TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "rank": np.int32,
@@ -417,3 +543,33 @@ def _empty(rows: int, dtype: np.typing.DTypeLike) -> NDArray[Any]:
     size = rows * np.dtype(dtype).itemsize
     buffer = memoryview(pa.allocate_buffer(size))
     return np.ndarray(rows, dtype, buffer)
+
+
+# ---- Work on a second core behind that of the first --------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def take_one_behind(items: Iterator[T], take: Callable[[T], None]) -> None:
+    """Have each item taken on a second core while the next one is made.
+
+    They are made here: a new thread's memory is new to Arrow, and touching it takes as long as
+    decoding a fifth of what goes there.
+    """
+    # Small bodies need none, and it loads logging with it.
+    from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415
+
+    with ThreadPoolExecutor(1) as pool:
+        taken: Future[None] | None = None
+        item: T | None
+        while True:
+            try:
+                item = next(items, None)
+            finally:
+                # Its refusal comes before that of what follows it.
+                if taken is not None:
+                    taken.result()
+            if item is None:
+                return
+            taken = pool.submit(take, item)

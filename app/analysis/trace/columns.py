@@ -1,21 +1,248 @@
-"""From Arrow's record batches to numpy columns without nulls."""
+"""Columns of a body: the accepted sets of columns, and conversion from Arrow to NumPy.
+
+NumPy columns have no nulls. Integers may come as pandas writes them, as `datetime64`,
+`timedelta64` or floating point, where the conversion is exact.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.analysis.trace.column_sets import NULLABLE, ColumnSet
-from app.analysis.trace.faults import Places, refuse
-from app.analysis.trace.limits import MAX_FAULTS
+from app.analysis.trace.limits import MAX_FAULTS, Places, refuse
 from app.analysis.trace.model import ABSENT
-from app.analysis.trace.operations.integers import can_hold_integers, integers_of
-from app.analysis.trace.operations.values import as_numpy
 from app.errors import Fault
+
+# ---- The two sets of columns that a body may have ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSet:
+    """Columns of a body."""
+
+    trace_format: str  # name of the format in the interfaces
+    # Our name of each column → its name in the body. `rank dp pp tp step mb mc order` are
+    # integers, `op` is text, `start` and `duration` are times.
+    columns: Mapping[str, str]
+    optional: frozenset[str]  # our names of columns that may be missing
+    # Times are floating-point seconds from the earliest start of their step, else integer
+    # nanoseconds of a host clock.
+    seconds: bool
+
+
+PUBLISHED: Final = ColumnSet(
+    trace_format="parquet-published",
+    columns={
+        "rank": "rank",
+        "dp": "dp_rank",
+        "pp": "stage",
+        "step": "step",
+        "op": "optype",
+        "mb": "mb_id",
+        "mc": "mc",
+        "order": "seq_id",
+        "start": "start_ts",
+        "duration": "duration",
+    },
+    optional=frozenset(),
+    seconds=True,
+)
+
+# Operations without a microbatch or chunk say null or -1; a job without virtual stages may leave
+# the columns out altogether.
+NATIVE: Final = ColumnSet(
+    trace_format="parquet",
+    columns={
+        "rank": "rank",
+        "dp": "dp",
+        "pp": "pp",
+        "tp": "tp",
+        "step": "step",
+        "op": "op",
+        "mb": "mb",
+        "mc": "mc",
+        "start": "start_ns",
+        "duration": "dur_ns",
+    },
+    optional=frozenset({"tp", "mb", "mc"}),
+    seconds=False,
+)
+
+# What either calls the names of operations.
+OP_COLUMNS: Final = (PUBLISHED.columns["op"], NATIVE.columns["op"])
+
+NULLABLE: Final = frozenset({"mb", "mc"})
+
+
+def choose_layout(names: Collection[str]) -> ColumnSet:
+    """Return the layout that columns called `names` are meant to be.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.missing_column` with every missing column, `trace.duplicate_column`.
+    """
+    present = set(names)
+    published = len(present & set(PUBLISHED.columns.values()))
+    layout = PUBLISHED if published > len(present & set(NATIVE.columns.values())) else NATIVE
+    missing = [
+        Fault("missing_column", f"the column {name} is missing", column=name)
+        for field, name in layout.columns.items()
+        if name not in present and field not in layout.optional
+    ]
+    if missing:
+        refuse(missing)
+    seen = list(names)
+    repeated = [
+        Fault("duplicate_column", f"the column {name} is there twice", column=name)
+        for name in layout.columns.values()
+        if seen.count(name) > 1
+    ]
+    if repeated:
+        refuse(repeated)
+    return layout
+
+
+# ---- What Arrow's arrays hold, as NumPy's ------------------------------------------------------
+
+
+def as_numpy(array: pa.Array[Any]) -> NDArray[Any]:
+    """Return an array's values, where they are if that is possible.
+
+    Arrow's own way imports pandas where that is installed, which takes longer than reading and
+    replaying a small trace.
+    """
+    plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
+    if plain and not array.null_count:
+        return np.from_dlpack(array)
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+# ---- Integers that Arrow's columns of other types hold exactly, as pandas writes them ----------
+# pandas keeps times as ``datetime64`` and ``timedelta64``, and integers of which some are missing
+# as floating-point numbers.
+
+
+_NS_OF_UNIT: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_MOST: Final = (1 << 63) - 1
+
+
+def can_hold_integers(found: pa.DataType, *, time: bool) -> bool:
+    """Return whether a column of this type may hold integers of 64 bits with a sign.
+
+    Parameters
+    ----------
+    time : bool
+        They are nanoseconds.
+    """
+    if pa.types.is_integer(found) or pa.types.is_floating(found):
+        return True
+    return time and (pa.types.is_timestamp(found) or pa.types.is_duration(found))
+
+
+def integers_of(
+    array: pa.Array[Any], field: str, places: Places, first_row: int, *, nan_is_null: bool
+) -> pa.Array[Any]:
+    """Return a column's values as integers, times as nanoseconds.
+
+    Parameters
+    ----------
+    array : Array
+        Of a type that `can_hold_integers` passed.
+    field : str
+        Our name of the column.
+    first_row : int
+        Row of the body that the array starts with.
+    nan_is_null : bool
+        A NaN stands for a value that is missing.
+
+    Raises
+    ------
+    InvalidTraceError
+        With the first rows: `trace.not_exact`, a fraction or a number that floating point rounds;
+        `trace.not_finite`; `trace.time_overflow`, `trace.integer_overflow`.
+    """
+    found = array.type
+    if pa.types.is_timestamp(found) or pa.types.is_duration(found):
+        values = array.view(pa.int64())
+        scale = _NS_OF_UNIT[found.unit]
+        return values if scale == 1 else _scaled(values, scale, field, places, first_row)
+    if pa.types.is_uint64(found):
+        return _signed(array, field, places, first_row)
+    if pa.types.is_floating(found):
+        return _whole(array, field, places, first_row, nan_is_null=nan_is_null)
+    return array
+
+
+def _scaled(
+    array: pa.Array[Any], scale: int, field: str, places: Places, first_row: int
+) -> pa.Array[Any]:
+    values, missing = _values(array, 0)
+    most = _MOST // scale
+    _refuse(
+        (values > most) | (values < -most),
+        "time_overflow",
+        "{field} is beyond all times",
+        (field, places, first_row),
+    )
+    scaled: pa.Array[Any] = pa.array(values * scale, mask=missing)
+    return scaled
+
+
+def _signed(array: pa.Array[Any], field: str, places: Places, first_row: int) -> pa.Array[Any]:
+    values, missing = _values(array, 0)
+    _refuse(
+        values > np.uint64(_MOST),
+        "integer_overflow",
+        "{field} does not fit in 64 bits with a sign",
+        (field, places, first_row),
+    )
+    return pa.array(values.astype(np.int64), mask=missing)
+
+
+def _whole(
+    array: pa.Array[Any], field: str, places: Places, first_row: int, *, nan_is_null: bool
+) -> pa.Array[Any]:
+    values, missing = _values(array, 0.0)
+    if nan_is_null:
+        missing |= np.isnan(values)
+        values = np.where(missing, 0, values)
+    where = (field, places, first_row)
+    _refuse(~np.isfinite(values), "not_finite", "{field} is no number", where)
+    # Above it, floating point has no longer every integer.
+    most = 1 << (np.finfo(values.dtype).nmant + 1)
+    with np.errstate(invalid="ignore"):
+        exact = (np.abs(values) <= most) & (np.floor(values) == values)
+    message = f"{{field}} is no integer that {array.type} holds exactly: write it as int64"
+    _refuse(~exact, "not_exact", message, where)
+    return pa.array(values.astype(np.int64), mask=missing)
+
+
+def _values(array: pa.Array[Any], missing: float) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the values of an array, and which of them are missing."""
+    if not array.null_count:
+        return as_numpy(array), np.zeros(len(array), np.bool_)
+    nulls = np.array(array.is_null())
+    return as_numpy(array.fill_null(missing)), nulls
+
+
+def _refuse(
+    wrong: NDArray[np.bool_], code: str, message: str, where: tuple[str, Places, int]
+) -> None:
+    field, places, first_row = where
+    rows = np.flatnonzero(wrong)[:MAX_FAULTS].tolist()
+    if rows:
+        said = message.format(field=places.columns.get(field, field))
+        refuse(places.fault(code, said, first_row + row, field) for row in rows)
+
+
+# ---- From Arrow's record batches to numpy columns without nulls --------------------------------
 
 
 def check_types(schema: pa.Schema, layout: ColumnSet) -> None:

@@ -70,11 +70,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
-from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.formats.head import Head, begins_with, head_of
-from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, Decoded, Told, TraceFormat
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.formats.kind import (
+    OWN_MEDIA_TYPE,
+    Decoded,
+    Head,
+    Told,
+    TraceFormat,
+    begins_with,
+    head_of,
+)
 from app.analysis.trace.formats.registry import (
     FORMATS,
     LINES,
@@ -82,15 +89,12 @@ from app.analysis.trace.formats.registry import (
     stranger_of,
     why_unread,
 )
-from app.analysis.trace.limits import Limits
+from app.analysis.trace.limits import Limits, refuse_body
+from app.analysis.trace.metadata import saying
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.ndjson.streams import read_text
-from app.analysis.trace.recordings.files.names import UNNAMED, FileNames, names_of
-from app.analysis.trace.unmapped import saying
+from app.analysis.trace.recordings.files import UNNAMED, FileNames, names_of
+from app.analysis.trace.recordings.labels import OwnRanges
 from app.errors import InvalidLabelsError, UnsupportedFormatError
-
-if TYPE_CHECKING:
-    from app.analysis.trace.recordings.own.ranges import OwnRanges
 
 # As lines begin that say themselves what they are.
 _OWN_HEADER: Final = re.compile(rb'\{"schema": ?"paceline\.trace/')

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from app.analysis.trace.arrow.reader import META_KEY
-from app.analysis.trace.column_sets import NATIVE, PUBLISHED
+from app.analysis.trace.columns import NATIVE, PUBLISHED
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Trace
-from app.analysis.trace.ndjson.reader import SCHEMA
+from app.analysis.trace.readers.arrow import META_KEY
+from app.analysis.trace.readers.ndjson import SCHEMA
 
 _GZIP_LEVEL: Final = 6
 

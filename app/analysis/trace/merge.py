@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.trace import operation_order as groups
 from app.analysis.trace.assemble import Collected, build_trace
-from app.analysis.trace.faults import Places
+from app.analysis.trace.limits import Places
 from app.analysis.trace.model import ABSENT, KNOWN_OP_TYPES, SessionMeta, Trace
-from app.analysis.trace.operations import groups
 from app.errors import Fault, InvalidTraceError, UnanalyzableError
 
 # Our names of columns → attributes of a trace.

@@ -1,8 +1,10 @@
-"""Metadata of a session: sizes, and what else its sender says about it.
+"""Metadata of a session: reading, checks, joining, and the notes of decoders in it.
 
 Accepted are our keys (``dp pp tp cp vpp world``) and those of the published ``meta-*.yaml``
 (``dp_size dsp_size pp_size tp_size vpp_size world_size``, where dsp is the context-parallel size).
 Both spellings of one size may be there if they agree.
+Decoders note what they could not map (`Unmapped`) and why steps cannot be replayed
+(`not_replayed`).
 
 Codes of `InvalidMetadataError`
 -------------------------------
@@ -23,22 +25,31 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.documents import UnreadableDocumentError, load_document
 from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_STEP, MAX_WORLD
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.ranks.links import parse_links
-from app.analysis.trace.ranks.values import (
+from app.analysis.trace.rank_metadata import (
+    GPU,
+    KEYS,
+    OTEL_KEYS,
+    SLURM_JOB,
     mapping_of,
     names_by_rank,
+    names_of_body,
+    parse_links,
+    parse_whereabouts,
     refuse,
     refuse_all,
     shown,
     text_of,
 )
-from app.analysis.trace.ranks.whereabouts import KEYS, OTEL_KEYS, SLURM_JOB, parse_whereabouts
 from app.errors import Fault, InvalidMetadataError
 
 SIZE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -255,3 +266,217 @@ def _storable(text: str, key: str) -> str:
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         refuse(f"{key} holds a character that cannot be stored", "bad_value", column=key)
     return text
+
+
+# ---- What a recording holds that is no operation of ours ---------------------------------------
+
+
+# In the metadata of a session, among those that say nothing where they are not as here.
+_KEY: Final = "unmapped"
+# Kinds that are kept; the rest is counted together.
+MAX_KINDS: Final = 32
+_MAX_TEXT: Final = 400
+# Far from what JSON's integers hold, however many bodies say it.
+_MOST: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """Things of one kind that a decoder could make nothing of."""
+
+    what: str
+    """Their kind, in the plural, for a person."""
+    count: int
+    """How many."""
+    remedy: str | None = None
+    """The setting of the recorder that would record what is missing; None where nothing is missing.
+    """
+
+
+def total(found: Iterable[Unmapped]) -> tuple[Unmapped, ...]:
+    """Return the sums over several bodies, the most frequent kind first."""
+    counts: dict[tuple[str, str | None], int] = {}
+    for one in found:
+        key = (one.what, one.remedy)
+        counts[key] = counts.get(key, 0) + one.count
+    sums = (
+        Unmapped(what, min(count, _MOST), remedy)
+        for (what, remedy), count in counts.items()
+        if count
+    )
+    return tuple(sorted(sums, key=lambda one: (-one.count, one.what)))
+
+
+def saying(meta: SessionMeta, unmapped: Iterable[Unmapped]) -> SessionMeta:
+    """Return metadata that say what was left out of their recording, and nothing before it."""
+    return replace(meta, extra=with_unmapped(meta.extra, unmapped))
+
+
+def with_unmapped(document: Mapping[str, Any], unmapped: Iterable[Unmapped]) -> dict[str, Any]:
+    """Return a document of metadata that says what was left out, and nothing before it."""
+    document = {key: value for key, value in document.items() if key != _KEY}
+    found = total(unmapped)
+    if len(found) > MAX_KINDS:
+        rest = sum(one.count for one in found[MAX_KINDS - 1 :])
+        found = (*found[: MAX_KINDS - 1], Unmapped("things of other kinds", rest))
+    if found:
+        document[_KEY] = [asdict(one) for one in found]
+    return document
+
+
+def said(extra: Mapping[str, Any]) -> tuple[Unmapped, ...]:
+    """Return what a session's metadata say was left out of its recording."""
+    given = extra.get(_KEY)
+    if not isinstance(given, list):
+        return ()
+    return total(one for one in map(_read, given[:MAX_KINDS]) if one is not None)
+
+
+def _read(given: object) -> Unmapped | None:
+    if not isinstance(given, Mapping):
+        return None
+    what, count = _text(given.get("what")), given.get("count")
+    if what is None or isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        return None
+    return Unmapped(what, count, _text(given.get("remedy")))
+
+
+def _text(value: object) -> str | None:
+    fits = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
+    return str(value) if fits else None
+
+
+# ---- Metadata of a session whose parts each say something about it -----------------------------
+
+
+def join_metadata(known: SessionMeta, added: SessionMeta) -> SessionMeta:
+    """Return what both say; a host or a table that only one of them has is kept.
+
+    What was left out of their recordings adds up.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.conflict`, with the first key about which they disagree.
+    """
+    return parse_metadata(join_documents(metadata_document(known), added))
+
+
+def join_documents(known: Mapping[str, Any], added: SessionMeta) -> dict[str, Any]:
+    """Return the document of what both say, as `join_metadata` does.
+
+    Parameters
+    ----------
+    known : mapping
+        As `metadata_document` returns it. It may be of thousands of ranks, to which each of their
+        shares adds one: so it is not checked again.
+    """
+    more = metadata_document(added)
+    left_out = (*said(known), *said(more))
+    first, second = with_unmapped(known, ()), with_unmapped(more, ())
+    for rank, host in added.hosts.items():
+        _forget_a_guess(str(rank), host, first, second)
+    return with_unmapped(_joined(first, second, ""), left_out)
+
+
+def with_names(meta: SessionMeta, named: Mapping[str, str | Mapping[str, str]]) -> SessionMeta:
+    """Return metadata with more of OpenTelemetry's names.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.conflict`: the metadata name another machine for a rank.
+    """
+    extra = {key: value for key, value in meta.extra.items() if key not in named}
+    return parse_metadata({**metadata_document(replace(meta, extra=extra)), **named})
+
+
+def with_names_of_body(meta: SessionMeta, rank: NDArray[np.int32]) -> SessionMeta:
+    """Return the metadata of a body, with what they say once for all its ranks said of each.
+
+    A GPU is that of one rank: for several its name says nothing.
+
+    Raises
+    ------
+    InvalidMetadataError
+        See `with_names`.
+    """
+    said = names_of_body(meta.extra)
+    if not said:
+        return meta
+    ranks = np.unique(rank).tolist()
+    if len(ranks) > 1:
+        said.pop(GPU, None)
+    named = {key: dict.fromkeys(map(str, ranks), name) for key, name in said.items()}
+    return with_names(meta, named) if named else meta
+
+
+def _forget_a_guess(rank: str, host: str, known: dict[str, Any], added: dict[str, Any]) -> None:
+    """Drop the one of two hosts of a rank that is a guess, where the other is none."""
+    before = known.get("hosts", {}).get(rank, host)
+    was_guessed, is_guessed = (
+        name in document.get("guessed_hosts", {})
+        for name, document in ((before, known), (host, added))
+    )
+    if before == host or was_guessed == is_guessed:
+        return
+    document = known if was_guessed else added
+    document["hosts"] = {key: name for key, name in document["hosts"].items() if key != rank}
+
+
+def _joined(known: Mapping[str, Any], added: Mapping[str, Any], inside: str) -> dict[str, Any]:
+    both = dict(known)
+    for key, value in added.items():
+        path = f"{inside}{key}"
+        if key not in both:
+            both[key] = value
+        elif isinstance(both[key], Mapping) and isinstance(value, Mapping):
+            both[key] = _joined(both[key], value, f"{path}.")
+        elif both[key] != value:
+            message = f"{path} contradicts what was sent before for this session"
+            raise InvalidMetadataError(
+                message,
+                code="metadata.conflict",
+                faults=(Fault("conflict", message, column=path),),
+            )
+    return both
+
+
+# ---- What a decoder says of a recording whose steps cannot be replayed -------------------------
+# A profile without labels whose sends and receives fit no schedule, or a device trace that does not
+# tell a forward from a backward, still tells who comes last at collectives and what steps pass
+# with. Its decoder gives such metadata the reason, and the report does without a slowdown; see
+# `app.analysis.report.unreplayed`.
+
+
+# In the metadata of a session, among those that say nothing where they are not as here.
+_REASON_KEY: Final = "not_replayed"
+
+
+def not_replayed(meta: SessionMeta, reason: str) -> SessionMeta:
+    """Return metadata that say why steps cannot be replayed.
+
+    Parameters
+    ----------
+    reason : str
+        The rest of a sentence, ``its sends and receives fit no pipeline schedule``; at most 400
+        printable characters.
+
+    Examples
+    --------
+    >>> from app.analysis.trace.model import Sizes
+    >>> reason_of(not_replayed(SessionMeta(Sizes(dp=2, pp=1)), "no computation has a name"))
+    'no computation has a name'
+    """
+    return replace(meta, extra={**meta.extra, _REASON_KEY: reason})
+
+
+def reason_of(meta: SessionMeta) -> str | None:
+    """Return why the steps of a session cannot be replayed; None where nothing says so."""
+    return _reason_text(meta.extra)
+
+
+def _reason_text(extra: Mapping[str, Any]) -> str | None:
+    value = extra.get(_REASON_KEY)
+    fits = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
+    return str(value) if fits else None

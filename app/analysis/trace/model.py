@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.trace.ranks.machine import Machine, uuid_in
-from app.analysis.trace.ranks.whereabouts import NOWHERE, Whereabouts
+from app.analysis.trace.rank_metadata import NOWHERE, Machine, Whereabouts, uuid_in
 
 FORWARD_COMPUTE: Final = "forward-compute"
 BACKWARD_COMPUTE: Final = "backward-compute"

@@ -7,19 +7,17 @@ from typing import Annotated
 
 import typer
 
-from app.cli.commands import (
-    access,
-    alerts,
-    assistants,
-    hangs,
-    planning,
-    probes,
-    pulses,
-    retention,
-    serving,
-    sessions,
-    storing,
-)
+from app.cli.commands import administration as access
+from app.cli.commands import administration as alerts
+from app.cli.commands import administration as retention
+from app.cli.commands import administration as storing
+from app.cli.commands import offline as hangs
+from app.cli.commands import offline as planning
+from app.cli.commands import offline as probes
+from app.cli.commands import offline as pulses
+from app.cli.commands import offline as sessions
+from app.cli.commands import serving
+from app.cli.commands import serving as assistants
 
 app = typer.Typer(
     name="paceline",

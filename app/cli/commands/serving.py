@@ -7,12 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.system.collector import loading
+from app.cli.commands.options import LOCAL_SERVER, ServerOption
+from app.platform.resources import loading
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from app.platform.settings import Settings
+
+
+# ---- `paceline mcp`: tools for assistants ------------------------------------------------------
+
 
 app = typer.Typer()
+
+
+@app.command()
+def mcp(
+    *,
+    server: ServerOption = LOCAL_SERVER,
+    allow_acknowledge: Annotated[
+        bool, typer.Option(help="Also offer the tool that acknowledges incidents")
+    ] = False,
+) -> None:
+    """Serve tools for an assistant by the Model Context Protocol, over standard input and output.
+
+    They ask the server with the token of PACELINE_TOKEN.
+    """
+    from app.cli.hang import serve_tools
+
+    serve_tools(server, may_acknowledge=allow_acknowledge)
+
 
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1]")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port [8765]; 0: any free")]
@@ -39,7 +62,7 @@ def serve(
 ) -> None:
     """Serve the API and the dashboard; with the embedded database unless one is configured."""
     with loading():
-        from app.cli.demo.place import refuse_demo
+        from app.cli.demo.run import refuse_demo
         from app.run.supervisor import serve as run
 
     settings = _settings(host, port, data_dir)
@@ -76,8 +99,8 @@ def worker(
 ) -> None:
     """Run the workers of a production installation."""
     with loading():
+        from app.platform.settings import Settings
         from app.run.workers import run_workers
-        from app.settings import Settings
 
     run_workers(Settings(), processes)
 
@@ -85,11 +108,11 @@ def worker(
 @app.command()
 def migrate() -> None:
     """Bring the schema of the configured database up to date; make the first token."""
-    from app.cli.retention.installation import opened
-    from app.db.migrate import upgrade
+    from app.access.admission import make_first_token
+    from app.cli.retention import opened
     from app.errors import StartupError
-    from app.services.access.first_token import make_first_token
-    from app.settings import Settings
+    from app.platform.database.migrate import upgrade
+    from app.platform.settings import Settings
 
     settings = Settings()
     url = settings.database_url
@@ -106,7 +129,7 @@ def migrate() -> None:
 def doctor() -> None:
     """Say what is wrong with this installation."""
     from app.cli.doctor import examine
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
     if not examine(Settings()):
         raise typer.Exit(1)
@@ -114,7 +137,7 @@ def doctor() -> None:
 
 def _settings(host: str | None, port: int | None, data_dir: Path | None) -> Settings:
     """Return the settings of the environment, overridden by what the command line says."""
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
     given = {"host": host, "port": port, "data_dir": data_dir}
     return Settings().model_copy(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
-from app.alerts.states import IncidentState
-from app.analysis.synthesis.fleet.history import (
+from app.analysis.synthesis.fleet_history import (
     BACK_H,
     BAD_FROM_H,
     BAD_HOST,
@@ -30,24 +29,20 @@ from app.analysis.synthesis.fleet.history import (
     SWAPPED_H,
     host_name,
 )
-from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.models.sessions import Job
-from app.db.states import NoteKind
-from app.services.alerts.incidents import (
-    acknowledge_incident,
-    resolve_incident,
-    silence_incident,
-)
-from app.services.fixes.apply import apply_fix
-from app.services.fixes.report import report_of
-from app.services.history.notes import write_note
-from app.services.hosts.repairs import note_repair
-from app.services.sessions.attempts import finish_job
+from app.fixes.applied import apply_fix, report_of
+from app.hosts.repairs import note_repair
+from app.incidents.evaluate import acknowledge_incident, resolve_incident, silence_incident
+from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
+from app.jobs.models import Job
+from app.jobs.time_axis import write_note
+from app.platform.database.states import NoteKind
+from app.sessions.receive import finish_job
 
 if TYPE_CHECKING:
     import uuid
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
+
 
 ON_CALL: Final = "on-call"
 LAUNCHER: Final = "launcher"

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from app.alerts.rules import DEMO_LABELS
 from app.analysis.pulse.columns import joined
-from app.analysis.synthesis.fleet.history import host_name
+from app.analysis.synthesis.fleet_history import host_name
 from app.analysis.synthesis.injections.computations import SlowWorker
-from app.analysis.synthesis.job import CostModel, JobModel
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import CostModel, JobModel, stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.parquet import PARQUET
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
 from app.cli.server import Body, Server, ServerError
-from app.db.states import SessionState
-from app.inputs.pulse.body import write_pulse
-from app.system.processes import follow_lifeline
+from app.incidents.models.rules import DEMO_LABELS
+from app.platform.database.states import SessionState
+from app.platform.processes import follow_lifeline
+from app.pulse.body import write_pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.analysis.pulse.columns import Pulses
+
 
 JOB: Final = "live-13b"
 _DP: Final = 8

@@ -19,28 +19,30 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
-from app.access.principals import LOCAL
-from app.alerts.rules import DEMO_LABELS
-from app.analysis.synthesis.fleet.history import SITES, PlannedSession, runs
+from app.access.models import DEFAULT_PROJECT_ID
+from app.analysis.synthesis.fleet_history import SITES, PlannedSession, runs
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.formats.parquet import PARQUET
-from app.bootstrap import Container, build
+from app.bootstrap import build
 from app.cli.demo.acts import ACTS, Act, Told
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.alerts import AlertGroup
-from app.db.models.sessions import Job, Session
-from app.db.states import SessionState
-from app.services.alerts.evaluate import look_at_group
-from app.services.sessions.body import Body
-from app.services.sessions.receive import receive_session
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim
-from app.settings import Settings
-from app.system.logs import configure_logging
-from app.system.processes import follow_lifeline
+from app.incidents.evaluate import look_at_group
+from app.incidents.models.rules import DEMO_LABELS
+from app.incidents.models.tables import AlertGroup
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.states import SessionState
+from app.platform.identity import LOCAL
+from app.platform.logs import configure_logging
+from app.platform.processes import follow_lifeline
+from app.platform.settings import Settings
+from app.platform.tasks.runs import LeaseKeeper, claim
+from app.sessions.decoding import Body
+from app.sessions.models.tables import Session
+from app.sessions.receive import receive_session
 
 if TYPE_CHECKING:
     import uuid
+
 
 # From the last operation until the session is there.
 _SENT_IN: Final = timedelta(seconds=20)

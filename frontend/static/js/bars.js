@@ -49,7 +49,7 @@ export function pointed(element, bars, pick, signal) {
   if (pick) element.addEventListener('click', (event) => { const index = at(event, element, bars); if (index >= 0) pick(index); }, { signal });
 }
 
-/** Draw bars (StepBars of app/dashboard/session/drawing/figures.py) over `steps`, with the chosen one in the accent. */
+/** Draw bars (StepBars of app/sessions/pages/figures.py) over `steps`, with the chosen one in the accent. */
 export function drawBars(element, bars, steps, chosen = -1) {
   const { narrow, left, width, barWidth } = geometry(element, bars);
   const [from, to] = bars.range;

@@ -1,4 +1,4 @@
-// Numbers as text, by the rules of app/dashboard/ui/format.py.
+// Numbers as text, by the rules of app/web/format.py.
 const NBSP = '\u00a0';
 /** @param {string} text */
 const minus = (text) => (/^-.*[1-9]/.test(text) ? `\u2212${text.slice(1)}` : text.replace(/^-/, ''));

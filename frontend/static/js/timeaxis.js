@@ -10,7 +10,7 @@ const DISTANCES = [
   ...[1, 2, 7, 14, 28, 56, 112, 224, 364].map((days) => days * DAY_MS),
 ];
 
-// Times within words, as app/dashboard/ui/format.py writes them in full.
+// Times within words, as app/web/format.py writes them in full.
 const EXACT = /\d{1,2} [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d UTC/g;
 
 /** A text with its times in the reader's zone. */

@@ -1,5 +1,5 @@
 // Loaded before the first paint, so that no text moves: writes every time in the reader's zone. That is the
-// browser's, unless the reader has chosen UTC. The server writes UTC; forms are those of app/dashboard/ui/moments.py.
+// browser's, unless the reader has chosen UTC. The server writes UTC; forms are those of app/web/moments.py.
 (() => {
   const DAYS = ['Sunday', 'Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday'];
   const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec'];

@@ -10,9 +10,9 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from app import bootstrap
-from app.access.principals import Role
-from app.db.models.alerts import AlertIncident
-from app.services.access.people import create_person
+from app.access.people import create_person
+from app.incidents.models.tables import AlertIncident
+from app.platform.identity import Role
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
     from tests.e2e.visiting import Look, Visitor
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a test

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from app.services.usage.quotas import QUOTAS
+from app.quotas.usage import QUOTAS
 from tests.e2e.expecting import expect_well_made
 from tests.e2e.looking import keep
 from tests.e2e.visiting import LOOKS, Look

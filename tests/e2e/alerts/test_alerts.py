@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from app.analysis.report.verdict import SuspectedCause
+from app.analysis.report.session_verdict import SuspectedCause
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act, let_it_fire, link_of, trace
 from tests.e2e.expecting import expect_well_made, in_every_look

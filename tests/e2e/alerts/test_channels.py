@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.alerts.channels.registry import KINDS
-from app.alerts.rules import Selector
-from app.services.alerts.channels.reads import list_channels
+from app.incidents.channel_reads import list_channels
+from app.incidents.channels.registry import KINDS
+from app.incidents.models.rules import Selector
 from benchmarks.support.receiver import Reply
 from tests.e2e.alerting import act
 from tests.e2e.destroying import destroy

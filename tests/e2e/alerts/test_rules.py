@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import text
 
-from app.alerts.rules import CauseFound, NoData, Threshold
-from app.analysis.report.verdict import SuspectedCause
-from app.services.alerts import rules as alert_rules
-from app.services.alerts.store import load_rules
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents import rule_store as alert_rules
+from app.incidents.models.rules import CauseFound, NoData, Threshold
+from app.incidents.store import load_rules
 from tests.e2e.destroying import destroy
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-    from app.alerts.rules import Rule
-    from app.services.container import Container
-    from app.settings import Settings
+    from app.incidents.models.rules import Rule
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.e2e.visiting import Look, Visitor
 
 IMBALANCE = SuspectedCause("stage_imbalance", ("stage 3",), confidence=0.6, contribution=0.5)

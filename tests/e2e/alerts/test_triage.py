@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.analysis.report.verdict import SuspectedCause
+from app.analysis.report.session_verdict import SuspectedCause
 from tests.e2e.alerting import act
 from tests.e2e.expecting import expect_well_made, in_every_look
 from tests.e2e.looking import keep

@@ -11,14 +11,14 @@ from playwright.sync_api import expect
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.metadata import not_replayed
 from app.analysis.trace.model import Sizes
-from app.analysis.trace.recordings.unreplayable import not_replayed
 from tests.e2e.expecting import WIDE_LIGHT, expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed, job_trace
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 REASON = "its sends and receives fit no pipeline schedule"

@@ -11,17 +11,17 @@ from playwright.sync_api import expect
 from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models.tasks import TaskRun
-from app.services.sessions.analyze import analyze_session
-from app.services.sessions.chunks.absorb import absorb
-from app.services.tasks.task_runs import claim
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
+from app.sessions.chunks.absorb import absorb
 from tests import factories
 from tests.e2e.looking import keep, wait_for_figures
 from tests.support.served import client_of
 from tests.support.sessions import small_trace
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Visitor
 
 SESSION = "/api/v1/jobs/llm/attempts/1/sessions/1"

@@ -13,7 +13,7 @@ from tests.e2e.recorded import analyzed, healthy, job_trace
 from tests.integration.compare.test_times import fill
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 

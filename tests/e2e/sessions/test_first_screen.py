@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from app.services.sessions.read import get_session
+from app.sessions.read import get_session
 from tests.e2e.looking import check, seen
 from tests.e2e.recorded import analyzed, job_trace
 from tests.e2e.visiting import LOOKS, NARROW, Look
@@ -15,7 +15,7 @@ from tests.e2e.visiting import LOOKS, NARROW, Look
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Visitor
 
 PHONE = Look("narrow-light", NARROW, "light")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import expect
 
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.services.container import Claim, TaskError
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim, fail, give_back
+from app.platform.container import Claim, TaskError
+from app.platform.tasks.runs import claim, fail, give_back
+from app.sessions.analyze import analyze_session
 from tests.e2e.looking import barriers, check, keep, wait_for_figures, wait_for_plots
 from tests.support.sessions import Stored, refused_trace, small_trace, store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Visitor
 
 

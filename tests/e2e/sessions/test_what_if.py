@@ -18,7 +18,7 @@ from tests.e2e.visiting import NARROW
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 SLOW = "(0,\N{NO-BREAK SPACE}0)"

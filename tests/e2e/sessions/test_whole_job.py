@@ -14,7 +14,7 @@ from tests.support.sessions import store
 from tests.support.whole_jobs import whole_job_trace
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.e2e.visiting import Look, Visitor
 
 

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app.access.principals import Right
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.services.access.projects import create_project
-from app.services.access.tokens import create_token
-from app.services.container import Container
-from app.settings import Settings
+from app.access.models import DEFAULT_PROJECT_ID
+from app.access.projects import create_project
+from app.access.tokens import create_token
+from app.platform.container import Container
+from app.platform.identity import Right
+from app.platform.settings import Settings
 from tests.support.project import build_everywhere
 from tests.support.served import client_of, served
 

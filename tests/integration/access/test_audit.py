@@ -9,14 +9,7 @@ import pytest
 from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DatabaseError
 
-from app.access.principals import INSTALLATION, ActorKind, Principal, Right, Role
-from app.actions.states import ActionState
-from app.auth.rights import NEEDS
-from app.db.models.access import AuditEntry
-from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.models.noticed import PulseState
-from app.db.models.sessions import Job
-from app.services.access.audit import (
+from app.access.audit import (
     ACTOR_CHARACTERS,
     DETAIL_CHARACTERS,
     SUBJECT_CHARACTERS,
@@ -25,9 +18,16 @@ from app.services.access.audit import (
     prune_entries,
     record,
 )
-from app.services.access.people import create_person, person_id_of
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.access.models import AuditEntry
+from app.access.people import create_person, person_id_of
+from app.access.rights import NEEDS
+from app.actions.models import ActionState
+from app.incidents.models.tables import AlertDelivery, AlertGroup
+from app.jobs.models import Job
+from app.platform.identity import INSTALLATION, ActorKind, Principal, Right, Role
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.pulse.models import PulseState
 from tests.support import plans
 from tests.support.acting import Acting, machine_action
 from tests.support.alerting import Alerting
@@ -35,7 +35,7 @@ from tests.support.sessions import small_trace, store
 from tests.support.tensor import TrainingJob
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.integration.access.conftest import Company
 
 RULE = {

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.access.principals import Right
-from app.access.tokens import digest, is_token
+from app.access.admission import NAME, make_first_token
+from app.access.models import Token
+from app.access.people import can_be_administered
+from app.access.sign_ins import sign_in
+from app.access.tokens import digest, is_token, list_tokens, revoke_token
 from app.cli.server import Server, ServerError
-from app.db.models.access import Token
 from app.errors import StartupError
-from app.services.access.administrators import can_be_administered
-from app.services.access.first_token import NAME, make_first_token
-from app.services.access.sign_ins import sign_in
-from app.services.access.tokens import list_tokens, revoke_token
+from app.platform.identity import Right
 from tests.integration.api import bodies
 from tests.support.command import paceline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.integration.access.conftest import Company
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.access.principals import Right
-from app.services.access.refusals import write_refusals
-from app.services.ingest.refusals import count_refused_body
+from app.access.sign_ins import write_refusals
+from app.platform.identity import Right
+from app.sessions.arriving import count_refused_body
 from tests.integration.api import bodies
 from tests.support.html import Element, parse
 
@@ -20,7 +20,7 @@ SESSIONS = "/api/v1/jobs/llama-70b/sessions"
 
 @pytest.fixture(autouse=True)
 def _written_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.auth.refusals.FIRST_S", 3600.0)
+    monkeypatch.setattr("app.access.guard.FIRST_S", 3600.0)
 
 
 def _looked_at(company: Company, token: str, project: str = "default") -> tuple[Element, list[str]]:

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from app.access.principals import Right
-from app.alerts.rules import Rule
-from app.auth.rights import NEEDS, Open
-from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.unit_of_work import UnitOfWork
-from app.services.alerts.channels.write import create_channel
-from app.services.alerts.store import load_rules
-from app.services.fixes.apply import apply_fix
-from app.services.fleet.views import save_view
-from app.services.hangs.receive import MOST_AT_ONCE_BYTES
-from app.services.history.notes import write_note
-from app.services.pulse.advance import advance_pulses
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.web import create_app
+from app.access.rights import NEEDS, Open
+from app.fixes.applied import apply_fix
+from app.hangs.receive import MOST_AT_ONCE_BYTES
+from app.incidents.channel_writes import create_channel
+from app.incidents.models.rules import Rule
+from app.incidents.models.tables import AlertDelivery, AlertGroup
+from app.incidents.store import load_rules
+from app.jobs.saved_views import save_view
+from app.jobs.time_axis import write_note
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.identity import Right
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.pulse.advance import advance_pulses
+from app.run.application import create_app
 from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body
 from tests.integration.api.pulse.sending import bodies as bodies_of_pulse

@@ -11,21 +11,28 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, update
 
-from app.access.guesses import AT_A_NAME, OF_A_PEER, OF_A_PEER_AT_A_NAME, buckets_of
-from app.access.principals import Role
-from app.db.models.access import GuessBucket, KnownBrowser
+from app.access.audit import list_entries
+from app.access.guesses import (
+    AT_A_NAME,
+    KNOWN_FOR,
+    MOST_KNOWN,
+    OF_A_PEER,
+    OF_A_PEER_AT_A_NAME,
+    buckets_of,
+    pay,
+    prune_guesses,
+)
+from app.access.models import GuessBucket, KnownBrowser
+from app.access.people import create_person, person_id_of, set_disabled, set_password
+from app.access.sign_ins import SignedIn, sign_in, write_refusals
 from app.errors import TooManyGuessesError, UnauthenticatedError
-from app.services.access.audit import list_entries
-from app.services.access.guesses import KNOWN_FOR, MOST_KNOWN, pay, prune_guesses
-from app.services.access.people import create_person, person_id_of, set_disabled, set_password
-from app.services.access.refusals import write_refusals
-from app.services.access.sign_ins import SignedIn, sign_in
+from app.platform.identity import Role
 from tests.integration.access.conftest import Company, serving
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a test
 STRANGER, HOME = "192.0.2.7", "198.51.100.1"
@@ -226,7 +233,7 @@ def test_several_processes_at_once_let_through_no_more(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is counted is in the database: another process has no count of its own to begin with."""
-    monkeypatch.setattr("app.services.access.sign_ins._fits", lambda _stored, _password: False)
+    monkeypatch.setattr("app.access.sign_ins._fits", lambda _stored, _password: False)
     with serving(settings) as company:
         create_person(company.container, "ada", PASSWORD, Role.READER, None)
         at_once = 8

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
 
-from app.access.principals import Right
-from app.db.models.sessions import Job, Session
+from app.jobs.models import Job
+from app.platform.identity import Right
+from app.sessions.models.tables import Session
 from tests.support.alerting import Alerting
 from tests.support.html import parse
 

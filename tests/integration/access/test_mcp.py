@@ -10,7 +10,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from app.access.principals import Right
+from app.platform.identity import Right
 from tests.integration.api import bodies
 from tests.support.loops import in_a_loop
 

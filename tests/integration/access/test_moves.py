@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select
 
-from app.access.principals import Right
-from app.db.models.alerts import AlertDelivery, AlertIncident
-from app.db.models.base import Base, OfProject
-from app.db.models.sessions import Job, Session
-from app.db.models.tasks import TaskRun
+from app.access.moves import delete_project, move_job, prune_projects
+from app.access.projects import create_project, list_projects
 from app.errors import ConflictError, LostClaimError, NotFoundError
-from app.services.access.moves import delete_project, move_job, prune_projects
-from app.services.access.projects import create_project, list_projects
-from app.services.alerts.channels.write import create_channel
-from app.services.alerts.everywhere import open_everywhere
-from app.services.alerts.sweep import AlertSweep, sweep_alerts
-from app.services.alerts.triage.notes import assign_incidents, comment_on
-from app.services.sessions.replays.timelines import stored_trace
-from app.services.sessions.reports import report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, finish
-from app.services.usage.quotas import use_of
+from app.incidents.channel_writes import create_channel
+from app.incidents.everywhere import open_everywhere
+from app.incidents.models.tables import AlertDelivery, AlertIncident
+from app.incidents.sweep import AlertSweep, sweep_alerts
+from app.incidents.triage import assign_incidents, comment_on
+from app.jobs.models import Job
+from app.platform.database.columns import Base, OfProject
+from app.platform.database.task_runs import TaskRun
+from app.platform.identity import Right
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, finish
+from app.quotas.usage import use_of
+from app.sessions.models.tables import Session
+from app.sessions.read import report_json
+from app.sessions.replays import stored_trace
 from tests.integration.alerts.conftest import alerting, receiver
 from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body, url
@@ -35,7 +35,7 @@ from tests.support.sessions import small_trace, store
 from tests.support.tensor import SLOW, TrainingJob
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.integration.access.conftest import Company
     from tests.support.receiver import Receiver
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.access.principals import Right, Role
-from app.errors import ConflictError, SignInError, UnauthenticatedError
-from app.services.access.audit import list_entries
-from app.services.access.people import (
+from app.access.audit import list_entries
+from app.access.people import (
     create_person,
     delete_person,
     list_people,
@@ -19,14 +17,16 @@ from app.services.access.people import (
     set_password,
     set_role,
 )
-from app.services.access.sign_ins import sign_in, sign_in_from_provider
+from app.access.sign_ins import sign_in, sign_in_from_provider
+from app.errors import ConflictError, SignInError, UnauthenticatedError
+from app.platform.identity import Right, Role
 from tests.support.command import paceline
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.integration.access.conftest import Company
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a test

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from app.db.models.sessions import Job
-from app.services.access.projects import create_project
-from app.services.alerts.store import group_of_job
-from app.services.retention.delete import delete_job
-from app.services.sessions.receive import make_job
+from app.access.projects import create_project
+from app.incidents.store import group_of_job
+from app.jobs.models import Job
+from app.retention.delete import delete_job
+from app.sessions.receive import make_job
 from tests.support.sessions import small_trace, store
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 WAITING = text(
     "SELECT count(*) FROM pg_stat_activity "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from app.access.principals import Right
-from app.services.pulse.advance import advance_pulses
+from app.platform.identity import Right
+from app.pulse.advance import advance_pulses
 from tests.integration.access.conftest import METRICS_TOKEN
 from tests.integration.api.pulse.sending import bodies, slow_job
 

@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from app.access.principals import ActorKind, Right, Role
-from app.access.refusals import LINES, Refusal
-from app.services.access.audit import Entry, list_entries
-from app.services.access.people import create_person
-from app.services.access.refusals import write_refusals
+from app.access.audit import Entry, list_entries
+from app.access.people import create_person
+from app.access.sign_ins import write_refusals
+from app.platform.identity import LINES, ActorKind, Refusal, Right, Role
 from tests.integration.access.conftest import Company, serving
 from tests.integration.api.outage import away
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a test
 
 
 @pytest.fixture(autouse=True)
 def _written_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.auth.refusals.FIRST_S", 3600.0)
+    monkeypatch.setattr("app.access.guard.FIRST_S", 3600.0)
 
 
 def _refused(company: Company) -> list[Entry]:
@@ -106,7 +105,7 @@ def test_without_the_database_they_are_kept(company: Company) -> None:
 
 
 def test_a_server_writes_them_when_it_stops(settings: Settings) -> None:
-    """And by itself, sooner or later: see `app.auth.refusals`."""
+    """And by itself, sooner or later: see `app.access.guard`."""
     with serving(settings) as company, company.client("plc_unknown") as client:
         client.get("/api/v1/sessions")
     with company.container.reading() as tx:

@@ -11,13 +11,13 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, insert, select, update
 
-from app.access.principals import Right, Role
-from app.db.models.access import BrowserSession, PendingSignIn, Person
+from app.access.audit import list_entries
+from app.access.models import BrowserSession, PendingSignIn, Person
+from app.access.people import create_person
+from app.access.provider import MOST_PENDING
+from app.access.sign_ins import sign_in_from_provider
 from app.errors import ConflictError, InvalidAccessError
-from app.services.access.audit import list_entries
-from app.services.access.people import create_person
-from app.services.access.provider import MOST_PENDING
-from app.services.access.sign_ins import sign_in_from_provider
+from app.platform.identity import Right, Role
 from tests.integration.access.conftest import Company, serving
 from tests.support.identity_provider import identity_provider, vouch
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 PASSWORD = "correct horse battery"  # noqa: S105 - of a test
 SEE_OTHER = http.HTTPStatus.SEE_OTHER

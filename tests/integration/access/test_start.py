@@ -9,16 +9,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from app import bootstrap
-from app.access.principals import Right
+from app.access.tokens import create_token
 from app.errors import StartupError
+from app.platform.identity import Right
 from app.run.supervisor import require_administrator
-from app.services.access.tokens import create_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.services.container import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.access.principals import Right
-from app.access.tokens import digest, is_token, new_token
-from app.db.models.access import Token
+from app.access.audit import list_entries
+from app.access.models import Token
+from app.access.tokens import create_token, digest, is_token, list_tokens, new_token, revoke_token
 from app.errors import ConflictError, InvalidAccessError, NotFoundError
-from app.services.access.audit import list_entries
-from app.services.access.tokens import create_token, list_tokens, revoke_token
+from app.platform.identity import Right
 from tests.integration.access.conftest import METRICS_TOKEN
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.integration.access.conftest import Company
 
 HOUR = timedelta(hours=1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.acting import Acting
 from tests.support.alerting import LOOPBACK
 from tests.support.project import build

@@ -10,13 +10,13 @@ import httpx
 import jsonschema
 import pytest
 
+from app.actions import hangs
 from app.actions.kinds.event import EventType, schema_of
-from app.actions.states import ActionMode
+from app.actions.models import ActionMode
+from app.actions.orders import allow, decline, put_back
+from app.actions.policies import set_switch
 from app.errors import ConflictError
-from app.services.actions import hangs
-from app.services.actions.orders import allow, decline, put_back
-from app.services.actions.policies import set_switch
-from app.services.alerts.incidents import resolve_incident
+from app.incidents.evaluate import resolve_incident
 from tests.support.hanging import Hanging, archived, pickled
 
 if TYPE_CHECKING:

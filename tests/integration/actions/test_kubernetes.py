@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.actions.kinds.kind import Means, Order
 from app.actions.kinds.kubernetes import CORDONED_BY, KubernetesConfig, act, release
-from app.actions.order import Means, Order
-from app.actions.states import ActionMode
-from app.alerts.addresses import AddressGuard
-from app.alerts.delivery import DeliveryError
-from app.alerts.outbound import Outbound
+from app.actions.models import ActionMode
+from app.actions.orders import put_back
+from app.actions.policies import get_policy, set_policy
 from app.errors import InvalidActionError
-from app.services.actions.orders import put_back
-from app.services.actions.policies import get_policy, set_policy
+from app.platform.outbound import AddressGuard, DeliveryError, Outbound
 from tests.support.kubernetes import TOKEN, Kubernetes
 
 if TYPE_CHECKING:

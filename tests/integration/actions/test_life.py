@@ -13,24 +13,17 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from sqlalchemy import select
 
+from app.access.audit import list_entries
 from app.actions.kinds.event import EventType, schema_of
-from app.actions.states import ActionMode
-from app.db.models.hosts import HostReading, HostRepair
+from app.actions.models import ActionMode
+from app.actions.orders import allow, decline, put_back
+from app.actions.policies import get_policy, list_policies, reseal_policies, set_policy, set_switch
 from app.errors import ConflictError, InvalidActionError, NotFoundError
-from app.services.access.audit import list_entries
-from app.services.actions.orders import allow, decline, put_back
-from app.services.actions.policies import (
-    get_policy,
-    list_policies,
-    reseal_policies,
-    set_policy,
-    set_switch,
-)
-from app.services.alerts.incidents import resolve_incident
-from app.services.hosts.repairs import note_repair
-from app.services.installation.sweep import sweep
-from app.services.probes.note import ProbedDevice, note_probe
-from app.services.probes.verdict import Measure
+from app.hosts.models import HostReading, HostRepair
+from app.hosts.probes import Measure, ProbedDevice, note_probe
+from app.hosts.repairs import note_repair
+from app.incidents.evaluate import resolve_incident
+from app.installation.sweep import sweep
 from benchmarks.support.receiver import Got, Reply
 from tests.support.acting import SECRET
 from tests.support.project import build

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.actions.states import ActionMode
-from app.db.models.sessions import Session
+from app.access.projects import create_project
+from app.actions.decide import decide
+from app.actions.models import ActionMode
+from app.actions.orders import allow, put_back
+from app.actions.perform import sweep_actions
+from app.actions.policies import set_switch
 from app.errors import ConflictError
-from app.services.access.projects import create_project
-from app.services.actions.decide import decide
-from app.services.actions.orders import allow, put_back
-from app.services.actions.policies import set_switch
-from app.services.actions.sweep import sweep_actions
-from app.services.alerts.incidents import acknowledge_incident
+from app.incidents.evaluate import acknowledge_incident
+from app.sessions.models.tables import Session
 from tests.support.acting import Acting
 from tests.support.project import build
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from app.actions.states import ActionMode, ActionState
-from app.dashboard.actions.lines import STATES
-from app.services.actions.listed import SHOWN, Show, machine_actions
-from app.services.hosts.repairs import note_repair
+from app.actions.listed import SHOWN, Show, machine_actions
+from app.actions.models import ActionMode, ActionState
+from app.actions.pages import STATES
+from app.hosts.repairs import note_repair
 
 if TYPE_CHECKING:
     from tests.support.acting import Acting

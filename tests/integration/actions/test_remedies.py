@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import httpx
 from mcp import Client
 
-from app.actions.states import ActionMode
+from app.actions.models import ActionMode
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.analysis.diagnosis.finding import UNKNOWN
+from app.incidents.channel_writes import MOST_MESSAGES, create_channel
 from app.mcp.server import make_server
-from app.services.alerts.channels.write import MOST_MESSAGES, create_channel
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:

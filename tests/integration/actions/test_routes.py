@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.actions.kinds.event import EventType
-from app.actions.limits import SENTENCES
+from app.actions.kinds.kind import SENTENCES
 from tests.support.served import client_of_served
 
 if TYPE_CHECKING:

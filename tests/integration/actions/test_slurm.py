@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.actions.kinds.kind import Means, Order
 from app.actions.kinds.slurm import SlurmConfig as Config
 from app.actions.kinds.slurm import act, release
-from app.actions.order import Means, Order
-from app.actions.states import ActionMode
-from app.alerts.addresses import AddressGuard
-from app.alerts.delivery import DeliveryError
-from app.alerts.outbound import Outbound
+from app.actions.models import ActionMode
+from app.actions.orders import put_back
+from app.actions.policies import set_policy
 from app.errors import InvalidActionError
-from app.services.actions.orders import put_back
-from app.services.actions.policies import set_policy
-from app.services.hosts.repairs import note_repair
+from app.hosts.repairs import note_repair
+from app.platform.outbound import AddressGuard, DeliveryError, Outbound
 from tests.conftest import skip_or_fail
 from tests.support import slurm
 from tests.support.acting import Acting

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver

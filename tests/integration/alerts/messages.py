@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from app.alerts.channels.note import Note, Section
-from app.alerts.grouping import Content, IncidentItem, Status
-from app.alerts.incidents import Incident, fingerprint_of
-from app.alerts.message import Message, make_message
-from app.alerts.states import IncidentState
-from app.analysis.report.verdict import SuspectedCause, VerdictFix, VerdictWorker
-from app.services.alerts.deliveries.digests import digest
+from app.analysis.report.session_verdict import SuspectedCause, VerdictFix, VerdictWorker
+from app.incidents.batching import digest
+from app.incidents.channels.kind import Note, Section
+from app.incidents.grouping import Content, IncidentItem, Status
+from app.incidents.lifecycle import Incident, fingerprint_of
+from app.incidents.message import Message, make_message
+from app.incidents.models.tables import IncidentState
 from tests.support.alerting import facts
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

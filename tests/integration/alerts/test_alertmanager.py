@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.analysis.report.verdict import SuspectedCause
+from app.analysis.report.session_verdict import SuspectedCause
 from tests.conftest import skip_or_fail
 from tests.support.alerting import SLOW_NODE, Alerting
 from tests.support.receiver import Receiver

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from app.alerts.addresses import AddressGuard
-from app.alerts.channels.apprise import APPRISE
-from app.alerts.channels.kind import Parcel
-from app.alerts.delivery import DeliveryError
-from app.alerts.outbound import Outbound
 from app.errors import InvalidChannelError
-from app.services.alerts.channels.example import send_example
-from app.services.alerts.channels.write import create_channel
+from app.incidents.channel_settings import send_example
+from app.incidents.channel_writes import create_channel
+from app.incidents.channels.apprise import APPRISE
+from app.incidents.channels.kind import Parcel
+from app.platform.outbound import AddressGuard, DeliveryError, Outbound
 from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import incident, message, notes
 from tests.support.alerting import Alerting

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy import update
 
-from app.db.models.alerts import AlertChannel
-from app.services.alerts.channels.reads import channels_and_tallies, list_channels
-from app.services.alerts.channels.views import undelivered
-from app.services.alerts.channels.write import update_channel
-from app.services.alerts.deliveries.reads import replay_delivery
-from app.services.alerts.navigation import navigation
-from app.services.alerts.secrets import check_secrets
-from app.services.alerts.views import incidents
+from app.incidents.channel_reads import channels_and_tallies, list_channels
+from app.incidents.channel_settings import undelivered
+from app.incidents.channel_writes import update_channel
+from app.incidents.delivery_reads import replay_delivery
+from app.incidents.everywhere import navigation
+from app.incidents.models.tables import AlertChannel
+from app.incidents.secrets import check_secrets
+from app.incidents.views import incidents
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read

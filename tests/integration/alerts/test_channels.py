@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from app.alerts.addresses import AddressGuard
-from app.alerts.channels.kind import Parcel
-from app.alerts.channels.registry import KINDS
-from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.lines import plain_text
-from app.alerts.message import Message
-from app.alerts.outbound import MAX_RETRY_AFTER_S, Outbound
-from app.alerts.picture import heatmap_png
-from app.alerts.states import IncidentState
+from app.incidents.channels.kind import Parcel
+from app.incidents.channels.registry import KINDS
+from app.incidents.message import Message
+from app.incidents.models.tables import IncidentState
+from app.incidents.picture import heatmap_png
+from app.incidents.text import plain_text
+from app.platform.outbound import (
+    MAX_RETRY_AFTER_S,
+    AddressGuard,
+    DeliveryError,
+    Outbound,
+    ReceiverAnswer,
+)
 from benchmarks.support.receiver import Reply
 from tests.integration.alerts.messages import NASTY, incident, message, messages, notes
 from tests.integration.alerts.services import SERVICES, WEBHOOK_SECRETS, config_of

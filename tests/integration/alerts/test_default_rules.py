@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from app.alerts.rules import DEFAULT_RULES, RULE
-from app.db.models.alerts import AlertRule
+from app.incidents.models.rules import DEFAULT_RULES, RULE
+from app.incidents.models.tables import AlertRule
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def test_a_new_database_has_the_rules_that_come_with_the_product(container: Container) -> None:

@@ -10,23 +10,18 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.states import IncidentState
-from app.db.models.alerts import AlertChannel, AlertDelivery, AlertGroup
-from app.db.models.tasks import TaskRun
 from app.errors import ConflictError
-from app.services.alerts.channels.reads import get_channel
-from app.services.alerts.channels.write import update_channel
-from app.services.alerts.deliveries.flush import IN_FLIGHT, flush_group, pump
-from app.services.alerts.deliveries.reads import replay_delivery
-from app.services.alerts.incidents import (
-    acknowledge_incident,
-    reopen_incident,
-    resolve_incident,
-)
-from app.services.alerts.sweep import sweep_alerts
-from app.services.container import Container
-from app.services.installation.sweep import sweep
-from app.services.tasks.task_runs import claim
+from app.incidents.batching import IN_FLIGHT, flush_group, pump
+from app.incidents.channel_reads import get_channel
+from app.incidents.channel_writes import update_channel
+from app.incidents.delivery_reads import replay_delivery
+from app.incidents.evaluate import acknowledge_incident, reopen_incident, resolve_incident
+from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, IncidentState
+from app.incidents.sweep import sweep_alerts
+from app.installation.sweep import sweep
+from app.platform.container import Container
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import claim
 from benchmarks.support.receiver import Got, Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read

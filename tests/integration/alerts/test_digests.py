@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from app.alerts.message import MESSAGE
-from app.analysis.report.verdict import SuspectedCause
-from app.dashboard.alerts.filters import IncidentsQuery
-from app.services.alerts.channels.write import update_channel
-from app.services.alerts.rules import save_rule
-from app.services.alerts.store import load_rules
-from app.services.alerts.views import incidents
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.channel_writes import update_channel
+from app.incidents.message import MESSAGE
+from app.incidents.pages.list import IncidentsQuery
+from app.incidents.rule_store import save_rule
+from app.incidents.store import load_rules
+from app.incidents.views import incidents
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import Alerting
 from tests.support.reads import read

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.analysis.report.verdict import SuspectedCause
-from app.db.models.alerts import AlertChannel, AlertRule
-from app.db.models.fleet import WeeklySummary
-from app.services.alerts.rules import save_rule
-from app.services.alerts.sweep import sweep_alerts
-from app.services.installation.sweep import sweep
-from app.services.weekly.send import send_due
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.models.tables import AlertChannel, AlertRule
+from app.incidents.rule_store import save_rule
+from app.incidents.sweep import sweep_alerts
+from app.installation.sweep import sweep
+from app.jobs.models import WeeklySummary
+from app.jobs.weekly import send_due
 from benchmarks.support.receiver import Got, Reply
 from tests.integration.weekly.test_send import WEEKLY
 from tests.support.alerting import LOOPBACK, Alerting
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 JOBS = 5
 

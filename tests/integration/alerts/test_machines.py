@@ -8,23 +8,13 @@ from datetime import timedelta
 
 from sqlalchemy import delete, select, update
 
-from app.alerts.states import IncidentState
-from app.analysis.report.verdict import SuspectedCause
-from app.db.models.alerts import AlertGroup, AlertOnHost
-from app.services.access.moves import move_job
-from app.services.access.projects import create_project
-from app.services.alerts.incidents import (
-    acknowledge_incident,
-    reopen_incident,
-    resolve_incident,
-)
-from app.services.alerts.triage.orders import (
-    reopen_many,
-    resolve_many,
-    silence_many,
-    unacknowledge_many,
-)
-from app.services.alerts.views import incidents
+from app.access.moves import move_job
+from app.access.projects import create_project
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.evaluate import acknowledge_incident, reopen_incident, resolve_incident
+from app.incidents.models.tables import AlertGroup, AlertOnHost, IncidentState
+from app.incidents.triage import reopen_many, resolve_many, silence_many, unacknowledge_many
+from app.incidents.views import incidents
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 from tests.support.receiver import Receiver

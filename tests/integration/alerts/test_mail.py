@@ -17,14 +17,11 @@ import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
-from app.alerts.addresses import AddressGuard
-from app.alerts.channels.kind import Parcel
-from app.alerts.channels.mail import MAIL
-from app.alerts.channels.note import Note
-from app.alerts.delivery import DeliveryError, ReceiverAnswer
-from app.alerts.message import Message
-from app.alerts.outbound import Outbound
-from app.alerts.picture import heatmap_png
+from app.incidents.channels.kind import Note, Parcel
+from app.incidents.channels.mail import MAIL
+from app.incidents.message import Message
+from app.incidents.picture import heatmap_png
+from app.platform.outbound import AddressGuard, DeliveryError, Outbound, ReceiverAnswer
 from tests.integration.alerts.messages import incident, message, messages, notes
 
 NAME = "mail.example.com"

@@ -14,9 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import trustme
 
-from app.alerts.addresses import AddressGuard
-from app.alerts.delivery import DeliveryError
-from app.alerts.outbound import Outbound, check, check_url
+from app.platform.outbound import AddressGuard, DeliveryError, Outbound, check, check_url
 from benchmarks.support.receiver import Reply
 from tests.support.receiver import Receiver
 

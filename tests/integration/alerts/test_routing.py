@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from app.alerts.rules import Escalation, Rule, Selector, Threshold
-from app.analysis.report.verdict import SuspectedCause
-from app.services.alerts.channels.write import create_channel
-from app.services.alerts.incidents import acknowledge_incident
-from app.services.alerts.rules import delete_rule, save_rule, with_new_id
-from app.services.alerts.store import load_rules
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.channel_writes import create_channel
+from app.incidents.evaluate import acknowledge_incident
+from app.incidents.models.rules import Escalation, Rule, Selector, Threshold
+from app.incidents.rule_store import delete_rule, save_rule, with_new_id
+from app.incidents.store import load_rules
 from tests.support.alerting import SLOW_NODE, Alerting
 from tests.support.reads import read
 from tests.support.receiver import Receiver

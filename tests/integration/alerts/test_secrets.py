@@ -6,8 +6,8 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.errors import SecretKeyError
-from app.services.alerts.secrets import seal, unseal
-from app.settings import Settings
+from app.incidents.secrets import seal, unseal
+from app.platform.settings import Settings
 
 
 def test_keys_rotate(settings: Settings) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-from app.services.alerts.sweep import sweep_alerts
+from app.incidents.sweep import sweep_alerts
 from tests.support.alerting import Alerting
 from tests.support.project import build
 from tests.support.receiver import Receiver

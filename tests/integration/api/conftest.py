@@ -14,12 +14,12 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from app.bootstrap import Container
-from app.services.sessions.chunks.absorb import absorb
-from app.services.sessions.chunks.inbox import LOOK_EVERY_S
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.settings import Settings
+from app.platform.container import Container
+from app.platform.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.chunks.absorb import absorb
+from app.sessions.chunks.inbox import LOOK_EVERY_S
 from tests.integration.api import bodies
 from tests.support.project import build
 from tests.support.served import client_of, served

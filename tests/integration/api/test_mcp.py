@@ -12,7 +12,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import get_default_environment
 
-from app.mcp.answers import MAX_BYTES
+from app.mcp.context import MAX_BYTES
 from app.mcp.server import make_server
 from app.mcp.tools import TOOLS
 from tests.integration.api import bodies

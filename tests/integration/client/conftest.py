@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import update
 
-from app.db.models.chunks import Intake
-from app.services.installation.sweep import sweep
+from app.installation.sweep import sweep
+from app.sessions.models.tables import Intake
 from paceline_client.spool import Address, Spool
 from tests.conftest import skip_or_fail
 from tests.integration.api.conftest import Installation, install, installation

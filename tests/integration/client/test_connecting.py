@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from app.connecting.ways import WAYS, Target
+from app.jobs.connect import WAYS, Target
 from paceline_client.spool import Spool
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import NOWHERE, Trained, environment

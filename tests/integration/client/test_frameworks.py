@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.analysis.pulse.columns import NO_BEAT, joined
-from app.inputs.pulse.body import read_pulse
+from app.pulse.body import read_pulse
 from tests.conftest import skip_or_fail
 from tests.integration.client.conftest import environment
 from tests.integration.client.test_examples import EXAMPLES, LIMIT_S, NEEDS, PACE

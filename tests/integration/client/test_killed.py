@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from sqlalchemy import func, select
 
-from app.db.models.chunks import Chunk
-from app.db.models.sessions import Session
-from app.services.sessions.chunks.absorb import absorb
+from app.sessions.chunks.absorb import absorb
+from app.sessions.models.tables import Chunk, Session
 from paceline_client import Recorder, RetryPolicy, Share, Spool
 from tests.integration.client.conftest import Train, environment, fall_silent
 from tests.support.project import build
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
     from tests.integration.api.conftest import Installation
 
 # The window goes from step 2 to 21; the last rank is killed in step 14.
@@ -167,8 +166,8 @@ _SERVER: Final = """
 import time
 from app.bootstrap import build
 from app.run.http import HttpServer, listen
-from app.web import create_app
-from app.settings import Settings
+from app.run.application import create_app
+from app.platform.settings import Settings
 container = build(Settings()).within(1)
 HttpServer(create_app(container), listen(container.settings)).start(lambda: False)
 print("serving", flush=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.analysis.hangs.said import Culprit
+from app.analysis.hangs.findings import Culprit
 from app.analysis.hangs.verdict import judge_hang
-from app.inputs.hangs.files import job_of
-from app.inputs.pulse.body import read_pulse
-from app.services.pulse.advance import advance_pulses
+from app.hangs.files import job_of
+from app.pulse.advance import advance_pulses
+from app.pulse.body import read_pulse
 from tests.integration.client.conftest import NOWHERE, Jobs, Train
 from tests.unit.client.conftest import Answer, Receiver, receiver
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.analysis.pulse.columns import Pulses
-    from app.inputs.hangs.files import HangFile
+    from app.hangs.files import HangFile
     from tests.integration.api.conftest import Installation
 
 __all__ = ["receiver"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.services.pulse.advance import advance_pulses
+from app.pulse.advance import advance_pulses
 from tests.support.nightly import BY_NIGHT, by_night, every_night
 from tests.support.waiting import wait_for
 

@@ -13,15 +13,15 @@ from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes, Trace
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
 from tests.support.html import parse
 from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.html import Element
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
 
-from app.dashboard.compare.times import USUAL, bounds_of
-from app.db.models.sessions import Session, StoredVerdict
+from app.sessions.models.tables import Session, StoredVerdict
+from app.sessions.pages.compare_parts import USUAL, bounds_of
 from tests.integration.compare.test_pages import page
 from tests.support.alerting import Alerting
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

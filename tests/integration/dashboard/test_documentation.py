@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from app.api.frame.headers import CONTENT_SECURITY_POLICY
+from app.web.guards import CONTENT_SECURITY_POLICY
 from tests.support.served import client_of_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def documented(
     container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
     """Yield a client of a server whose site has two pages."""
-    for name in ("index.html", "alerts/index.html"):
+    for name in ("index.html", "incidents/index.html"):
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "site" / name).write_text("<h1>Alerts</h1>" * 100)
-    monkeypatch.setattr("app.dashboard.documentation.site.SITE_DIR", tmp_path / "site")
+    monkeypatch.setattr("app.installation.documentation.SITE_DIR", tmp_path / "site")
     with client_of_served(container) as client:
         yield client
 

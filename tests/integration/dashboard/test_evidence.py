@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.analysis.report.verdict import SuspectedCause
-from app.services.alerts.triage.evidence import evidence_of, evidence_zip
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.triage import evidence_of, evidence_zip
 from tests.support.alerting import Alerting
 from tests.support.html import parse
 from tests.support.project import build
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select, text, update
 
-from app.analysis.budget.document import Shares
-from app.analysis.budget.parts import Part
-from app.dashboard.fleet import exports
-from app.db.models.sessions import Job, Session, StoredVerdict
-from app.services.sessions.analyze import analyze_session
-from app.services.tasks.task_runs import claim
+from app.analysis.budget.split import Part, Shares
+from app.jobs.models import Job
+from app.jobs.pages import exports
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
+from app.sessions.models.tables import Session, StoredVerdict
 from benchmarks.support.weighing import elements
 from tests.integration.dashboard.test_job_page import sessions
 from tests.support.html import parse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
     import pytest
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.html import Element
 
 

@@ -7,15 +7,15 @@ from urllib.parse import quote
 
 import pytest
 
-from app.analysis.report.verdict import SuspectedCause
-from app.services.alerts.triage.notes import assign_incidents
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.triage import assign_incidents
 from tests.support.alerting import Alerting
 from tests.support.html import parse
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.html import Element
 
 NODE = SuspectedCause("slow_worker", ("node-17",), confidence=0.95, contribution=0.5)

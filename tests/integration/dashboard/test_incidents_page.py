@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.rules import DEMO_LABELS
-from app.analysis.report.verdict import SuspectedCause
-from app.db.models.sessions import Job, Session
+from app.analysis.report.session_verdict import SuspectedCause
+from app.incidents.models.rules import DEMO_LABELS
+from app.jobs.models import Job
+from app.sessions.models.tables import Session
 from benchmarks.support.receiver import Reply
 from tests.support.alerting import LOOPBACK, Alerting
 from tests.support.html import parse
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.support.html import Element
 
 STAGE = SuspectedCause("stage_imbalance", ("stage 1",), confidence=0.6, contribution=0.5)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.analysis.budget.document import Shares
-from app.analysis.budget.parts import Part
-from app.db.models.sessions import Job, Session, StoredReport, StoredVerdict
+from app.analysis.budget.split import Part, Shares
+from app.jobs.models import Job
+from app.sessions.models.tables import Session, StoredReport, StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.alerting import Alerting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.html import Element
 
 

@@ -16,13 +16,13 @@ import pytest
 from sqlalchemy import event
 
 from app.analysis.trace.encode import to_parquet
-from app.services.alerts.channels.reads import list_channels
-from app.services.alerts.navigation import navigation
-from app.services.alerts.store import load_rules
-from app.services.pulse.advance import advance_pulses
-from app.services.sessions.analyze import analyze_session
-from app.services.sessions.chunks.absorb import absorb
-from app.services.tasks.task_runs import claim
+from app.incidents.channel_reads import list_channels
+from app.incidents.everywhere import navigation
+from app.incidents.store import load_rules
+from app.platform.tasks.runs import claim
+from app.pulse.advance import advance_pulses
+from app.sessions.analyze import analyze_session
+from app.sessions.chunks.absorb import absorb
 from benchmarks.support.receiver import Reply
 from tests import factories
 from tests.integration.api.pulse.sending import bodies, slow_job
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 # What the pool sends over a connection that it gives out once more.
 PING: Final = ";"

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services.sessions.analyze import analyze_session
-from app.services.sessions.fleet import fleet
-from app.services.tasks.task_runs import claim
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
+from app.sessions.history import fleet
 from tests.support.reads import read
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from app.access.principals import ActorKind, Principal, Right
 from app.errors import NotFoundError
-from app.services.fleet.views import delete_view, list_views, query_of, save_view, shared_view
+from app.jobs.saved_views import delete_view, list_views, query_of, save_view, shared_view
+from app.platform.identity import ActorKind, Principal, Right
 from tests.integration.dashboard.test_fleet_page import job
 from tests.support.html import parse
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 API = "/api/v1/views"
 
@@ -94,7 +94,7 @@ def test_views_are_of_a_person_and_their_links_for_all(container: Container) -> 
 def test_a_person_has_a_limited_number_of_views(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.services.fleet.views.MOST_VIEWS", 1)
+    monkeypatch.setattr("app.jobs.saved_views.MOST_VIEWS", 1)
     assert client.post(API, json={"name": "first", "query": ""}).status_code == 201
     refused = client.post(API, json={"name": "second", "query": ""})
     assert (refused.status_code, refused.json()["code"]) == (409, "view.too_many")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.services.access.projects import create_project
+from app.access.projects import create_project
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

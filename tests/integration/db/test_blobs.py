@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from app.db.blobs import PART_BYTES, delete_blob, read_blob, write_blob
 from app.errors import NotFoundError
+from app.platform.blobs import PART_BYTES, delete_blob, read_blob, write_blob
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 _RANDOM = random.Random(7)  # noqa: S311 - data, no secret
 

@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import text
 
 from app.bootstrap import build
-from app.db.engine import database_url as parse_url
 from app.errors import StartupError
-from app.settings import Settings
+from app.platform.database.engine import database_url as parse_url
+from app.platform.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])

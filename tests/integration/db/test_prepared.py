@@ -9,16 +9,17 @@ import pytest
 from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.orm import aliased
 
-from app.db.models.hosts import HostRepair
-from app.db.models.sessions import Job, Session
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.db.prepared import Prepared
-from app.db.scope import UnscopedError
-from app.db.states import SessionState, TaskState
+from app.hosts.models import HostRepair
+from app.jobs.models import Job
+from app.platform.database.states import SessionState, TaskState
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.platform.database.tenant_scope import UnscopedError
+from app.platform.database.unit_of_work import Prepared
+from app.sessions.models.tables import Session
 from tests.support.sessions import Stored
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 _again = aliased(Session)

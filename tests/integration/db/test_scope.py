@@ -26,20 +26,20 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from app.db.blobs import delete_blob, read_blob, write_blob
-from app.db.models.access import Project
-from app.db.models.base import Base, OfProject
-from app.db.models.chunks import Intake
-from app.db.models.sessions import Job, Session, StoredReport
-from app.db.models.tasks import TaskRun
-from app.db.scope import COUNTS_EVERYWHERE, UnscopedError
 from app.errors import NotFoundError
+from app.jobs.models import Job
+from app.platform.blobs import delete_blob, read_blob, write_blob
+from app.platform.database.columns import Base, OfProject
+from app.platform.database.projects import Project
+from app.platform.database.task_runs import TaskRun
+from app.platform.database.tenant_scope import COUNTS_EVERYWHERE, UnscopedError
+from app.sessions.models.tables import Intake, Session, StoredReport
 from tests.support.sessions import Stored, small_trace, store
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 _again = aliased(Session)

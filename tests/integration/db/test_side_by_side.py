@@ -20,13 +20,13 @@ import httpx
 import pytest
 from sqlalchemy import func, select, text
 
+from app.access.models import DEFAULT_PROJECT_ID
 from app.bootstrap import build as build_program
-from app.db import migrate
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.sessions import Session
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.settings import Settings
+from app.platform.database import migrate
+from app.platform.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.models.tables import Session
 from tests.conftest import skip_or_fail
 from tests.integration.api import bodies
 from tests.support.served import client_of, served
@@ -36,7 +36,7 @@ from tests.support.waiting import LIMIT_S, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.services.container import Container
+    from app.platform.container import Container
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +68,9 @@ MANY_SESSIONS: Final = """
 EXECUTE: Final = """
 import sys, uuid
 from app.bootstrap import build
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.platform.settings import Settings
 container = build(Settings(), application_name="before")
 assert execute(container, LeaseKeeper(container), uuid.UUID(sys.argv[1]))
 container.close()

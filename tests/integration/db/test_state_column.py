@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.db.states import TaskState
+from app.platform.database.states import TaskState
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
 from tests.support.reads import read
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
-    from app.db.unit_of_work import Reads
+    from app.platform.container import Container
+    from app.platform.database.unit_of_work import Reads
 
 
 def test_a_state_is_read_as_the_member_that_was_written(container: Container) -> None:

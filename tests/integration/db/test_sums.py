@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Double, column, func, select, values
 
-from app.db.sums import total
+from app.platform.database.columns import total
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 COST = column("cost", Double)
 

@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import InternalError
 
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.db.scope import Scope
-from app.db.unit_of_work import UnitOfWork
+from app.access.models import DEFAULT_PROJECT_ID
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.platform.database.tenant_scope import Scope
+from app.platform.database.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from app.cli.demo.live import JOB, LiveJob, Tempo
 from app.cli.demo.run import LIVE_JOB
 from app.cli.server import Server
-from app.services.pulse.advance import advance_pulses
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.pulse.advance import advance_pulses
 from tests.support.nightly import by_night
 from tests.support.served import client_of, served
 from tests.support.waiting import wait_for
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 QUICK = Tempo(step_s=0.02, quiet_steps=128, slow_steps=1_000, hold_steps=40, every_s=0.2)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.analysis.diagnosis.causes.registry import KINDS
-from app.analysis.synthesis.fleet.history import (
+from app.analysis.synthesis.fleet_history import (
     BAD_HOST,
     DIVIDED,
     GPUS_PER_HOST,
@@ -19,7 +19,7 @@ from app.analysis.synthesis.fleet.history import (
     runs,
 )
 from app.analysis.synthesis.scenarios import SCENARIOS
-from app.db.states import SessionState
+from app.platform.database.states import SessionState
 from tests.support.html import parse
 from tests.support.nightly import by_night
 

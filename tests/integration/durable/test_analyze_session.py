@@ -12,17 +12,15 @@ from sqlalchemy import delete, func, select, update
 
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.build import analyze
-from app.analysis.report.verdict import verdict_of
-from app.db.documents import open_report
-from app.db.models.sessions import Session, StoredReport, StoredVerdict
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.db.reports import read_document, read_heatmaps
+from app.analysis.report.session_verdict import verdict_of
 from app.errors import UnanalyzableError
-from app.services.container import Claim
-from app.services.installation.sweep import SweepResult, sweep
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim
+from app.installation.sweep import SweepResult, sweep
+from app.platform.container import Claim
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim
+from app.sessions.models.reports import open_report, read_document, read_heatmaps
+from app.sessions.models.tables import Session, StoredReport, StoredVerdict
 from tests.support.sessions import (
     Stored,
     count_blobs,
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

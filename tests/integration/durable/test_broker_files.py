@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kombu import Queue
 
-from app.broker.celery import ANALYSIS_QUEUE, IO_QUEUE, make_celery
-from app.settings import Settings
+from app.platform.broker import ANALYSIS_QUEUE, IO_QUEUE, make_celery
+from app.platform.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

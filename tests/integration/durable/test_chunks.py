@@ -17,12 +17,11 @@ import pytest
 from sqlalchemy import func, select, update
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models.blobs import BlobPart
-from app.db.models.chunks import Chunk, InboxItem, Intake
-from app.db.models.sessions import Session
-from app.db.models.tasks import TaskRun
-from app.services.sessions.body import Body
-from app.services.sessions.chunks.absorb import (
+from app.platform.blobs import BlobPart
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.chunks.absorb import (
     LEASE,
     MAX_TRIES,
     _claim,
@@ -31,13 +30,12 @@ from app.services.sessions.chunks.absorb import (
     absorb,
     absorb_all,
 )
-from app.services.sessions.chunks.inbox import refused_chunks
-from app.services.sessions.chunks.merge import merge_session
-from app.services.sessions.chunks.path import ChunkPath
-from app.services.sessions.chunks.receive import receive_chunk
-from app.services.sessions.chunks.seal import seal_session
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.sessions.chunks.inbox import ChunkPath, refused_chunks
+from app.sessions.chunks.merge import merge_session
+from app.sessions.chunks.receive import receive_chunk
+from app.sessions.chunks.seal import seal_session
+from app.sessions.decoding import Body
+from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
 from tests import factories
 from tests.support.sessions import count_blobs, count_reports, refused_trace, small_trace
 from tests.support.waiting import LIMIT_S, wait_for
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def send(container: Container, trace: Trace, tmp_path: Path) -> uuid.UUID:
@@ -154,8 +152,8 @@ SERVE = """
 import time
 from app.bootstrap import build
 from app.run.http import HttpServer, address_of, listen
-from app.web import create_app
-from app.settings import Settings
+from app.run.application import create_app
+from app.platform.settings import Settings
 container = build(Settings()).within(1)
 listener = listen(container.settings)
 HttpServer(create_app(container), listener).start(lambda: False)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, text, update
 
-from app.db.models.sessions import Session
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
-from app.services.installation.sweep import SweepResult, sweep
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, finish, renew
-from app.settings import Settings
+from app.installation.sweep import SweepResult, sweep
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.platform.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, finish, renew
+from app.sessions.models.tables import Session
 from tests.support import postgres
 from tests.support.project import build
 from tests.support.sessions import session_row, small_trace, store, task_row
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.db.embedded.server import EmbeddedPostgres
-    from app.services.container import Claim, Container
+    from app.platform.container import Claim, Container
+    from app.platform.embedded.server import EmbeddedPostgres
 
 
 @pytest.fixture(scope="module")

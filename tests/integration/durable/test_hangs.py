@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, text
 
-from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
-from app.services.hangs.uploads import Upload, receive_any
-from app.services.installation.sweep import sweep
-from app.services.sessions.body import Body
-from app.settings import Settings
+from app.hangs.models import HangUpload, HangUploadPart, StoredHang
+from app.hangs.uploads import Upload, receive_any
+from app.installation.sweep import sweep
+from app.platform.settings import Settings
+from app.sessions.decoding import Body
 from tests.support.hanging import large_archive
 from tests.support.project import build
 from tests.support.waiting import wait_for
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

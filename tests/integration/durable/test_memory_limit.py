@@ -19,29 +19,27 @@ from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
 from app.analysis.trace.model import Sizes
-from app.analysis.trace.ndjson.reader import SCHEMA
-from app.db.models.chunks import InboxItem
-from app.db.models.sessions import Session
-from app.services.sessions.body import Body
-from app.services.sessions.chunks.inbox import refused_chunks
-from app.services.sessions.chunks.path import ChunkPath
-from app.services.sessions.chunks.receive import receive_chunk
+from app.analysis.trace.readers.ndjson import SCHEMA
+from app.sessions.chunks.inbox import ChunkPath, refused_chunks
+from app.sessions.chunks.receive import receive_chunk
+from app.sessions.decoding import Body
+from app.sessions.models.tables import InboxItem, Session
 from tests import factories
 from tests.support.sessions import count_reports, session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.sessions import Stored
 
 # As a worker does it; the second argument is its memory, MiB.
 _WORK = """
 import sys
 from app.analysis.warm_up import warm_up
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.project import build
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 from uuid import UUID
 limit_kib = int(sys.argv[2]) * 1024
 container = build(Settings().model_copy(update={"analysis_memory_limit_kib": limit_kib}))
@@ -89,8 +87,8 @@ def test_a_worker_with_more_memory_takes_over(container: Container) -> None:
 
 _ABSORB = """
 import sys
-from app.services.sessions.chunks.absorb import absorb
-from app.settings import Settings
+from app.sessions.chunks.absorb import absorb
+from app.platform.settings import Settings
 from tests.support.project import build
 limit_kib = int(sys.argv[1]) * 1024
 container = build(Settings().model_copy(update={"inbox_memory_limit_kib": limit_kib}))

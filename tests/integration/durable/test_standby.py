@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.broker.celery import QUEUES
-from app.run.standby import Standby
-from app.system.processes import SupervisedChild
+from app.platform.broker import QUEUES
+from app.platform.processes import SupervisedChild
+from app.run.workers import Standby
 from tests.support.processes import alive, descendants, ps
 from tests.support.project import build
 from tests.support.sessions import count_reports, session_row, small_trace, store, task_row
@@ -21,8 +21,8 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.support.redis import RedisServer
 
 

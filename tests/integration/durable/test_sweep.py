@@ -9,11 +9,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, insert, select, update
 
-from app.db.models.installation import WorkerHeartbeat
-from app.db.models.tasks import TaskRun
-from app.services.container import Container
-from app.services.installation.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep
-from app.services.tasks.task_runs import claim, give_back
+from app.installation.models import WorkerHeartbeat
+from app.installation.sweep import HEAD, SWEEP_LOCK, SweepResult, sweep
+from app.platform.container import Container
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import claim, give_back
 from tests.support.sessions import Stored, session_row, small_trace, store, task_row
 
 NOTHING = SweepResult()

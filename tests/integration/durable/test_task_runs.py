@@ -1,4 +1,4 @@
-"""The protocol of `app.services.tasks.task_runs`, step by step and race by race."""
+"""The protocol of `app.platform.tasks.runs`, step by step and race by race."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, text, update
 
-from app.db.models.sessions import Session
-from app.db.models.tasks import ANALYZE_SESSION, TaskRun
 from app.errors import LostClaimError
-from app.services.container import Claim, TaskError
-from app.services.tasks.task_runs import claim, fail, finish, give_back, interrupt, renew
+from app.platform.container import Claim, TaskError
+from app.platform.database.task_runs import ANALYZE_SESSION, TaskRun
+from app.platform.tasks.runs import claim, fail, finish, give_back, interrupt, renew
+from app.sessions.models.tables import Session
 from tests.support.sessions import session_row, small_trace, store, task_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.sessions import Stored
 
 ERROR = TaskError("test.error", "It did not work.")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.broker.celery import ANALYSIS_QUEUE, TASK_NAME, make_celery
-from app.db.models.installation import WorkerHeartbeat
-from app.services.installation.sweep import sweep
-from app.settings import Settings
+from app.installation.models import WorkerHeartbeat
+from app.installation.sweep import sweep
+from app.platform.broker import ANALYSIS_QUEUE, TASK_NAME, make_celery
+from app.platform.settings import Settings
 from tests.support.nightly import every_night
 from tests.support.project import build
 from tests.support.sessions import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.redis import RedisServer
     from tests.support.sessions import Stored
 

@@ -14,8 +14,8 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.model import Sizes
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 from tests.support.alerting import Alerting
 from tests.support.html import parse
 from tests.support.sessions import session_row, small_trace, store

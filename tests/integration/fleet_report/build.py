@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from app.analysis.diagnosis.headline import HeadlineKind
-from app.analysis.report.verdict import Slowdown
-from app.db.models.sessions import Job, Session, StoredVerdict
+from app.analysis.report.session_verdict import Slowdown
+from app.jobs.models import Job
+from app.sessions.models.tables import Session, StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

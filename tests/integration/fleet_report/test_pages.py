@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.dashboard.report.exports import EXPORTS
+from app.jobs.pages.report_routes import EXPORTS
 from tests.integration.fleet_report.build import DAY, HOUR, session
 from tests.support.html import parse
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def fleet(container: Container) -> None:

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.analysis.report.verdict import KnownLoss
-from app.db.models.sessions import StoredVerdict
-from app.db.states import SessionState
-from app.services.fleet_report.filters import ReportFilter
-from app.services.fleet_report.jobs import job_figures
-from app.services.fleet_report.read import FleetReport, fleet_report
+from app.analysis.report.session_verdict import KnownLoss
+from app.jobs.fleet_costs import ReportFilter, job_figures
+from app.jobs.fleet_report import FleetReport, fleet_report
+from app.platform.database.states import SessionState
+from app.sessions.models.tables import StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 from tests.integration.fleet_report.build import DAY, HOUR, session
 from tests.support.reads import read
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def week(container: Container) -> FleetReport:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from app.analysis.report.paper import KINDS, QUANTILES
-from app.db.models.sessions import StoredVerdict
-from app.services.access.moves import move_job
-from app.services.access.projects import create_project
-from app.services.fleet_report.jobs import job_figures
-from app.services.fleet_report.read import fleet_report
-from app.services.sessions.reports import report_document
+from app.access.moves import move_job
+from app.access.projects import create_project
+from app.analysis.report.session_verdict import KINDS, QUANTILES
+from app.jobs.fleet_costs import job_figures
+from app.jobs.fleet_report import fleet_report
+from app.sessions.models.tables import StoredVerdict
+from app.sessions.read import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
 from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def test_an_analyzed_session_is_in_the_figures(container: Container) -> None:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import update
 
-from app.db.models.alerts import AlertGroup
-from app.services.alerts.sweep import sweep_alerts
+from app.incidents.models.tables import AlertGroup
+from app.incidents.sweep import sweep_alerts
 from tests.support.hanging import Hanging, archived, pickled
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 WORLD = [(0, 1, 2, 3)]
 

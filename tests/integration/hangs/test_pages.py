@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.models.sessions import Session
+from app.sessions.models.tables import Session
 from tests.support.hanging import Hanging, archived, pickled, stack_dump
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 WORLD = [(0, 1, 2, 3)]
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select, update
 
-from app.db.models.noticed import StoredHang, StoredHangFile
-from app.inputs.retention import Keep, RetentionRules
-from app.services.retention.rules import keep_to_rules, set_rules, uses_of
+from app.hangs.models import StoredHang, StoredHangFile
+from app.retention.models import Keep, RetentionRules
+from app.retention.rules import keep_to_rules, set_rules, uses_of
 from tests.support.hanging import Hanging, archived, as_json, pickled, ras, stack_dump
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 WORLD = [(0, 1, 2, 3)]
 HANGING = Hanging(4, [WORLD, [(0, 1), (2, 3)], WORLD], host_stops={2: 2})

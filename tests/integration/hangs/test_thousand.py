@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import zstandard
 from sqlalchemy import select
 
-from app.db.models.tasks import READ_HANG, TaskRun
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.database.task_runs import READ_HANG, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 from tests.support.hanging import THOUSAND, THOUSAND_CULPRIT, thousand_dumps
 from tests.support.nightly import by_night
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import httpx
     import pytest
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 MOST_MIB = 300
 SAID = f"{THOUSAND - 1} ranks wait for rank {THOUSAND_CULPRIT}."

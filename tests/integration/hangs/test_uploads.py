@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select
 
-from app.db.models.noticed import HangUpload, HangUploadPart, StoredHang
-from app.db.models.tasks import READ_HANG, TaskRun
+from app.access.moves import move_job
+from app.access.projects import create_project
 from app.errors import LostClaimError, NotFoundError
-from app.services.access.moves import move_job
-from app.services.access.projects import create_project
-from app.services.hangs.receive import MOST_AT_ONCE_BYTES
-from app.services.hangs.uploads import read_upload
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, give_back
+from app.hangs.models import HangUpload, HangUploadPart, StoredHang
+from app.hangs.receive import MOST_AT_ONCE_BYTES
+from app.hangs.uploads import read_upload
+from app.platform.database.task_runs import READ_HANG, TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, give_back
 from tests.support.hanging import archived, large_archive
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
-    from app.db.models.base import Base
+    from app.platform.container import Container
+    from app.platform.database.columns import Base
 
 
 def send(client: httpx.Client, body: bytes) -> httpx.Response:

@@ -9,7 +9,7 @@ from tests.integration.dashboard.test_job_page import page, sessions
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def test_a_job_over_time_has_its_sessions_marks_and_lasting_changes(

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.db.models.sessions import Job, JobNote
-from app.db.states import NoteKind
 from app.errors import ConflictError
-from app.services.history import notes
-from app.services.history.notes import write_note
+from app.jobs import time_axis as notes
+from app.jobs.models import Job, JobNote
+from app.jobs.time_axis import write_note
+from app.platform.database.states import NoteKind
 from tests.support.sessions import small_trace, store
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 NOTES = "/api/v1/jobs/llm/notes"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from app.analysis.synthesis.injections.everywhere import SlowTogether
+from app.analysis.synthesis.injections.computations import SlowTogether
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.encode import to_parquet

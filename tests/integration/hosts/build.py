@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from app.db.models.hosts import HostReading
-from app.db.models.sessions import Job, Session, StoredVerdict
+from app.hosts.models import HostReading
+from app.jobs.models import Job
+from app.sessions.models.tables import Session, StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 HOUR = timedelta(hours=1)
 H100 = "NVIDIA H100 80GB HBM3"

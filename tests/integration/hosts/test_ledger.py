@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, select
 
-from app.db.models.hosts import HostReading
-from app.db.models.sessions import Session
-from app.services.access.moves import move_job
-from app.services.access.projects import create_project
-from app.services.hosts.readings import readings_of
-from app.services.sessions.reports import report_document
+from app.access.moves import move_job
+from app.access.projects import create_project
+from app.hosts.models import HostReading
+from app.hosts.readings import readings_of
+from app.sessions.models.tables import Session
+from app.sessions.read import report_document
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.reads import read
 from tests.support.sessions import refused_trace, store
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def rows(container: Container) -> list[HostReading]:

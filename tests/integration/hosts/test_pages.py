@@ -16,7 +16,7 @@ from tests.support.html import parse
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.html import Element
 
 

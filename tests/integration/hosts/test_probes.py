@@ -16,7 +16,7 @@ from tests.integration.hosts.test_pages import page
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def send(client: httpx.Client, host: str, probe: dict[str, Any]) -> dict[str, Any]:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.lists.listing import PageRequest
-from app.services.hosts.costs import Span
-from app.services.hosts.listed import Hosts, Show
-from app.services.hosts.outcomes import Outcome
-from app.services.hosts.read import list_hosts
-from app.services.hosts.repairs import note_repair
+from app.hosts.costs import Hosts, Show, Span
+from app.hosts.listed import list_hosts
+from app.hosts.repairs import Outcome, note_repair
+from app.web.lists import PageRequest
 from tests.integration.hosts.build import HOUR, reading, session
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 ALWAYS = Span()
 

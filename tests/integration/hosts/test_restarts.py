@@ -15,11 +15,11 @@ from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.model import Sizes, Trace
-from app.db.models.alerts import AlertIncident
-from app.db.models.hosts import GpuPlace, HostReading
-from app.services.sessions.analyze import analyze_session
-from app.services.sessions.reports import report_document
-from app.services.tasks.task_runs import claim
+from app.hosts.models import GpuPlace, HostReading
+from app.incidents.models.tables import AlertIncident
+from app.platform.tasks.runs import claim
+from app.sessions.analyze import analyze_session
+from app.sessions.read import report_document
 from tests.support.nightly import every_night
 from tests.support.reads import read
 from tests.support.sessions import Stored, store
@@ -27,7 +27,7 @@ from tests.support.sessions import Stored, store
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 SIZES: Final = Sizes(dp=4, pp=2)
 # Four nodes of two GPUs.

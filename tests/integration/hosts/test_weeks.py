@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from sqlalchemy import delete, func, select
 
-from app.db.models.hosts import HostReading, HostWeek
-from app.db.models.sessions import Job, Session
-from app.lists.listing import PageRequest
-from app.services.access.moves import move_job
-from app.services.access.projects import create_project
-from app.services.hosts.costs import Span
-from app.services.hosts.ledger import write_readings
-from app.services.hosts.read import list_hosts
-from app.services.hosts.weeks import WEEK, weeks_in
-from app.services.sessions.reports import report_document
+from app.access.moves import move_job
+from app.access.projects import create_project
+from app.hosts.costs import WEEK, Span, weeks_in
+from app.hosts.listed import list_hosts
+from app.hosts.models import HostReading, HostWeek
+from app.hosts.readings import write_readings
+from app.jobs.models import Job
+from app.sessions.models.tables import Session
+from app.sessions.read import report_document
+from app.web.lists import PageRequest
 from tests.integration.dashboard.test_routes import analyzed
 from tests.integration.hosts.build import HOUR, reading, session
 from tests.support.reads import read
@@ -26,7 +26,7 @@ from tests.support.reads import read
 if TYPE_CHECKING:
     import uuid
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 DAY: Final = timedelta(days=1)
 

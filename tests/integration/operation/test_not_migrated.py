@@ -9,8 +9,8 @@ import typer
 from sqlalchemy import text
 
 from app.cli.commands.program import app
-from app.db import migrate
-from app.db.engine import make_engine
+from app.platform.database import migrate
+from app.platform.database.engine import make_engine
 from tests.support.command import paceline
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document, parse_metadata
-from app.services.sessions.chunks.absorb import absorb
+from app.sessions.chunks.absorb import absorb
 from tests import factories
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.command import paceline
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import httpx
     import pytest
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 PATH = "/api/v1/jobs/chunked/attempts/1/sessions/1/chunks"
 SIZES = {"dp": 3, "pp": 2, "world": 6}

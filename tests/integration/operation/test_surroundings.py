@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
+from app.installation.overview import surroundings
 from app.run.http import listen
-from app.services.installation.surroundings import surroundings
 from benchmarks.support.receiver import Got, PostServer, Reply
 from tests.support.served import served
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
-    from app.services.installation.readiness import Part
+    from app.installation.readiness import Part
+    from app.platform.container import Container
     from tests.support.redis import RedisServer
 
 

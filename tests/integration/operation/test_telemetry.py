@@ -19,12 +19,12 @@ from sqlalchemy import select
 
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
-from app.api.otlp.metrics import sending_metrics
-from app.db.models.sessions import Session
-from app.db.states import SessionState
 from app.errors import StartupError
-from app.services.alerts.channels.write import create_channel
-from app.system.telemetry.export import Exports
+from app.incidents.channel_writes import create_channel
+from app.installation.open_telemetry import sending_metrics
+from app.platform.database.states import SessionState
+from app.platform.telemetry import Exports
+from app.sessions.models.tables import Session
 from tests import factories
 from tests.support.nightly import by_night
 from tests.support.otlp import GotSpan, OtlpReceiver
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.redis import RedisServer
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

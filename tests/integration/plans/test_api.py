@@ -14,10 +14,9 @@ from jsonschema import Draft202012Validator
 from app.analysis.json_text import plain
 from app.analysis.planning.build import plan_document
 from app.analysis.planning.job.costs import MEMORY_MARGIN, least_bytes
-from app.analysis.planning.job.model import JobSpec
+from app.analysis.planning.job.spec import JobSpec
 from app.analysis.planning.plan import plan
-from app.inputs.plans.request import read_request
-from app.inputs.plans.spec import parse_spec
+from app.plans.specs.spec import parse_spec, read_request
 from tests.support.plans import Asked, ask, do, open_run, plan_row, small_job_spec, small_spec
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 PLANS = "/api/v1/plans"
 ONE_NODE = [{"type": "A100", "nodes": 1, "gpus_per_node": 2}]

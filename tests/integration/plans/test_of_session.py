@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import httpx
 
     from app.analysis.trace.model import Trace
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def analyzed(container: Container, trace: Trace) -> uuid.UUID:

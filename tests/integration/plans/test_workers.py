@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from app.db.models.tasks import TaskRun
-from app.services.installation.sweep import sweep
-from app.services.plans.requests import cancel_plan
-from app.settings import Settings
+from app.installation.sweep import sweep
+from app.plans.requests import cancel_plan
+from app.platform.database.task_runs import TaskRun
+from app.platform.settings import Settings
 from tests.support.plans import Asked, ask, long_spec, plan_row, small_spec
 from tests.support.project import build
 from tests.support.sessions import count_blobs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, update
 
-from app.db.models.sessions import Session
-from app.db.models.tasks import TaskRun
-from app.db.states import SessionState
+from app.access.audit import list_entries
 from app.errors import ConflictError, NotFoundError
-from app.services.access.audit import list_entries
-from app.services.container import TaskError
-from app.services.retention.again import Selection, analyze_again, analyze_many_again
-from app.services.sessions.reports import report_document, report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, fail
+from app.platform.container import TaskError
+from app.platform.database.states import SessionState
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, fail
+from app.retention.export import Selection, analyze_again, analyze_many_again
+from app.sessions.models.tables import Session
+from app.sessions.read import report_document, report_json
 from tests.support.reads import read
 from tests.support.sessions import (
     Stored,
@@ -33,7 +32,7 @@ from tests.support.sessions import (
 if TYPE_CHECKING:
     import uuid
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def _dead(container: Container, *, job: str = "llm") -> Stored:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
-from app.access.principals import Right
-from app.db.models.tasks import TaskRun
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.database.task_runs import TaskRun
+from app.platform.identity import Right
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
 from tests.integration.access.conftest import company
 from tests.support.command import paceline
 from tests.support.sessions import session_row, small_trace, store

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.db import migrate
-from app.db.embedded.server import EmbeddedPostgres, running_url
-from app.services.access.audit import Action, list_entries, record
-from app.services.access.projects import list_projects
-from app.services.sessions.replays.timelines import stored_trace
-from app.services.sessions.reports import heatmap, report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.settings import Settings
+from app.access.audit import Action, list_entries, record
+from app.access.projects import list_projects
+from app.platform.database import migrate
+from app.platform.embedded.server import EmbeddedPostgres, running_url
+from app.platform.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.read import heatmap, report_json
+from app.sessions.replays import stored_trace
 from tests.support import postgres
 from tests.support.command import paceline
 from tests.support.project import build
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def _analyzed(container: Container) -> tuple[uuid.UUID, bytes]:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select, update
 
-from app.access.principals import Right
-from app.db.models.retention import DoomedBlob
-from app.db.models.sessions import Session
-from app.inputs.retention import Keep
-from app.services.retention.rules import rules_of
+from app.platform.identity import Right
+from app.retention.models import DoomedBlob, Keep
+from app.retention.rules import rules_of
+from app.sessions.models.tables import Session
 from tests.integration.access.conftest import company
 from tests.support.command import paceline
 from tests.support.reads import read

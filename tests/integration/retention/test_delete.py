@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import func, select
 
-from app.db.models.access import Project
-from app.db.models.alerts import AlertGroup, AlertIncident
-from app.db.models.base import Base, OfProject
-from app.db.models.sessions import Job
+from app.access.audit import list_entries
+from app.access.moves import prune_projects
 from app.errors import ConflictError, LostClaimError, NotFoundError
-from app.services.access.audit import list_entries
-from app.services.access.moves import prune_projects
-from app.services.retention.changes import archive_job, pin_session, rename_job
-from app.services.retention.delete import delete_job, delete_session
-from app.services.sessions.fleet import fleet
-from app.services.sessions.read import list_sessions
-from app.services.sessions.reports import report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.tasks.task_runs import claim, finish
-from app.services.usage.quotas import use_of
+from app.incidents.models.tables import AlertGroup, AlertIncident
+from app.jobs.models import Job
+from app.platform.database.columns import Base, OfProject
+from app.platform.database.projects import Project
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper, claim, finish
+from app.quotas.usage import use_of
+from app.retention.delete import delete_job, delete_session
+from app.retention.rules import archive_job, pin_session, rename_job
+from app.sessions.history import fleet
+from app.sessions.read import list_sessions, report_json
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 from tests.support.sessions import (
@@ -35,7 +33,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def _analyzed(container: Container, job: str = "llm") -> Stored:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.access.principals import Right
+from app.access.audit import list_entries
 from app.errors import NotFoundError
-from app.inputs.retention import Keep, RetentionRules
-from app.services.access.audit import list_entries
-from app.services.retention.delete import delete_session
-from app.services.retention.export import export_job, export_project, export_session
-from app.services.retention.rules import keep_to_rules, set_rules
-from app.services.sessions.reports import report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.platform.identity import Right
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.retention.delete import delete_session
+from app.retention.export import export_job, export_project, export_session
+from app.retention.models import Keep, RetentionRules
+from app.retention.rules import keep_to_rules, set_rules
+from app.sessions.read import report_json
 from tests.integration.access.conftest import company
 from tests.support.command import paceline
 from tests.support.reads import read
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.integration.access.conftest import Company
     from tests.support.sessions import Stored
 

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select, update
 
-from app.db.blobs import write_blob
-from app.db.models.blobs import BlobPart
-from app.db.models.retention import DoomedBlob, Retention
-from app.db.models.sessions import Session, StoredReport
-from app.inputs.retention import Keep, RetentionRules
-from app.services.access.moves import prune_projects
-from app.services.retention.delete import delete_job
-from app.services.retention.rules import keep_to_rules, set_rules
+from app.access.moves import prune_projects
+from app.platform.blobs import BlobPart, write_blob
+from app.retention.delete import delete_job
+from app.retention.models import DoomedBlob, Keep, Retention, RetentionRules
+from app.retention.rules import keep_to_rules, set_rules
+from app.sessions.models.tables import Session, StoredReport
 from tests.support.sessions import count_blobs, small_trace, store
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 SESSIONS: Final = 80
 # With transactions so small that it is killed between many of them.
@@ -31,7 +29,7 @@ SWEEP: Final = """
 from app.bootstrap import build
 from app.services.access import moves
 from app.services.retention import rules
-from app.settings import Settings
+from app.platform.settings import Settings
 rules.ROWS = rules.PARTS = moves.PARTS = moves.JOBS = 1
 container = build(Settings(), application_name="sweeper of a test")
 while True:

@@ -10,31 +10,25 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
-from app.alerts.states import DeliveryState
-from app.db.models.access import AuditEntry
-from app.db.models.alerts import AlertDelivery, AlertGroup
-from app.db.models.retention import DoomedBlob, Retention
-from app.db.models.sessions import Session
-from app.db.models.tasks import TaskRun
+from app.access.audit import list_entries
+from app.access.models import AuditEntry
+from app.access.projects import create_project
 from app.errors import ConflictError, NotFoundError
-from app.inputs.retention import Keep, RetentionRules
-from app.services.access.audit import list_entries
-from app.services.access.projects import create_project
-from app.services.alerts.channels.write import create_channel
-from app.services.probes.note import ProbedDevice, note_probe
-from app.services.probes.read import probes_of
-from app.services.probes.verdict import Measure
-from app.services.retention import rules
-from app.services.retention.again import analyze_again
-from app.services.retention.changes import pin_session
-from app.services.retention.kinds import KINDS
-from app.services.retention.rules import keep_to_rules, losses_of, rules_of, set_rules, uses_of
-from app.services.sessions.replays.prepared import prepared_session
-from app.services.sessions.replays.timelines import stored_trace
-from app.services.sessions.reports import heatmap, report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.services.usage.quotas import use_of
+from app.hosts.probes import Measure, ProbedDevice, note_probe, probes_of
+from app.incidents.channel_writes import create_channel
+from app.incidents.models.tables import AlertDelivery, AlertGroup, DeliveryState
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.quotas.usage import use_of
+from app.retention import rules
+from app.retention.export import analyze_again
+from app.retention.kinds import KINDS
+from app.retention.models import DoomedBlob, Keep, Retention, RetentionRules
+from app.retention.rules import keep_to_rules, losses_of, pin_session, rules_of, set_rules, uses_of
+from app.sessions.models.tables import Session
+from app.sessions.read import heatmap, report_json
+from app.sessions.replays import prepared_session, stored_trace
 from tests.support.alerting import Alerting
 from tests.support.reads import read
 from tests.support.sessions import (
@@ -47,7 +41,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def _analyzed(container: Container, days: float = 0) -> Stored:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.actions.states import ActionMode
-from app.services.alerts.channels.write import create_channel
+from app.actions.models import ActionMode
+from app.incidents.channel_writes import create_channel
 from tests.support.acting import Acting
 from tests.support.alerting import LOOPBACK
 from tests.support.project import build
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterator
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

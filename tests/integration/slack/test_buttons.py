@@ -12,14 +12,14 @@ from urllib.parse import urlencode
 
 import pytest
 
-from app.alerts.channels.slack import MAX_ASKS, slack_body
-from app.alerts.message import Asked
-from app.alerts.states import IncidentState
-from app.services.access.audit import list_entries
-from app.services.access.projects import create_project
-from app.services.alerts.channels.write import create_channel, update_channel
-from app.services.alerts.incident_reads import get_incident
-from app.services.slack.signed import MAX_BODY_BYTES
+from app.access.audit import list_entries
+from app.access.projects import create_project
+from app.incidents.channel_writes import create_channel, update_channel
+from app.incidents.channels.slack import MAX_ASKS, slack_body
+from app.incidents.message import Asked
+from app.incidents.models.tables import IncidentState
+from app.incidents.reads import get_incident
+from app.incidents.slack import MAX_BODY_BYTES
 from tests.integration.alerts.messages import NASTY, incident, message
 from tests.integration.alerts.services import fits
 from tests.support.slack import ADDRESS, MEMBER, SIGNING_SECRET, buttons

@@ -12,8 +12,8 @@ from tests.support.s3 import Proxy, S3Server, with_store
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 
 @pytest.fixture

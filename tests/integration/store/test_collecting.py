@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import func, select, update
 
-from app.db.blobs import read_blob, write_blob
-from app.db.models.blobs import BlobObject, BlobPart, ObjectLook, UnreferencedObject
-from app.db.objects.store import Objects
-from app.services.access.moves import move_job, prune_projects
-from app.services.access.projects import create_project
-from app.services.retention.delete import delete_job
-from app.services.retention.moving import Moved, move_to_database, move_to_store
-from app.services.retention.objects import collect_objects, references
-from app.services.sessions.reports import report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.access.moves import move_job, prune_projects
+from app.access.projects import create_project
+from app.platform.blobs import (
+    BlobObject,
+    BlobPart,
+    ObjectLook,
+    UnreferencedObject,
+    read_blob,
+    write_blob,
+)
+from app.platform.object_store import Objects
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.retention.delete import delete_job
+from app.retention.objects import (
+    Moved,
+    collect_objects,
+    move_to_database,
+    move_to_store,
+    references,
+)
+from app.sessions.read import report_json
 from tests.support.reads import read
 from tests.support.sessions import small_trace, store
 from tests.support.waiting import wait_for
@@ -30,9 +41,9 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable, Iterator, Sequence
 
-    from app.bootstrap import Container
-    from app.db.objects.store import ListedObject, ObjectStore
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.object_store import ListedObject, ObjectStore
+    from app.platform.settings import Settings
     from tests.support.s3 import Proxy, S3Server
 
 DAY = timedelta(days=1)
@@ -198,8 +209,8 @@ def test_blobs_move_there_and_back(
 
 MOVING = """
 from app.bootstrap import build
-from app.services.retention.moving import move_to_store
-from app.settings import Settings
+from app.retention.objects import move_to_store
+from app.platform.settings import Settings
 move_to_store(build(Settings()), lambda moved: None)
 """
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.blobs import write_blob
-from app.services.retention.moving import move_to_store
+from app.platform.blobs import write_blob
+from app.retention.objects import move_to_store
 from tests.support.command import paceline
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.support.s3 import Proxy, S3Server
 
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.blobs import delete_blob, open_blob, read_blob, write_blob
-from app.db.objects import s3 as s3_objects
 from app.errors import LostBytesError, NotFoundError, ObjectStoreError, StartupError
+from app.platform import s3 as s3_objects
+from app.platform.blobs import delete_blob, open_blob, read_blob, write_blob
 from tests.support.project import build
 from tests.support.s3 import with_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
     from tests.support.s3 import Proxy, S3Server
 
 MIB = 1024 * 1024
@@ -152,8 +152,8 @@ def test_lost_bytes_are_told_from_a_store_that_is_away(
 # The server of the tests keeps all in memory: what sends is a process of its own.
 SENDING = """
 import os, resource
-from app.db.objects.s3 import S3Objects
-from app.settings import Settings
+from app.platform.s3 import S3Objects
+from app.platform.settings import Settings
 store = S3Objects(Settings())
 piece = os.urandom(4 << 20)
 store.write("small", [piece, piece, piece])

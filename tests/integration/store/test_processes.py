@@ -16,15 +16,15 @@ import pytest
 from sqlalchemy import func, select
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models.blobs import BlobObject, BlobPart
-from app.db.models.sessions import Session
-from app.services.installation.sweep import sweep
-from app.services.retention.objects import references
-from app.services.sessions.replays.timelines import stored_trace
-from app.services.sessions.reports import report_json
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
-from app.settings import Settings
+from app.installation.sweep import sweep
+from app.platform.blobs import BlobObject, BlobPart
+from app.platform.settings import Settings
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.retention.objects import references
+from app.sessions.models.tables import Session
+from app.sessions.read import report_json
+from app.sessions.replays import stored_trace
 from tests.integration.durable.test_chunks import SERVE
 from tests.support.command import paceline
 from tests.support.project import build
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
     from tests.support.s3 import Proxy, S3Server
 
 # Of a single request that sends an object.

@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from app.analysis.json_text import to_json
-from app.analysis.mitigation.tensor.advise import advise
-from app.api.tensor import advice
-from app.api.tensor.bodies import MOST_BODY_BYTES
-from app.inputs.tensor.spec import parse_problem
+from app.analysis.mitigation.tensor.advice import advise
+from app.tensor import api as advice
+from app.tensor.api import MOST_BODY_BYTES
+from app.tensor.spec import parse_problem
 
 PLAN = "/api/v1/mitigation/plan"
 

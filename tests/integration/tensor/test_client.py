@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from app.db.models.tensor import TensorPlan
-from app.db.states import TensorPlanState
+from app.platform.database.states import TensorPlanState
+from app.tensor.models import TensorPlan
 from paceline_client.tensor.plan import Method
 from paceline_client.tensor.service import Acknowledgement, Peer, Service
 from tests.support.tensor import HEALTHY, SLOW, TrainingJob
@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def plans(container: Container) -> list[tuple[int, TensorPlanState, int | None]]:

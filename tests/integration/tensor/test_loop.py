@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select, text
 
-from app.db.models.tensor import TensorGroup, TensorPlan, TensorReport
-from app.services.tensor.report import REPORTS_KEPT
+from app.tensor.models import TensorGroup, TensorPlan, TensorReport
+from app.tensor.report import REPORTS_KEPT
 from tests.support.tensor import HEALTHY, SLOW, TrainingJob
 
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 @pytest.fixture

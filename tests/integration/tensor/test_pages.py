@@ -12,7 +12,7 @@ from tests.support.tensor import HEALTHY, SLOW, TrainingJob
 if TYPE_CHECKING:
     import httpx
 
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 
 def rows(client: httpx.Client, name: str) -> list[dict[str, str]]:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.access.principals import ActorKind, Right
-from app.services.access.audit import list_entries
+from app.access.audit import list_entries
+from app.platform.identity import ActorKind, Right
 from tests.integration.access.conftest import Company, serving
 from tests.support.tensor import HEALTHY, TrainingJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.settings import Settings
+    from app.platform.settings import Settings
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import inspect, select, text, update
 
-from app.api.frame.problems import PROBLEMS
-from app.db.models.access import DEFAULT_PROJECT_ID
-from app.db.models.retention import ProjectUsage
-from app.db.models.sessions import Session
-from app.services.usage.count import count, recount
-from app.services.usage.quotas import QUOTAS, use_of
-from app.settings import Settings
+from app.access.models import DEFAULT_PROJECT_ID
+from app.platform.settings import Settings
+from app.quotas.usage import QUOTAS, count, recount, use_of
+from app.retention.models import ProjectUsage
+from app.sessions.models.tables import Session
+from app.web.problems import PROBLEMS
 from tests.integration.api import bodies
 from tests.integration.api.chunks import put, rank_body, seal
 from tests.integration.hosts.build import probe_of
@@ -27,7 +26,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     import httpx
 
-    from app.services.usage.quotas import Use
+    from app.quotas.usage import Use
     from tests.integration.api.conftest import Install, Installation
 
 

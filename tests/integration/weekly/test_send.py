@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from sqlalchemy import select, update
 
-from app.alerts.rules import Rule, Selector, Weekly
-from app.db.models.alerts import AlertChannel, AlertRule
-from app.db.models.fleet import WeeklySummary
-from app.db.models.tasks import TaskRun
 from app.errors import InvalidRuleError
-from app.services.alerts.rules import preview, save_rule
-from app.services.installation.sweep import sweep
-from app.services.tasks.task_runs import claim
-from app.services.weekly.deliver import preview_note
-from app.services.weekly.send import send_due
+from app.incidents.models.rules import Rule, Selector, Weekly
+from app.incidents.models.tables import AlertChannel, AlertRule
+from app.incidents.rule_store import preview, save_rule
+from app.installation.sweep import sweep
+from app.jobs.models import WeeklySummary
+from app.jobs.weekly import preview_note, send_due
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import claim
 from benchmarks.support.receiver import Reply
 from tests.integration.fleet_report.build import DAY, session
 from tests.support.alerting import LOOPBACK, Alerting
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from app.bootstrap import Container
-    from app.settings import Settings
+    from app.platform.container import Container
+    from app.platform.settings import Settings
 
 WEEKLY: Final = Rule(id=uuid.UUID(int=7), name="Every week", condition=Weekly())
 

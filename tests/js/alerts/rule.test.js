@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { placeOf, ruleOf, said } from '../../../frontend/static/js/alerts/rule.js';
+import { placeOf, ruleOf, said } from '../../../frontend/static/js/incidents/rule.js';
 
 const given = (condition, more = {}) => ({
   name: 'slow',

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
-import { Places } from '../../../frontend/static/js/session/places.js';
+import { Places } from '../../../frontend/static/js/sessions/places.js';
 
 // What the server is held to as well (tests/unit/dashboard/session/test_places.py).
 const CASES = JSON.parse(readFileSync(new URL('places_cases.json', import.meta.url), 'utf8'));

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { NO_CHANGE, body, finding, less, read, wording, write } from '../../../frontend/static/js/session/question.js';
+import { NO_CHANGE, body, finding, less, read, wording, write } from '../../../frontend/static/js/sessions/question.js';
 
 const STEPS = [5, 6, 7, 10, 11];
 const changes = (...given) => given.map((change) => ({ ...NO_CHANGE, ...change }));

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { timelineHeight } from '../../../frontend/static/js/session/timeline.js';
+import { timelineHeight } from '../../../frontend/static/js/sessions/timeline.js';
 
 test('a timeline keeps its height for its lanes before they are there', () => {
   const [one, two] = [timelineHeight(1, 4), timelineHeight(2, 4)];

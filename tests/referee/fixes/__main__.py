@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from multiprocessing import get_context
 
-from app.analysis.synthesis.dials import CAUSES
+from app.analysis.synthesis.random_sessions import CAUSES
 from tests.oracles.physics.draw import FAULTS, MIXED_FAULTS
 from tests.referee.fixes import own
 from tests.referee.fixes.promise import NEAR

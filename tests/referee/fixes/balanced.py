@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.mitigation.fix import Balancing
+from app.analysis.mitigation.fixes import Balancing
 from paceline_client.balance import Cost, balance
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.mitigation.fix import ByChunk
+from app.analysis.mitigation.fixes import ByChunk
 from app.analysis.report.build import analyze
 from tests.oracles.physics.draw import MIXED_FAULTS, Drawn, draw_worlds
 from tests.oracles.physics.execute import Execution, execute

@@ -9,16 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.mitigation.fix import Balancing, ByChunk
+from app.analysis.mitigation.fixes import Balancing, ByChunk
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.costs import healthy_work
-from app.analysis.synthesis.dials import (
-    CAUSES,
-    CHECKPOINTS_WRITTEN,
-    LAST_STAGE,
-    LOADER_STALLS,
-    needs_of,
-)
 from app.analysis.synthesis.execution import StepWork, execute
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import (
@@ -26,11 +19,17 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import afflict, goal_of
+from app.analysis.synthesis.job import JobModel, draw_job, stream
 from app.analysis.synthesis.program import build_program
-from app.analysis.synthesis.random_jobs import draw_job
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.random_sessions import (
+    CAUSES,
+    CHECKPOINTS_WRITTEN,
+    LAST_STAGE,
+    LOADER_STALLS,
+    afflict,
+    goal_of,
+    needs_of,
+)
 from app.analysis.synthesis.synthesize import SyntheticSession, inject, step_numbers
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,

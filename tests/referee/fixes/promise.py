@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.analysis.diagnosis.places import Where, Worker
-from app.analysis.mitigation.fix import ByChunk
-from app.analysis.mitigation.template import MIN_GAIN
-from app.analysis.mitigation.templates import PlannedTemplate
-from app.analysis.report.document import Report
-from app.analysis.report.findings import Recommendation
+from app.analysis.diagnosis.locations import Where, Worker
+from app.analysis.mitigation.fixes import ByChunk, PlannedTemplate
+from app.analysis.mitigation.pipeline_template import MIN_GAIN
+from app.analysis.report.document import Recommendation, Report
 
 # As near as a prediction has to be.
 NEAR: Final = 0.05

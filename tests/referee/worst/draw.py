@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from app.analysis.synthesis.dials import CAUSES as OWN_CAUSES
+from app.analysis.synthesis.random_sessions import CAUSES as OWN_CAUSES
 from benchmarks.score import draw_kind, lead, true_slowdown_of
 from tests.oracles.physics.draw import FAULTS, draw_job
 from tests.referee.judging import NONE, STRAGGLING, judge_job

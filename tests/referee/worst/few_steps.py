@@ -17,7 +17,7 @@ from app.analysis.diagnosis.causes.registry import KINDS
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
-from app.analysis.synthesis.dials import CAUSES as OWN_CAUSES
+from app.analysis.synthesis.random_sessions import CAUSES as OWN_CAUSES
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 from benchmarks.held_against import slowdown_of

@@ -6,7 +6,7 @@ import signal
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 
-from app.analysis.replay.engine.executor import warm_up
+from app.analysis.replay.engine.executors import warm_up
 
 
 def judging(processes: int) -> Pool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
-from app.inputs.pulse.body import write_pulse
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
+from app.pulse.body import write_pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

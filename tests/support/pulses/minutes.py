@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from sqlalchemy import select, update
 
-from app.analysis.pulse.kept.places import Places
-from app.analysis.pulse.kept.sums import THOUSAND, Sums, to_bytes
-from app.db.models.noticed import PulseSpan, PulseState
-from app.db.models.sessions import Job
-from app.services.pulse.keep import MINUTE, NAMED
+from app.analysis.pulse.packing import Places
+from app.analysis.pulse.rollups import THOUSAND, Sums, to_bytes
+from app.jobs.models import Job
+from app.pulse.keep import MINUTE, NAMED
+from app.pulse.models import PulseSpan, PulseState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.bootstrap import Container
-    from app.db.unit_of_work import UnitOfWork
+    from app.platform.container import Container
+    from app.platform.database.unit_of_work import UnitOfWork
 
 _STEPS: Final = 20
 _HOST_RANKS: Final = 8

@@ -14,8 +14,7 @@ from app.analysis.planning.document import ComparedTemplate, PlanDocument, Plann
 from app.analysis.planning.reference import REFERENCE as PLAN
 from app.analysis.reference import Reference, members
 from app.analysis.report.coverage import Coverage
-from app.analysis.report.document import Report
-from app.analysis.report.measures import WorkersRecovery
+from app.analysis.report.document import Report, WorkersRecovery
 from app.analysis.report.reference import REFERENCE as REPORT
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -7,7 +7,7 @@ import pytest
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.scenarios import SCENARIOS
 from app.analysis.wording import gpu_time, hours, percent, sure
-from app.dashboard.ui import format as pages
+from app.web import format as pages
 
 
 def test_reports_write_shares_as_pages_do() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.synthesis.dials import CAUSES
+from app.analysis.replay.adaptations.kind import Name
+from app.analysis.synthesis.random_sessions import CAUSES
 from benchmarks.adaptations import Adapted, adapted_job, lines
 
 FIRST_SEED = 1

@@ -6,8 +6,8 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from app.analysis.fleet.statistics import rank_correlation
-from app.analysis.synthesis.fleet.draw import plan_fleet
+from app.analysis.fleet import rank_correlation
+from app.analysis.synthesis.fleet import plan_fleet
 from benchmarks.fleet_statistics import (
     KINDS,
     STATISTICS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.analysis.planning.problem import PS_PER_MS, compile_problem
-from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
+from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
 from app.analysis.planning.template import evaluate
 from benchmarks.metis import (
     NotExpressibleError,

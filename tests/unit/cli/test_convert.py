@@ -12,11 +12,11 @@ from app.analysis.trace.encode import to_ndjson_gz
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.metadata import load_metadata
 from app.analysis.trace.model import Sizes
-from app.cli.synthetic.files import write_scenario
+from app.cli.synthetic import write_scenario
 from tests.factories import session
 from tests.support.command import Done, paceline
 from tests.unit.analysis.trace.recordings.kineto_files import BASE_NS, KinetoFile, two_stages
-from tests.unit.inputs.recordings.archives import forms, written
+from tests.unit.sessions.recordings.archives import forms, written
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from tests.support.gpu_profiles.files import write_job
 from tests.support.gpu_profiles.job import GpuJob
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.formats.test_registry import UNREAD
-from tests.unit.analysis.trace.recordings.files import test_processes
+from tests.unit.analysis.trace.recordings import test_kineto_processes as test_processes
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile, two_stages
 from tests.unit.analysis.trace.recordings.test_kineto_groups import ungrouped
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.analysis.trace.formats.registry import WRITERS
+from app.cli.analyze import analyze_file
 from app.cli.convert import convert, read_recordings
 from app.cli.main import main
-from app.cli.sessions.analyze import analyze_file
 from app.errors import InvalidLabelsError
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
 from app.analysis.trace.encode import to_parquet
 from app.analysis.trace.metadata import metadata_document
-from app.cli.synthetic.files import SyntheticFiles, write_scenario
+from app.cli.synthetic import SyntheticFiles, write_scenario
 from tests.support.command import paceline, paceline_process
 
 # It can be opened, and nothing is mapped where reading begins.
@@ -238,7 +238,7 @@ def test_a_package_that_only_the_server_needs_is_named(
 ) -> None:
     # As where the core is installed alone; what has been imported is imported anew.
     for loaded in [name for name in sys.modules if name.startswith("app.cli.")]:
-        if loaded not in ("app.cli.main", "app.cli.files"):
+        if loaded not in ("app.cli.main", "app.cli.main"):
             monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, "httpx", None)
 

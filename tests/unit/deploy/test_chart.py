@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 import yaml
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.command import paceline
 from tests.support.helm import (
     CHART,

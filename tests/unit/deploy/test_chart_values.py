@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.support.helm import CHART, NAME, NAMESPACE, VALUES, helm, rendered, template
 
 ROOT: Final = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.conftest import skip_or_fail
 from tests.support.command import paceline
 

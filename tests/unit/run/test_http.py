@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from app.errors import StartupError
+from app.platform.settings import Settings
 from app.run.http import address_of, listen, reachable_by_others
-from app.settings import Settings
 
 
 def test_port_zero_is_any_free_one() -> None:

@@ -11,12 +11,11 @@ from typing import Final, cast
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
-from app.analysis.diagnosis.figures import Stalls
-from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches, Stalls
 from app.analysis.diagnosis.late_launches import on_many_workers
+from app.analysis.diagnosis.locations import FigureView, StepView
 from app.analysis.diagnosis.observation import Observation, SingleArray
-from app.analysis.diagnosis.places import FigureView, StepView
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 

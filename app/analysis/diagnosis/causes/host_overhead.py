@@ -10,11 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
-from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
-from app.analysis.diagnosis.healthy_levels import healthy_launches
-from app.analysis.diagnosis.observation import COMPUTATIONS, Observation
-from app.analysis.diagnosis.places import (
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    Evidence,
+    Finding,
+    HeldLaunches,
+    Launches,
+    Uncertainty,
+)
+from app.analysis.diagnosis.locations import (
     Hosts,
     JobFacts,
     RegionView,
@@ -23,12 +28,12 @@ from app.analysis.diagnosis.places import (
     Worker,
     WorkerView,
 )
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.uncertainty import Uncertainty
-from app.analysis.replay.adaptations.signs.awaited import lags_after_transfers
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, healthy_launches
+from app.analysis.diagnosis.session_view import Signs
+from app.analysis.replay.adaptations.signs import lags_after_transfers
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.layout.graph import DP_COLLECTIVES, P2P
-from app.analysis.replay.medians import median
+from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, P2P
+from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
 # Steps that tell whether a closer look pays, and from which share of the limit on.

@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
-from app.analysis.diagnosis.figures import HeldLaunches
-from app.analysis.diagnosis.finding import Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.finding import (
+    Change,
+    Evidence,
+    Finding,
+    HeldLaunches,
+    Launches,
+    Uncertainty,
+)
+from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import StepView, Where
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.uncertainty import Uncertainty
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GRADS_REDUCE_SCATTER
 

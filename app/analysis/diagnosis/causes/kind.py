@@ -8,8 +8,8 @@ from enum import Enum, IntEnum, auto
 from typing import Final, TypeVar
 
 from app.analysis.diagnosis.finding import Cause, Finding, Standstill
-from app.analysis.diagnosis.places import Hosts, JobFacts
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.locations import Hosts, JobFacts
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.trace.model import PARAMS_ALL_GATHER
 
 T = TypeVar("T")

@@ -7,15 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.diagnosis.causes.kind import (
-    CauseKind,
-    Remedy,
-    Turn,
-    needs_tensor_ranks,
-)
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_tensor_ranks
 from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.places import Hosts, JobFacts, Where
-from app.analysis.diagnosis.ranks.waits import (
+from app.analysis.diagnosis.group_waits import (
     LISTED,
     Waiting,
     computations_without,
@@ -23,7 +17,8 @@ from app.analysis.diagnosis.ranks.waits import (
     view_of,
     without_waits,
 )
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.locations import Hosts, JobFacts, Where
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.wording import percent
 
 

@@ -9,12 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy
-from app.analysis.diagnosis.figures import Links
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Launches
+from app.analysis.diagnosis.dp_collectives import (
+    LEAST_NS,
+    Collectives,
+    collectives_of,
+    reference_of,
+    typical_of,
+)
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    Evidence,
+    Finding,
+    Launches,
+    Links,
+    Uncertainty,
+)
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
-from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.past.network import HOW_OF_ALL, OF_ALL, slower_than_before
-from app.analysis.diagnosis.places import (
+from app.analysis.diagnosis.locations import (
     Hosts,
     JobFacts,
     LinkView,
@@ -23,18 +35,12 @@ from app.analysis.diagnosis.places import (
     Worker,
     WorkerView,
 )
-from app.analysis.diagnosis.ranks.collectives import (
-    LEAST_NS,
-    Collectives,
-    collectives_of,
-    reference_of,
-    typical_of,
-)
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.uncertainty import Uncertainty
+from app.analysis.diagnosis.network_baseline import HOW_OF_ALL, OF_ALL, slower_than_before
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.medians import mean, median
+from app.analysis.replay.layout.dependency_graph import P2P
+from app.analysis.replay.robust_statistics import mean, median
 
 Link = tuple[int, int]
 

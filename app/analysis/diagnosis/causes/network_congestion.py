@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, always
-from app.analysis.diagnosis.figures import TransferLevels
 from app.analysis.diagnosis.finding import (
     Alternative,
     Cause,
@@ -21,14 +20,15 @@ from app.analysis.diagnosis.finding import (
     Evidence,
     Finding,
     Launches,
+    TransferLevels,
 )
 from app.analysis.diagnosis.late_launches import unrecorded_reducing
+from app.analysis.diagnosis.locations import FigureView, JobFacts, SlowSpells, StepView, Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import FigureView, JobFacts, SlowSpells, StepView, Where
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.layout.graph import P2P
-from app.analysis.replay.medians import median
+from app.analysis.replay.layout.dependency_graph import P2P
+from app.analysis.replay.robust_statistics import median
 from app.analysis.wording import percent
 
 # Transfers of a link and type that tell what it does in a step.

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from app.analysis.diagnosis.causes.all_workers.rotating import ROTATING
-from app.analysis.diagnosis.causes.all_workers.slow_together import SLOW_TOGETHER
+from app.analysis.diagnosis.causes.between_steps import BETWEEN_STEPS
+from app.analysis.diagnosis.causes.checkpoint import CHECKPOINT
+from app.analysis.diagnosis.causes.context_parallel import CONTEXT_PARALLEL
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
+from app.analysis.diagnosis.causes.evaluation import EVALUATION
+from app.analysis.diagnosis.causes.expert_parallel import EXPERT_PARALLEL
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY
@@ -14,18 +18,14 @@ from app.analysis.diagnosis.causes.kind import CauseKind, Plan
 from app.analysis.diagnosis.causes.memory_fragmentation import MEMORY_FRAGMENTATION
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
-from app.analysis.diagnosis.causes.ranks.context_parallel import CONTEXT_PARALLEL
-from app.analysis.diagnosis.causes.ranks.expert_parallel import EXPERT_PARALLEL
-from app.analysis.diagnosis.causes.ranks.tensor_straggler import TENSOR_STRAGGLER
-from app.analysis.diagnosis.causes.ranks.uneven_microbatches import UNEVEN_MICROBATCHES
+from app.analysis.diagnosis.causes.rotating import ROTATING
 from app.analysis.diagnosis.causes.sequence_lengths import SEQUENCE_LENGTHS
+from app.analysis.diagnosis.causes.slow_together import SLOW_TOGETHER
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
+from app.analysis.diagnosis.causes.tensor_parallel import TENSOR_STRAGGLER
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
-from app.analysis.diagnosis.causes.turns.between_steps import BETWEEN_STEPS
-from app.analysis.diagnosis.causes.turns.checkpoint import CHECKPOINT
-from app.analysis.diagnosis.causes.turns.data_loading import DATA_LOADING
-from app.analysis.diagnosis.causes.turns.evaluation import EVALUATION
+from app.analysis.diagnosis.causes.uneven_microbatches import UNEVEN_MICROBATCHES
 from app.analysis.diagnosis.finding import UNKNOWN
 
 KINDS: Final[Mapping[str, CauseKind]] = {

@@ -7,14 +7,20 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, always, needs_like_stages
-from app.analysis.diagnosis.figures import Lengths, Spread, Squares
-from app.analysis.diagnosis.finding import Change, Evidence, Finding
-from app.analysis.diagnosis.lengths.recorded import recorded_lengths
+from app.analysis.diagnosis.finding import (
+    Change,
+    Evidence,
+    Finding,
+    Lengths,
+    Spread,
+    Squares,
+    Uncertainty,
+)
+from app.analysis.diagnosis.locations import FigureView, RegionView
+from app.analysis.diagnosis.microbatch_effects import Typical
 from app.analysis.diagnosis.observation import Observation, SingleArray, sample
-from app.analysis.diagnosis.places import FigureView, RegionView
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.typical import Typical
-from app.analysis.diagnosis.uncertainty import Uncertainty
+from app.analysis.diagnosis.recorded_lengths import recorded_lengths
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.trace.model import BACKWARD_COMPUTE
 from app.analysis.wording import percent

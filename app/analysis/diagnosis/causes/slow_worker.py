@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_peers
-from app.analysis.diagnosis.figures import StageLoad, WorkerSteps
-from app.analysis.diagnosis.finding import Cause, Change, Doubt, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import held_against_peers
-from app.analysis.diagnosis.observation import (
-    Observation,
-    SingleArray,
-    lower_median,
-    scatter_of_most,
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    Doubt,
+    Evidence,
+    Finding,
+    StageLoad,
+    WorkerSteps,
 )
-from app.analysis.diagnosis.places import (
+from app.analysis.diagnosis.group_waits import waits_for_missing
+from app.analysis.diagnosis.locations import (
     JobFacts,
     RegionView,
     SlowSpells,
@@ -31,11 +32,17 @@ from app.analysis.diagnosis.places import (
     Worker,
     WorkerView,
 )
-from app.analysis.diagnosis.ranks.rings import waits_for_missing
-from app.analysis.diagnosis.signs import Signs
-from app.analysis.diagnosis.typical import Typical
+from app.analysis.diagnosis.microbatch_effects import Typical
+from app.analysis.diagnosis.observation import (
+    Observation,
+    SingleArray,
+    held_against_peers,
+    lower_median,
+    scatter_of_most,
+)
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median
+from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 _NAMED: Final = 3

@@ -7,8 +7,8 @@ from typing import Final
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan, needs_like_stages
 from app.analysis.diagnosis.finding import Cause, Finding
-from app.analysis.diagnosis.places import JobFacts
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.locations import JobFacts
+from app.analysis.diagnosis.session_view import Signs
 
 
 @dataclass(frozen=True, slots=True)

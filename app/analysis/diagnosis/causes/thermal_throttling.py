@@ -11,14 +11,12 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, needs_peers
-from app.analysis.diagnosis.figures import WorkerSteps
-from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding
-from app.analysis.diagnosis.healthy_levels import held_against_peers
-from app.analysis.diagnosis.observation import Observation, scatter_of_most
-from app.analysis.diagnosis.places import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, WorkerSteps
+from app.analysis.diagnosis.locations import Hosts, JobFacts, RegionView, Where, Worker, WorkerView
+from app.analysis.diagnosis.observation import Observation, held_against_peers, scatter_of_most
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
-from app.analysis.replay.medians import median
+from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
 _NAMED: Final = 3

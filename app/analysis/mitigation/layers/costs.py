@@ -1,9 +1,8 @@
-"""What the layers of a model take, and its embedding and its head: from lasting times of stages.
+"""Costs of layers, embedding and head from the typical stage times of a session, ns.
 
-A chunk of n layers gives n equal ones. What the first and the last chunk take beyond layers priced
-like the cheapest of them and like those between is the embedding and the head. Chunks between that
-take more or less a layer than the others hold layers of another kind, which keep what they take
-wherever they go.
+A chunk of n layers has n equal ones. The time of the first and last chunk beyond layers at the
+usual price is the embedding and the head. Chunks between them with another price hold layers of
+another kind. The plan of a whole running job takes its measured costs from here.
 """
 
 from __future__ import annotations
@@ -16,8 +15,16 @@ import numpy as np
 
 from app.analysis.diagnosis.observation import Observation, lower_median
 from app.analysis.replay.layout.dense import FloatArray, IntArray
-from app.analysis.replay.medians import median
+from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, WGRAD_COMPUTE
+
+# ---- What the layers of a model take, and its embedding and its head: from lasting times of stages
+#
+# A chunk of n layers gives n equal ones. What the first and the last chunk take beyond layers
+# priced like the cheapest of them and like those between is the embedding and the head. Chunks
+# between that take more or less a layer than the others hold layers of another kind, which keep
+# what they take wherever they go.
+
 
 # Chunks whose layers take the same but for noise.
 _ALIKE: Final = 0.04
@@ -194,3 +201,73 @@ def room_of(extra: Mapping[str, Any], costs: LayerCosts) -> Room:
     layers = np.array(numbers if known else [_ANY] * stages, dtype=np.int64)
     today = np.bincount(stage, weights=costs.layers, minlength=stages).astype(np.int64)
     return Room(stage, np.maximum(layers, today), known)
+
+
+# ---- What a session says of the whole job that runs: its blocks' times, and how fast its workers a
+#
+# With the model's shape and the batch, which metadata say, this is what the plan of the whole job
+# takes as measured (`app.plans.specs.session`).
+
+
+_MS_PER_NS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """The measured part of a job as it runs."""
+
+    forward_ms: float
+    """The median block's forward pass of one microbatch, on workers that are not slow."""
+    backward_ms: float
+    """The same of its backward pass, with gradients of weights."""
+    microbatches: int
+    """Of a pipeline in a step."""
+    speeds: Mapping[int, float]
+    """By traced rank; 1 is that of its peers, the same stage of other DP ranks."""
+
+
+def running_job(observation: Observation, layers: Sequence[Sequence[int]]) -> RunningJob | None:
+    """Return what a session's blocks take and how fast its workers are.
+
+    Parameters
+    ----------
+    layers : sequence of sequences of int
+        Of each chunk of each stage, embedding and head not counted. Of a single chunk, embedding
+        and head are told from no block: they are shared out among its blocks.
+
+    Returns
+    -------
+    RunningJob or None
+        None where the stages do not all compute the same microbatches, forward and backward.
+    """
+    levels = lasting_levels(observation)
+    if len(levels) < 2 or FORWARD_COMPUTE not in levels:  # noqa: PLR2004 - forward and backward
+        return None
+    if sum(map(len, layers)) > 1:
+        costs = estimate_costs(observation, layers)
+        if costs is None:
+            return None
+        blocks = dict(zip(costs.passes, np.median(costs.layer_ns, axis=1).tolist(), strict=True))
+    else:
+        blocks = {name: float(level.sum()) / layers[0][0] for name, level in levels.items()}
+    forward_ns = blocks.pop(FORWARD_COMPUTE)
+    passes = observation.passes[FORWARD_COMPUTE]
+    return RunningJob(
+        forward_ms=forward_ns * _MS_PER_NS,
+        backward_ms=sum(blocks.values()) * _MS_PER_NS,
+        microbatches=passes.nodes.shape[1] // max(len(layers[0]), 1),
+        speeds=dict(
+            zip(
+                observation.layout.ranks.ravel().tolist(),
+                _speeds(observation, levels).ravel().tolist(),
+                strict=True,
+            )
+        ),
+    )
+
+
+def _speeds(observation: Observation, levels: Mapping[str, FloatArray]) -> FloatArray:
+    """Return speeds of workers, shape (dp, pp)."""
+    typical = np.add.reduce([level.sum(axis=1) for level in levels.values()])
+    taken = np.add.reduce([observation.passes[name].own_ns.sum(axis=1) for name in levels])
+    return np.asarray((typical[:, None] / np.maximum(taken, 1.0)).T)

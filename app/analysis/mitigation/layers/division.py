@@ -14,15 +14,15 @@ from typing import Final
 import numpy as np
 
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.mitigation.fix import ByChunk, Division
+from app.analysis.mitigation.fixes import ByChunk, Division
 from app.analysis.mitigation.layers.costs import LayerCosts, Place, Room, estimate_costs, room_of
-from app.analysis.mitigation.layers.lane import Lane, find_owners
+from app.analysis.mitigation.layers.execution import Lane, find_owners
 from app.analysis.mitigation.layers.search import EQUAL, search
-from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.session import Replayed, ShapeGroup
-from app.analysis.trace.layers import layers_per_chunk
 from app.analysis.trace.model import FORWARD_COMPUTE
+from app.analysis.trace.parallelism import layers_per_chunk
 
 # Divisions of the lasting step that are replayed on the session itself.
 _REPLAYED: Final = 6

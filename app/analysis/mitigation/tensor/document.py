@@ -1,6 +1,6 @@
 """Advice on a tensor-parallel group: the types behind ``paceline.mitigation/1``.
 
-`app.analysis.mitigation.tensor.advise` makes them, `app.analysis.json_text` writes them.
+`app.analysis.mitigation.tensor.advice` makes them, `app.analysis.json_text` writes them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,25 @@
-"""A tensor-parallel group: what its ranks take for a step, and what each does of the others' work.
+"""Tensor-parallel group: step times of its ranks, shares of work, and costs of moving columns.
 
-Columns are the contraction dimension of each rank's weight ``W[O, K]``, or the hidden units of an
-MLP, or the columns of heads: whatever a rank can leave out or hand to another. They go in units
-(a head is one), so that everything here counts units; costs count columns.
+Columns are the contraction dimension of a weight W[O, K], hidden units of an MLP, or heads. Shares
+count units, costs count columns. Φ1, Φ2, Ω1 and Ω2 are those of section IV-B of the ZERO-resizing
+paper, which leaves their form open: lines with an offset are fitted to a pre-test (Table I).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+# ---- A tensor-parallel group: what its ranks take for a step, and what each does of the others' wo
+#
+# Columns are the contraction dimension of each rank's weight ``W[O, K]``, or the hidden units of an
+# MLP, or the columns of heads: whatever a rank can leave out or hand to another. They go in units
+# (a head is one), so that everything here counts units; costs count columns.
+
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -129,3 +137,79 @@ def without_plan(  # noqa: PLR0913, PLR0917 - what was measured, and under what
         computed = (units - shares.shed + shares.received) / units
     whole_s = matmul_s / computed
     return Group(time_s - matmul_s + whole_s, whole_s, columns, unit)
+
+
+# ---- What it costs to hand over and to leave out columns, from the samples of a pre-test -------
+# Φ1(v) sends v columns and brings their results back, Φ2(v) computes them on a receiver, Ω1 makes
+# room for the smaller matrices, Ω2(v) takes the columns apart (section IV-B of the paper on
+# ZERO-resizing). The paper leaves the form of the functions open; the times of its Table I lie on
+# lines with an offset, and such are fitted here.
+
+
+Sample = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A cost that has an offset and grows with the columns; none for none of them."""
+
+    fixed_s: float  # seconds for any columns at all
+    column_s: float  # seconds for each
+
+    def __call__(self, columns: float) -> float:
+        """Return what a number of columns costs, seconds."""
+        return self.fixed_s + self.column_s * columns if columns > 0 else 0.0
+
+
+FREE: Final = Affine(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The cost functions of a group."""
+
+    communicate: Affine = FREE  # Φ1, seconds a step
+    # Φ2 on a rank without delay, seconds a step; None: as fast as the rank's own columns.
+    compute: Affine | None = None
+    allocate_s: float = 0.0  # Ω1, seconds a step
+    extract: Affine = FREE  # Ω2, seconds a step
+    # What handing columns over takes of the rank that sheds them, seconds a step. Where that rank
+    # has done its own before the others, no rank waits for it.
+    lend: Affine = FREE
+
+
+def fit(samples: Sequence[Sample]) -> Affine:
+    """Return the line of least squares through samples, of which no part is negative.
+
+    Parameters
+    ----------
+    samples : sequence of (columns, seconds)
+        At least one; with one column count only, it is a line through the origin.
+    """
+    columns, seconds = (np.array(part, dtype=np.float64) for part in zip(*samples, strict=True))
+    candidates = [_through_origin(columns, seconds), Affine(float(seconds.mean()), 0.0)]
+    centered = columns - columns.mean()
+    square = float(centered @ centered)
+    if square > 0:
+        slope = float(centered @ seconds) / square
+        offset = float(seconds.mean() - slope * columns.mean())
+        if slope >= 0 and offset >= 0:
+            return Affine(offset, slope)
+    elif columns[0] > 0:
+        return candidates[0]
+    return min(candidates, key=lambda line: _error(line, columns, seconds))
+
+
+def _through_origin(columns: FloatArray, seconds: FloatArray) -> Affine:
+    square = float(columns @ columns)
+    return Affine(0.0, float(columns @ seconds) / square if square else 0.0)
+
+
+def _error(line: Affine, columns: FloatArray, seconds: FloatArray) -> float:
+    residual = line.fixed_s + line.column_s * columns - seconds
+    return float(residual @ residual)
+
+
+def fit_constant(samples: Sequence[Sample]) -> float:
+    """Return the median of what was sampled, seconds: Ω1 does not depend on the columns."""
+    return float(np.median([seconds for _, seconds in samples]))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from app.analysis.planning.build import DIGITS, MOST_DRAWN
 from app.analysis.planning.document import SCHEMA, SimulatedIteration, Starts
-from app.analysis.planning.job.costs import (
-    MEMORY_MARGIN,
-    forward_flops,
-    static_bytes_per_parameter,
-)
+from app.analysis.planning.job.costs import MEMORY_MARGIN, forward_flops, static_bytes_per_parameter
 from app.analysis.planning.job.document import (
     AfterLossDocument,
     AsItRunsDocument,
@@ -27,22 +23,13 @@ from app.analysis.planning.job.document import (
     SimplerJob,
     TimeShares,
 )
-from app.analysis.planning.job.flags import framework_flags
-from app.analysis.planning.job.losses import AfterLoss, after_losses
-from app.analysis.planning.job.model import Parallelism
-from app.analysis.planning.job.schedule import (
-    executed_ps,
-    iteration_ps,
-    stage_extras,
-    stage_passes,
-)
-from app.analysis.planning.job.space import in_flight
+from app.analysis.planning.job.framework_flags import framework_flags
+from app.analysis.planning.job.node_losses import AfterLoss, after_losses
+from app.analysis.planning.job.schedule import executed_ps, iteration_ps, stage_extras, stage_passes
+from app.analysis.planning.job.space import FoundJob, JobPipeline, JobPlan, in_flight
+from app.analysis.planning.job.spec import JobSpec, Parallelism
 from app.analysis.planning.problem import PS_PER_MS
-from app.analysis.planning.simulation import simulate
-
-if TYPE_CHECKING:
-    from app.analysis.planning.job.model import JobSpec
-    from app.analysis.planning.job.result import FoundJob, JobPipeline, JobPlan
+from app.analysis.planning.template import simulate
 
 # Operations of a training step per operation of its forward pass.
 _TRAINING: Final = 3

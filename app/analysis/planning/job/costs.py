@@ -9,15 +9,11 @@ Eq. 1 to 5) with sequence parallelism: s·b·h·(34 + 5·a·s/h)/t bytes a block
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from app.analysis.planning.job.model import Recompute
+from app.analysis.planning.job.spec import JobDevice, JobSpec, Parallelism, Recompute
 from app.analysis.planning.problem import LONGEST_PS
-from app.analysis.planning.spec.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY
-
-if TYPE_CHECKING:
-    from app.analysis.planning.job.model import JobDevice, JobSpec, Parallelism
-    from app.analysis.planning.spec.transformer import Transformer
+from app.analysis.planning.transformer import BACKWARD_WORK, TRAFFIC_EFFICIENCY, Transformer
 
 PS: Final = 1e12
 # What collectives reach of the links' bandwidth.

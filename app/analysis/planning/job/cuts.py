@@ -8,16 +8,12 @@ the best cut, whatever n is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    IntArray = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 @compiled  # pragma: no cover - coverage does not see compiled code

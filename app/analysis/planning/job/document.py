@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.analysis.json_text import OMITTED
-from app.analysis.planning.job.model import Parallelism, Recompute
+from app.analysis.planning.job.spec import Parallelism, Recompute
 
 
 @dataclass(frozen=True, slots=True)

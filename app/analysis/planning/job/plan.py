@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from app.analysis.planning.job.costs import stage_costs
-from app.analysis.planning.job.model import (
+from app.analysis.planning.job.search import search_job
+from app.analysis.planning.job.space import FoundJob, JobPlan
+from app.analysis.planning.job.spec import (
     INTERLEAVES,
     MICROBATCHES,
     FixedParallelism,
     JobSpec,
     Recompute,
 )
-from app.analysis.planning.job.search import search_job
 from app.analysis.planning.search.budget import SearchBudget
 from app.errors import Fault, InfeasiblePlanError
-
-if TYPE_CHECKING:
-    from app.analysis.planning.job.result import FoundJob, JobPlan
 
 _GIB: Final = 2**30
 # Memory is looked for up to this many times what there is, and as closely.

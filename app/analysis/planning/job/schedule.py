@@ -5,21 +5,14 @@ Transfers are received in a stage's own time, as where sends and receives wait f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from app.analysis.compiled import compiled
-from app.analysis.planning.job.space import arrange, padded
-from app.analysis.planning.simulation import execute
+from app.analysis.planning.job.space import JobPipeline, JobPlan, Space, arrange, padded
+from app.analysis.planning.template import execute
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from app.analysis.planning.job.result import JobPipeline, JobPlan
-    from app.analysis.planning.job.space import Space
-
-    IntArray = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 def stage_passes(space: Space, pipeline: JobPipeline) -> tuple[IntArray, IntArray]:

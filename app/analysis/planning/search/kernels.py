@@ -1,7 +1,7 @@
 # ruff: noqa: PLR0913, PLR0917, PLR0912, C901 - compiled loops: no objects there
 """The loops of the optimal search, compiled.
 
-A cell is a state (`app.analysis.planning.search.states`), a plane and a layer l: layers [l, end)
+A cell is a state (`app.analysis.planning.search.passes`), a plane and a layer l: layers [l, end)
 run on the state's devices. Planes are phase × stages: see
 `app.analysis.planning.search.best_first`.
 

@@ -12,11 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.candidate import Draft, Proposal
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import COMPUTE, Graph
+from app.analysis.replay.layout.dependency_graph import Graph
+from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
 # Sends of a type on a stage end late when that share of them ends after the computation that their

@@ -15,13 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.inside import NOWHERE, SAME_NS, computes_of, containing
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.engine.pieces import shares_of
+from app.analysis.replay.adaptations.candidate import Draft, Proposal
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import NOWHERE, SAME_NS, computes_of, containing, sampled
+from app.analysis.replay.engine.executors import shares_of
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import DP_COLLECTIVES, Graph, with_edges
+from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES, Graph, with_edges
 from app.analysis.trace.model import ABSENT
 
 # A collective lies inside of a computation, or after another operation, when it does so in

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
+from app.analysis.replay.adaptations.candidate import Draft, Proposal
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import NOWHERE, containing
 from app.analysis.replay.layout.dense import FloatArray, Layout
 from app.analysis.trace.model import GC
 

@@ -16,12 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.adaptations.trial import stage_ends
+from app.analysis.replay.adaptations.candidate import Draft, Proposal, stage_ends
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import with_edges
+from app.analysis.replay.layout.dependency_graph import with_edges
 from app.analysis.trace.model import FORWARD_COMPUTE, PARAMS_ALL_GATHER
 
 # Steps overlap when they do so in this share of the cases…

@@ -13,14 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.adaptations.trial import LEAST_GAIN, recorded_times
+from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Proposal, recorded_times
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import sampled
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
-from app.analysis.replay.layout.graph import COMPUTE, Graph, with_edges
-from app.analysis.replay.layout.pipeline import DIRECTIONS
-from app.analysis.replay.medians import median_of_rows
+from app.analysis.replay.layout.dependency_graph import Graph, with_edges
+from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS
+from app.analysis.replay.robust_statistics import median_of_rows
 from app.errors import UnanalyzableError
 
 # A receive is posted after a computation when it is in this share of the cases.

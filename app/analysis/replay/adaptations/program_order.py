@@ -15,12 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.inside import SAME_NS
-from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.candidate import Draft, Proposal
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import SAME_NS, sampled
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import Graph, with_edges
+from app.analysis.replay.layout.dependency_graph import Graph, with_edges
 from app.analysis.trace.model import GC
 
 # An operation follows another when it begins after its end in that share of the cases.

@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.blocking import propose_blocking
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Adaptation, Name, Sign
+from app.analysis.replay.adaptations.blocking_transfers import propose_blocking
+from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Proposal
+from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers, without_transfers
+from app.analysis.replay.adaptations.kind import Adaptation, Name, Sign
 from app.analysis.replay.adaptations.late_ends import propose_late_ends
 from app.analysis.replay.adaptations.nested_collectives import propose_nested_collectives
 from app.analysis.replay.adaptations.nested_gc import propose_nested_gc
@@ -22,13 +23,8 @@ from app.analysis.replay.adaptations.overlapping_steps import (
 from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
 from app.analysis.replay.adaptations.program_order import propose_program_order
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
-from app.analysis.replay.adaptations.rows.idle_transfers import (
-    without_idle_transfers,
-    without_transfers,
-)
-from app.analysis.replay.adaptations.rows.placement import find_placement
-from app.analysis.replay.adaptations.signs.glance import Glance
-from app.analysis.replay.adaptations.trial import LEAST_GAIN
+from app.analysis.replay.adaptations.signs import Glance
+from app.analysis.replay.adaptations.v_shaped_placement import find_placement
 from app.analysis.replay.layout.dense import LaidOut
 from app.analysis.replay.layout.pipeline import Route
 from app.analysis.trace.model import Trace

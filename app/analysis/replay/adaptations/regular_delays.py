@@ -13,13 +13,18 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.replay.adaptations.draft import Draft, Proposal
-from app.analysis.replay.adaptations.evidence import Sign
-from app.analysis.replay.adaptations.signs.inside import computes_of
-from app.analysis.replay.adaptations.signs.regular import MOST_OF, regular_share, typical_ns
-from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.candidate import Draft, Proposal
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.adaptations.signs import (
+    MOST_OF,
+    computes_of,
+    regular_share,
+    sampled,
+    typical_ns,
+)
 from app.analysis.replay.layout.dense import FloatArray, Layout
-from app.analysis.replay.layout.graph import COMPUTE, Graph
+from app.analysis.replay.layout.dependency_graph import Graph
+from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.trace import model as ops
 
 # What the host launches as soon as its input is there. Receives are posted when it suits, unless

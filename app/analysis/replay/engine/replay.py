@@ -1,28 +1,121 @@
-"""Replay of a step's operations under changed durations, many variants at once.
+"""Replay of the operations of a step under changed durations, many variants at once.
 
-An operation is launched when the last operation that it depends on has ended. A computation ends
-after its duration; a communication when the last member of its group was launched plus its own
-transfer duration (section 3.2 of the paper).
-
-Two executors do the same, to the bit. `ArrayReplay` walks the graph once and handles all variants,
-steps and DP ranks of a node in one NumPy call; it is there at once and observes. Loading the
-compiled executor's run-time first takes a third of a second: `paceline analyze` of AR takes 0.55 s
-then, and not 0.27 s. With NumPy in place of the compiled executor (`kernel`), where that is loaded,
-a whole report takes 1.6 times (ST), 2.4 times (AR) and 1.4 times (AR tiled 16 times) as long in
-processor time. `tests.oracles.replay` is the slow twin of both.
+An operation is launched at the last end it depends on. A computation ends after its duration, a
+communication its transfer duration after the last launch in its group (section 3.2 of the paper).
+`ArrayReplay` handles all variants, steps and DP ranks of a node in one NumPy call; the compiled
+executor (`compiled_replay`) returns the same bits. Without it a report takes 1.6 times (ST), 2.4
+times (AR) and 1.4 times (AR tiled 16 times) the processor time; loading it takes a third of a
+second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.replay.engine.program import Program
-from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dependency_graph import Graph
+
+# ---- A graph prepared for replay, by either executor -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A graph prepared for replay: what to read, what to write, what to forget."""
+
+    # For each unit its members, for each member what it follows, whether the group spans the DP
+    # ranks, and the nodes whose end nothing needs after it.
+    units: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool, tuple[int, ...]], ...]
+    ends_last: frozenset[int]  # nodes that may end last
+    # mapping of (node, what it follows) to float: as `Graph.lags_ns`
+    lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    # How steps follow one another where their stages do not begin them together.
+    chain: Chain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Steps that follow one another stage by stage."""
+
+    stages: int
+    # Stage of each node that begins a step: it follows the stage's last end in the step before.
+    begins: Mapping[int, int]
+    closes: Mapping[int, int]  # stage of each node that nothing of its stage follows
+    turn_ns: float  # what regularly passes between two steps of a stage
+
+
+def prepare(graph: Graph, stage: NDArray[np.int32], shortest_ns: FloatArray) -> Program:
+    """Prepare a graph for replay.
+
+    Parameters
+    ----------
+    stage : int32 array, shape (nodes,)
+        The pipeline stage of each node.
+    shortest_ns : float64 array, shape (nodes,)
+        The shortest duration of each node in any variant. Where it is negative (clock noise), what
+        the node follows may end after it and can be the step's last end.
+    """
+    ends_last = set(graph.last)
+    last_use: dict[int, int] = {}
+    for index, unit in enumerate(graph.units):
+        for node in unit.members:
+            last_use[node] = index
+        for after in unit.after:
+            for node in after:
+                last_use[node] = index
+    for unit in graph.units if (shortest_ns < 0).any() else ():
+        for node, after in zip(unit.members, unit.after, strict=True):
+            if shortest_ns[node] < 0:
+                ends_last.update(after)
+    finished: list[list[int]] = [[] for _ in graph.units]
+    for node, index in last_use.items():
+        finished[index].append(node)
+    units = tuple(
+        (unit.members, unit.after, unit.across_dp, tuple(nodes))
+        for unit, nodes in zip(graph.units, finished, strict=True)
+    )
+    chain = _chain(graph, stage.tolist()) if graph.chained else None
+    return Program(units, frozenset(ends_last), graph.lags_ns, chain)
+
+
+def _chain(graph: Graph, stage: Sequence[int]) -> Chain:
+    follows = [
+        (node, after)
+        for unit in graph.units
+        for node, after in zip(unit.members, unit.after, strict=True)
+    ]
+    followed = {
+        before for node, after in follows for before in after if stage[before] == stage[node]
+    }
+    return Chain(
+        stages=max(stage) + 1,
+        # what follows nothing of its own stage is held up by the stage's last step all the same
+        begins={
+            node: stage[node]
+            for node, after in follows
+            if not any(stage[before] == stage[node] for before in after)
+        },
+        closes={node: stage[node] for node, _ in follows if node not in followed},
+        turn_ns=graph.turn_ns,
+    )
+
+
+# ---- Replay of a step's operations under changed durations, many variants at once --------------
+# An operation is launched when the last operation that it depends on has ended. A computation ends
+# after its duration; a communication when the last member of its group was launched plus its own
+# transfer duration (section 3.2 of the paper).
+#
+# Two executors do the same, to the bit. `ArrayReplay` walks the graph once and handles all
+# variants, steps and DP ranks of a node in one NumPy call; it is there at once and observes.
+# Loading the compiled executor's run-time first takes a third of a second: `paceline analyze` of AR
+# takes 0.55 s then, and not 0.27 s. With NumPy in place of the compiled executor (`kernel`), where
+# that is loaded, a whole report takes 1.6 times (ST), 2.4 times (AR) and 1.4 times (AR tiled 16
+# times) as long in processor time. `tests.oracles.replay` is the slow twin of both.
+
 
 CodeArray = NDArray[np.int32]
 
@@ -280,3 +373,84 @@ class _Times:
             mask = self._batch.masks[FIRST_MASK - code]
             duration = np.where(mask, self._recorded[node], self._block.ideal_ns[node])
         return duration
+
+
+# ---- Steps in which DP ranks run different numbers of microbatches: nothing is handed over in padd
+#
+# A transfer that takes no time would still wait until both of its sides are launched, and hold up
+# what a rank runs in earnest. One that ends before all time holds up nothing.
+
+
+# What a transfer takes that does not happen.
+NO_TRANSFER: Final = -np.inf
+
+
+def transfers_padded(layout: Layout) -> NDArray[np.bool_]:
+    """Return the places in which no transfer happens, shape (nodes, steps, dp)."""
+    if layout.padding is None:
+        return np.zeros(layout.start_ns.shape, dtype=bool)
+    return np.asarray(layout.padding.where() & layout.padding.transfers[:, None, None])
+
+
+def without_transfers(ideal_ns: FloatArray, nodes: NDArray[np.bool_]) -> FloatArray:
+    """Return ideal durations, shape (nodes,), in which some transfers that take no time are none.
+
+    Parameters
+    ----------
+    nodes : bool array, shape (nodes,)
+        Transfers that do not happen on some DP rank.
+    """
+    return np.where(nodes & (ideal_ns <= 0), NO_TRANSFER, ideal_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedReplay:
+    """Executes padded steps: what takes no time in a place without a transfer is none."""
+
+    program: Program
+    inner: Executor
+    transfers: NDArray[np.bool_]  # (nodes, steps, dp): places in which none happens
+    # Durations that were asked for last, and those without transfers in padding.
+    _known: list[tuple[FloatArray, FloatArray]] = field(init=False, default_factory=list)
+
+    @property
+    def lanes_at_once(self) -> int:
+        """Return about how many (step, DP rank) a block should have."""
+        return self.inner.lanes_at_once
+
+    @property
+    def tiles(self) -> bool:
+        """Return whether it cuts large blocks itself, and lets other threads run meanwhile."""
+        return self.inner.tiles
+
+    def step_ends(self, batch: Batch, block: Block, threads: int = 1) -> FloatArray:
+        """Return when the steps end, shape (variants, the block's steps, dp), ns."""
+        nodes = np.asarray(self.transfers.any(axis=(1, 2)))
+        ideal = without_transfers(block.ideal_ns, nodes)
+        values = block.values_ns
+        if len(values):
+            values = self._values(batch, block)
+        recorded = self._recorded(block.recorded_ns)
+        block = replace(block, recorded_ns=recorded, ideal_ns=ideal, values_ns=values)
+        return self.inner.step_ends(batch, block, threads)
+
+    def _recorded(self, recorded_ns: FloatArray) -> FloatArray:
+        for known, without in self._known:
+            if known is recorded_ns:
+                return without
+        without = np.where(self.transfers, NO_TRANSFER, recorded_ns)
+        self._known[:] = [(recorded_ns, without)]
+        return without
+
+    def _values(self, batch: Batch, block: Block) -> FloatArray:
+        """Return the rows of values: of nodes whose transfers do not happen, none that take none.
+
+        A row is of one node, whichever variants take it.
+        """
+        values = block.values_ns.copy()
+        for node in np.flatnonzero(self.transfers.any(axis=(1, 2))).tolist():
+            rows = np.unique(batch.takes[:, node])
+            for row in rows[rows >= 0].tolist():
+                none = self.transfers[node, block.steps] & (values[row] <= 0)
+                values[row][none] = NO_TRANSFER
+        return values

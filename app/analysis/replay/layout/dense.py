@@ -148,13 +148,13 @@ class Layout:
     launch: FloatArray  # (nodes,): sorts the nodes of a stage in the order of their launch
     begin_ns: FloatArray  # (steps,): the steps' earliest starts as recorded
     # (nodes, steps, dp): operations that the recorder lost; None where there are none. Their
-    # times are 0 until they are re-created (`app.analysis.replay.repair`).
+    # times are 0 until they are re-created (`app.analysis.replay.missing_operations`).
     missing: NDArray[np.bool_] | None = None
     # (nodes,): nodes that may be missing without anything being lost; None where nothing is
     # missing
     free: NDArray[np.bool_] | None = None
-    # (dp, pp): workers of which nothing was recorded (`app.analysis.replay.repairs.absent`); None
-    # where all are there
+    # (dp, pp): workers of which nothing was recorded (`app.analysis.replay.missing_operations`);
+    # None where all are there
     absent: NDArray[np.bool_] | None = None
     # tuple of tuple of (stage, chunk): virtual stages in the order of a forward, of each
     # direction; empty where chunk follows chunk

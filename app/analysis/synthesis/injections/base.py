@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from app.analysis.synthesis.execution import StepWork
-    from app.analysis.synthesis.job import JobModel
-    from app.analysis.synthesis.program import JobProgram
+from app.analysis.synthesis.execution import StepWork
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.program import JobProgram
 
 Worker = tuple[int, int]
 

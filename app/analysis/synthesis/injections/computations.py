@@ -1,20 +1,19 @@
-"""Injections that make computations take longer."""
+"""Injections that lengthen computations or change the number of microbatches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from app.analysis.synthesis.execution import StepWork
 from app.analysis.synthesis.injections.base import Injection, Spells, Worker, checked
+from app.analysis.synthesis.job import JobModel
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from app.analysis.synthesis.execution import StepWork
-    from app.analysis.synthesis.job import JobModel
+# ---- Injections that make computations take longer ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +205,187 @@ def keep_waiting(
     longer = late_ns > work.late_ns[mask, :, dp]
     work.late_ns[mask, :, dp] += late_ns
     work.late_rank[mask, :, dp] = np.where(longer, rank, work.late_rank[mask, :, dp])
+
+
+# ---- Injections that change over time what a device can do -------------------------------------
+
+
+# Shares of a period in which a device heats up and cools down; between them it is hot.
+_HEATING, _COOLING = 0.5, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ThermalThrottling(Injection):
+    """One worker's device heats up, lowers its clock, and recovers, again and again."""
+
+    worker: Worker  # (dp, pp)
+    factor: float  # how many times as long its forwards and backwards take while it is hot
+    period: float  # recorded steps from one time to the next
+    offset: float = 0.0  # how many of them it has been heating up for when the first one begins
+    cause: ClassVar[str] = "thermal_throttling"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the worker's forwards and backwards by how hot it is."""
+        dp, pp = checked(self.worker, job)
+        phase = (np.arange(job.steps) + self.offset) % self.period / self.period
+        # Temperatures approach where heat comes and goes alike.
+        heating = (1 - np.exp(-3 * phase / _HEATING)) / (1 - np.exp(-3))
+        hot = np.minimum(np.minimum(heating, 1.0), (1 - phase) / _COOLING)
+        factor = 1 + (self.factor - 1) * hot * rng.lognormal(-0.0002, 0.02, job.steps)
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        work.duration_ns[mask, :, dp] *= factor
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the one worker."""
+        return (checked(self.worker, job),)
+
+
+# ---- Injections that are on all workers alike: at once, or on one after another ----------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTogether(Injection):
+    """All workers compute slower: in a stretch of steps, or ever slower over the session."""
+
+    factor: float = 1.0  # how many times as long forwards and backwards take in the stretch
+    begin: int = 0  # position of the stretch's first step among the recorded ones
+    steps: int | None = None  # how many it has; None where it lasts until the end
+    growth: float = 0.0  # by what share each step takes longer than the one before
+    cause: ClassVar[str] = "slow_together"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the forwards and backwards of all workers."""
+        step = np.arange(job.steps)
+        end = job.steps if self.steps is None else self.begin + self.steps
+        factor = np.where((step >= self.begin) & (step < end), self.factor, 1.0)
+        factor = factor * (1 + self.growth) ** step * rng.lognormal(0.0, 0.003, job.steps)
+        mask = work.program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        work.duration_ns[mask] *= factor[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class RotatingWorker(Injection):
+    """In each step another worker computes slower, at random."""
+
+    factor: float  # how many times as long its forwards and backwards take
+    spells: Spells = field(default_factory=Spells)  # in which steps any of them does
+    cause: ClassVar[str] = "rotating"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the forwards and backwards of a worker that is drawn for each step."""
+        program, sizes = work.program, job.sizes
+        chosen = rng.integers(sizes.workers, size=job.steps)
+        active = self.spells.active(job.steps, rng)
+        computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        for step in np.flatnonzero(active).tolist():
+            dp, pp = divmod(int(chosen[step]), sizes.pp)
+            work.duration_ns[computes & (program.stage == pp), step, dp] *= self.factor
+
+
+# ---- DP ranks that run more microbatches in a step than others, as dynamic batches make them do --
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenMicrobatches(Injection):
+    """One DP rank runs more microbatches than the others, or each as many as it draws."""
+
+    more: int  # the difference to the job's number of microbatches, at most
+    dp: int | None = None  # the rank that always runs more; None where all draw in each step
+    cause: ClassVar[str] = "uneven_microbatches"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Let ranks compute longer, and record what they compute as more microbatches."""
+        if job.sizes.pp > 1:
+            raise ValueError("uneven numbers of microbatches need a job without a pipeline")
+        counts = self._counts(job, rng)
+        mask = work.program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        work.duration_ns[mask] *= counts / job.microbatches
+        work.microbatches = counts
+
+    def _counts(self, job: JobModel, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the microbatches of each step and DP rank."""
+        shape = (job.steps, job.sizes.dp)
+        if self.dp is not None:
+            counts = np.full(shape, job.microbatches)
+            counts[:, self.dp] += self.more
+            return counts
+        # what one has more another one has less
+        half = rng.integers(0, self.more + 1, (job.steps, job.sizes.dp // 2))
+        drawn = np.zeros(shape, dtype=np.int64)
+        drawn[:, : half.shape[1]], drawn[:, half.shape[1] : 2 * half.shape[1]] = half, -half
+        return np.asarray(job.microbatches + rng.permuted(drawn, axis=1))
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:  # noqa: ARG002 - of any job
+        """Return the rank that always runs more."""
+        return () if self.dp is None else ((self.dp, 0),)
+
+
+# ---- Injections that make ranks of a group wait for one another: of long contexts, and of experts
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParallelStraggler(Injection):
+    """One context-parallel rank computes slower than the others of its group, which wait for it."""
+
+    worker: Worker  # (dp, pp)
+    context_rank: int
+    factor: float  # how many times as long the rank's own computing takes
+    spells: Spells = field(default_factory=Spells)  # when it does
+    cause: ClassVar[str] = "context_parallel_straggler"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the cell's computations by what the rank keeps the others waiting."""
+        dp, pp = checked(self.worker, job)
+        if not 0 <= self.context_rank < job.sizes.cp:
+            raise ValueError(f"context-parallel rank {self.context_rank} is outside {job.sizes.cp}")
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE) & (program.stage == pp)
+        extra = (1 - job.costs.tensor_share) * (self.factor - 1)
+        late = work.duration_ns[mask, :, dp] * extra
+        late *= self.spells.active(job.steps, rng)
+        keep_waiting(work, mask, dp, late, np.array(self.context_rank, np.int16))
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the cell of the rank."""
+        return (checked(self.worker, job),)
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenExperts(Injection):
+    """Routers send the experts of some ranks more tokens than those of others."""
+
+    spread: float  # sigma of the logarithm of the tokens that a rank's experts are sent
+    # Share of that which lasts: some experts are sent more of any text. The rest changes from
+    # microbatch to microbatch.
+    lasting: float = 0.5
+    share: float = 0.5  # share of a computation that the experts are where tokens are spread evenly
+    cause: ClassVar[str] = "expert_parallel_imbalance"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen computations to those of the experts that have most to do."""
+        over, dp, pp = job.experts_over, job.sizes.dp, job.sizes.pp
+        takes, shared = work.duration_ns, work.experts
+        if shared is None:
+            raise ValueError("uneven experts need DP ranks that share them")
+        program = work.program
+        mask = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        # Each stage has layers of its own, each group of DP ranks texts of its own.
+        lasting = rng.normal(0.0, self.spread * self.lasting, (pp, 1, over))
+        own = rng.normal(
+            0.0, self.spread * (1 - self.lasting), (int(mask.sum()), job.steps, dp // over, over)
+        )
+        own += lasting[program.stage[mask]][:, None]
+        # Logarithms until here: however much they spread, none is too large.
+        tokens = np.exp(own - own.max(axis=-1, keepdims=True))
+        tokens /= tokens.mean(axis=-1, keepdims=True)
+        # Ranks of a group go through their layers together; what each would take alone is less.
+        latest = takes[mask].reshape(tokens.shape)
+        early = shared.ahead_ns[:, mask].sum(axis=0).reshape(tokens.shape)
+        experts = self.share * (latest - early) * tokens
+        most = np.broadcast_to(experts.max(axis=-1, keepdims=True), tokens.shape)
+        shape = (*tokens.shape[:2], dp)
+        shared.ahead_ns[0, mask] = ((1 - self.share) * early).reshape(shape)
+        shared.ahead_ns[1, mask] = (most - experts).reshape(shape)
+        shared.takes_ns[mask] = most.reshape(shape)
+        takes[mask] = ((1 - self.share) * latest + most).reshape(shape)

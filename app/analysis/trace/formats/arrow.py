@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.arrow.reader import FILE_MAGIC, STREAM_MAGIC, decode_arrow
 from app.analysis.trace.encode import to_arrow
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
+from app.analysis.trace.formats.kind import Decoded, Head, TraceFormat, Writer
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.readers.arrow import FILE_MAGIC, STREAM_MAGIC, decode_arrow
 
 _NAME: Final = "arrow"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.column_sets import NATIVE
+from app.analysis.trace.columns import NATIVE
 from app.analysis.trace.encode import to_ndjson_gz, to_ndjson_zstd
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
+from app.analysis.trace.formats.kind import Decoded, Head, TraceFormat, Writer
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
@@ -22,7 +21,7 @@ def _sniff(head: Head) -> bool:
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
-    from app.analysis.trace.ndjson.reader import decode_ndjson  # noqa: PLC0415
+    from app.analysis.trace.readers.ndjson import decode_ndjson  # noqa: PLC0415
 
     return Decoded(decode_ndjson(body, meta, limits, part=part), _NAME)
 

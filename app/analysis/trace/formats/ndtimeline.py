@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.kind import Decoded, Head, TraceFormat
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 

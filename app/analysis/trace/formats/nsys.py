@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Told, TraceFormat
-from app.analysis.trace.limits import Limits
+from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Head, Told, TraceFormat
+from app.analysis.trace.limits import Limits, refuse_body
 from app.analysis.trace.model import SessionMeta
 
 _NAME: Final = "nsys"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.formats.head import Head, head_of
-from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Told, TraceFormat
+from app.analysis.trace.compression import ZSTD_MAGIC
+from app.analysis.trace.formats.kind import NOTHING_TOLD, Decoded, Head, Told, TraceFormat, head_of
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.ndjson.streams import ZSTD_MAGIC
 
 _NAME: Final = "otel"
 
@@ -49,7 +48,7 @@ def _decode(
     part: bool,
     told: Told = NOTHING_TOLD,
 ) -> Decoded:
-    from app.analysis.trace.recordings.otlp.reader import decode_otlp  # noqa: PLC0415
+    from app.analysis.trace.recordings.otlp import decode_otlp  # noqa: PLC0415
 
     protobuf = _is_protobuf(head_of(body))
     read = decode_otlp(body, meta, limits, part=part, protobuf=protobuf, own=told.own)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.column_sets import NATIVE, PUBLISHED
+from app.analysis.trace.columns import NATIVE, PUBLISHED
 from app.analysis.trace.encode import to_parquet, to_published_parquet
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import Decoded, TraceFormat, Writer
+from app.analysis.trace.formats.kind import Decoded, Head, TraceFormat, Writer
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.parquet.footer import MAGIC
-from app.analysis.trace.parquet.reader import decode_parquet
+from app.analysis.trace.readers.parquet import decode_parquet
+from app.analysis.trace.readers.parquet_headers import MAGIC
 from app.errors import InvalidMetadataError
 
 _MEDIA_TYPES: Final = (

@@ -1,13 +1,13 @@
-"""All trace formats."""
+"""All trace formats, and known files without operations, each with advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.trace.formats.arrow import ARROW
-from app.analysis.trace.formats.head import Head
-from app.analysis.trace.formats.kind import TraceFormat, Writer
+from app.analysis.trace.formats.kind import Head, TraceFormat, Writer
 from app.analysis.trace.formats.kineto import KINETO
 from app.analysis.trace.formats.megascan import MEGASCAN
 from app.analysis.trace.formats.ndjson import NDJSON
@@ -15,9 +15,110 @@ from app.analysis.trace.formats.ndtimeline import NDTIMELINE
 from app.analysis.trace.formats.nsys import NSYS
 from app.analysis.trace.formats.otel import OTEL
 from app.analysis.trace.formats.parquet import PARQUET, PUBLISHED_PARQUET
-from app.analysis.trace.formats.strangers import STRANGERS, Stranger
 from app.analysis.trace.formats.xprof import XPROF
 from app.errors import UnsupportedFormatError
+
+# ---- Files that lie where recordings do and from which no operations are read: named, with advice
+
+
+_PICKLE: Final = b"\x80"
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A kind of file that no operations can be read from."""
+
+    title: str  # what it is, as a noun with its article
+    why: str  # what it lacks, and what to send instead; the rest of a sentence about it
+    sniff: Callable[[Head], bool]
+
+    @property
+    def said(self) -> str:
+        """Return what it is and what to do, the rest of a sentence that begins with its name."""
+        return f"{self.title}, {self.why}"
+
+
+def _is_flight_recorder(head: Head) -> bool:
+    pickled = head.start.startswith(_PICKLE) and b"entries" in head.start and b"pg_" in head.start
+    return pickled or (head.has_field("entries") and head.has_field("pg_config", "pg_status"))
+
+
+def _is_chakra(head: Head) -> bool:
+    return head.has_field("nodes") and head.has_field("schema", "pid")
+
+
+def _is_jaeger(head: Head) -> bool:
+    return head.has_field("data") and b'"traceID"' in head.text and b'"spans"' in head.text
+
+
+def _is_rocprof(head: Head) -> bool:
+    if head.has_field("rocprofiler-sdk-tool"):
+        return True
+    events = head.outline.events if head.outline is not None else ()
+    said = (event.get("args") for event in events)
+    return any(isinstance(args, dict) and "BeginNs" in args and "EndNs" in args for args in said)
+
+
+def _is_inspector(head: Head) -> bool:
+    return head.has_field("coll_perf") and head.has_field("header", "metadata")
+
+
+def _is_ascend(head: Head) -> bool:
+    if head.outline is None:
+        return False
+    if not _ASCEND_FLOWS.isdisjoint(head.outline.values("cat")):
+        return True
+    said = (event.get("args") for event in head.outline.events if event.get("ph") == "M")
+    names = (args.get("name") for args in said if isinstance(args, dict))
+    return any(isinstance(name, str) and name in _ASCEND_PROCESSES for name in names)
+
+
+# Between the operators of the framework and the kernels of Ascend's devices, and what its profiler
+# calls their processes.
+_ASCEND_FLOWS: Final = frozenset({"async_npu", "async_task_queue"})
+_ASCEND_PROCESSES: Final = frozenset({"Ascend Hardware", "CANN", "Overlap Analysis"})
+_PROFILE: Final = "record the ranks with torch.profiler and send its files"
+
+STRANGERS: Final = (
+    Stranger(
+        "a dump of PyTorch's flight recorder",
+        "which holds no operations, only the collectives before a hang: paceline hang reads it; "
+        f"for a session {_PROFILE}",
+        _is_flight_recorder,
+    ),
+    Stranger(
+        "an execution trace of PyTorch (Chakra)",
+        f"which says what runs and not when: {_PROFILE}",
+        _is_chakra,
+    ),
+    Stranger(
+        "Jaeger's JSON",
+        "which is not OTLP: let the file exporter of an OpenTelemetry collector write the spans as "
+        "JSON, and send that file",
+        _is_jaeger,
+    ),
+    Stranger(
+        "a trace of rocprof",
+        f"which says nothing of training steps and operations: {_PROFILE}, which records AMD's "
+        "GPUs as well",
+        _is_rocprof,
+    ),
+    Stranger(
+        "a timeline of Ascend's profiler (torch_npu)",
+        "whose kernels are joined to what launched them in a way that is not read: send the "
+        "operations of the job as NDJSON or Parquet",
+        _is_ascend,
+    ),
+    Stranger(
+        "a log of NCCL Inspector",
+        f"which holds collectives and no computations: {_PROFILE}",
+        _is_inspector,
+    ),
+)
+
+
+# ---- All trace formats -------------------------------------------------------------------------
+
 
 # The first whose `sniff` says yes decodes a body.
 FORMATS: Final[Mapping[str, TraceFormat]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.formats.head import Head, head_of
-from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.kind import Decoded, Head, TraceFormat, head_of
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 
@@ -43,7 +42,7 @@ def _copy_of(name: str) -> str | None:
 
 
 def _decode(body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool) -> Decoded:
-    from app.analysis.trace.recordings.xprof import reader  # noqa: PLC0415
+    from app.analysis.trace.recordings import xprof as reader  # noqa: PLC0415
 
     planes = not head_of(body).text.lstrip().startswith((b"{", b"["))
     decode = reader.decode_xplane if planes else reader.decode_trace_json

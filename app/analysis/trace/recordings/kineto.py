@@ -1,21 +1,31 @@
-"""Kineto: what the profiler of PyTorch writes, one JSON file a rank, in one pass."""
+"""Kineto: the JSON file that the PyTorch profiler writes for each rank, read in one pass.
+
+The fields before the events name the rank and its process groups. A file merged for a viewer
+holds several ranks, each as processes whose number or name has the rank (``[Rank 3] 4711``).
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from app.analysis.trace.limits import Limits
+from app.analysis.trace.limits import MAX_WORLD, Limits, refuse_body
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.files.names import UNNAMED, FileNames
-from app.analysis.trace.recordings.files.processes import Processes
-from app.analysis.trace.recordings.json_items import Field, Item, read_items
-from app.analysis.trace.recordings.kineto_batches import Batches, Kind
-from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX
-from app.analysis.trace.recordings.own.ranges import OwnRanges
-from app.analysis.trace.recordings.profiler.header import EVENTS, take_header
-from app.analysis.trace.recordings.profiler.labelled import ATTACH, Advice
+from app.analysis.trace.recordings.files import UNNAMED, FileNames, rank_in
+from app.analysis.trace.recordings.json_events import (
+    NS_PER_US,
+    Event,
+    Field,
+    Item,
+    event_of,
+    read_items,
+)
+from app.analysis.trace.recordings.kineto_columns import Batches, Kind
+from app.analysis.trace.recordings.labels import LOADER_PREFIX, OWN_PREFIX, TORCH_PREFIX, OwnRanges
+from app.analysis.trace.recordings.profiler.labelled_pipeline import ATTACH, Advice
+from app.analysis.trace.recordings.profiler.process_groups import Group
 from app.analysis.trace.recordings.profiler.reader import decode_scan
 from app.analysis.trace.recordings.profiler.scan import (
     Activity,
@@ -28,7 +38,158 @@ from app.analysis.trace.recordings.profiler.scan import (
     plain_name,
 )
 from app.analysis.trace.recordings.recording import Recording, joined_recordings
-from app.analysis.trace.recordings.values import NS_PER_US, Event, event_of
+
+# ---- Files in which the recordings of several ranks were put together, each as processes of its ow
+#
+# Scripts that merge the files of ranks for a viewer put the rank into the number of a process
+# (``[Rank 3] 4711``, ``4711_rank3``) or into its name (``process_name``, ``process_labels``).
+
+
+# A viewer shows some dozens; a machine has thousands.
+_MOST: Final = 100_000
+_NAMES: Final = ("process_name", "process_labels")
+_FIRST: Final = re.compile(r"\[(?:R|rank)?[ =]?([0-9]{1,7})\]", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Processes:
+    """What a recording says about its processes."""
+
+    # Those that take steps of training, in the order of the recording.
+    stepping: dict[object, None] = field(default_factory=dict)
+    _rank_of: dict[object, int] = field(default_factory=dict)
+
+    def name(self, event: Event) -> None:
+        """Take an event of metadata (``"ph": "M"``)."""
+        if event.fields.get("name") not in _NAMES or len(self._rank_of) >= _MOST:
+            return
+        args = event.args.fields
+        said = _rank_said(str(args.get("name", args.get("labels", ""))))
+        if said is not None:
+            self._rank_of.setdefault(_key(event), said)
+
+    def step(self, event: Event) -> None:
+        """Take a range that is a step of training."""
+        if len(self.stepping) < _MOST:
+            self.stepping.setdefault(_key(event))
+
+    def rank_of(self, event: Event) -> int | None:
+        """Return the rank that an event is of, None where nothing says it."""
+        key = _key(event)
+        if key not in self._rank_of and isinstance(key, str):
+            said = _rank_said(key)
+            if said is not None and len(self._rank_of) < _MOST:
+                self._rank_of[key] = said
+        return self._rank_of.get(key)
+
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks of the processes that take steps.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.several_ranks`: one does not say its rank, or two say the same.
+        """
+        found = [self.rank_of(Event(0, {"pid": key})) for key in self.stepping]
+        ranks = sorted({rank for rank in found if rank is not None})
+        if len(ranks) < len(found):
+            refuse_body(
+                "several_ranks",
+                f"{len(found)} processes take steps, and their numbers or names do not say which "
+                "rank each is: send the file of each rank as the profiler wrote it",
+            )
+        return tuple(ranks)
+
+
+def _key(event: Event) -> object:
+    process = event.fields.get("pid")
+    return process if isinstance(process, int | str) else str(process)
+
+
+def _rank_said(text: str) -> int | None:
+    said = rank_in(text)
+    if said is None and (found := _FIRST.search(text)) is not None:
+        return int(found[1])
+    return said
+
+
+# ---- What a profiler's file says of itself before its events: whose it is, and its process groups
+
+
+EVENTS: Final = "traceEvents"
+DISTRIBUTED: Final = "distributedInfo"
+_MAX_GROUPS: Final = 4096
+# Ranks of a group that are written as one text.
+_MAX_RANKS_TEXT: Final = 1 << 20
+_MAX_DIGITS: Final = 12
+
+
+def take_header(found: Scan, part: Field) -> None:
+    """Take a field of the file other than its events.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.bad_event`, `trace.wrong_type`, `trace.time_overflow`.
+    """
+    if part.name == EVENTS:
+        refuse_body("bad_event", f"{EVENTS} is no array of events")
+    if part.name == "baseTimeNanoseconds":
+        if isinstance(part.value, bool) or not isinstance(part.value, int):
+            refuse_body("wrong_type", "baseTimeNanoseconds is not an integer")
+        if abs(part.value) >= 1 << 62:
+            refuse_body("time_overflow", "baseTimeNanoseconds is beyond all times")
+        found.base_ns = part.value
+    elif part.name == "host_name" and isinstance(part.value, str):
+        found.host = part.value
+    elif part.name == "deviceProperties" and isinstance(part.value, list) and part.value:
+        first = part.value[0]
+        name = first.get("name") if isinstance(first, dict) else None
+        found.gpu = name if isinstance(name, str) else None
+    elif part.name == DISTRIBUTED and isinstance(part.value, dict):
+        info = Event(0, part.value)
+        found.rank = info.optional_integer("rank")
+        found.world = info.optional_integer("world_size")
+        found.groups = _groups(part.value.get("pg_config"))
+
+
+def _groups(config: Any) -> list[Group]:  # noqa: ANN401 - what a user wrote
+    if isinstance(config, dict):
+        config = list(config.values())
+    if not isinstance(config, list):
+        return []
+    if len(config) > _MAX_GROUPS:
+        refuse_body("bad_event", f"{DISTRIBUTED} lists over {_MAX_GROUPS} process groups")
+    groups = []
+    for one in config:
+        if not isinstance(one, dict):
+            continue
+        ranks = _ranks(one.get("ranks"))
+        name, description = one.get("pg_name", ""), one.get("pg_desc", "")
+        if not (isinstance(ranks, list) and isinstance(name, str) and isinstance(description, str)):
+            continue
+        if all(type(rank) is int and 0 <= rank < MAX_WORLD for rank in ranks):
+            groups.append(Group(name, description, tuple(ranks)))
+    return groups
+
+
+def _ranks(said: Any) -> Any:  # noqa: ANN401 - what a user wrote
+    """Return the ranks of a group as a list where they are one as text, or numbered by a map."""
+    if isinstance(said, str) and len(said) <= _MAX_RANKS_TEXT:
+        numbers = said.strip("[]() ").split(",")
+        return [int(number) for number in numbers] if all(map(_is_rank, numbers)) else None
+    if isinstance(said, dict) and all(map(_is_rank, said)):
+        in_order = all(type(place) is int for place in said.values())
+        return [int(rank) for rank in (sorted(said, key=said.__getitem__) if in_order else said)]
+    return said
+
+
+def _is_rank(text: str) -> bool:
+    return text.strip().isascii() and text.strip().isdecimal() and len(text) <= _MAX_DIGITS
+
+
+# ---- Kineto: what the profiler of PyTorch writes, one JSON file a rank, in one pass ------------
+
 
 _ANNOTATIONS: Final = frozenset({"user_annotation", "cpu_op", "Operator"})
 _OWN: Final = "user_annotation"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from app.analysis.trace.faults import refuse, refuse_body
-from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_WORLD, Limits
+from app.analysis.trace.limits import MAX_MODEL_CHUNKS, MAX_WORLD, Limits, refuse, refuse_body
+from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import (
     ABSENT,
     BACKWARD_COMPUTE,
@@ -31,11 +31,8 @@ from app.analysis.trace.model import (
     SessionMeta,
     Sizes,
 )
-from app.analysis.trace.recordings.json_items import Item, read_items
-from app.analysis.trace.recordings.recording import Recording
-from app.analysis.trace.recordings.rows import Rows
-from app.analysis.trace.recordings.values import NS_PER_US, Event, event_of
-from app.analysis.trace.unmapped import Unmapped, total
+from app.analysis.trace.recordings.json_events import NS_PER_US, Event, Item, event_of, read_items
+from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 
 _SCOPES: Final = {

@@ -14,14 +14,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, NoReturn
 
-from app.analysis.trace.faults import refuse
-from app.analysis.trace.limits import Limits
+from app.analysis.trace.limits import Limits, refuse
+from app.analysis.trace.metadata import Unmapped, total
 from app.analysis.trace.model import ABSENT, SessionMeta, Sizes
-from app.analysis.trace.recordings.json_items import read_values
-from app.analysis.trace.recordings.recording import Recording
-from app.analysis.trace.recordings.rows import Rows
-from app.analysis.trace.recordings.values import NS_PER_S, NS_PER_US, Event, event_of
-from app.analysis.trace.unmapped import Unmapped, total
+from app.analysis.trace.recordings.json_events import (
+    NS_PER_S,
+    NS_PER_US,
+    Event,
+    event_of,
+    read_values,
+)
+from app.analysis.trace.recordings.recording import Recording, Rows
 from app.errors import Fault, InvalidMetadataError
 
 # A record has one of these where the other form has `ph`.

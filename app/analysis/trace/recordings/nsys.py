@@ -22,19 +22,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits
+from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse_body
 from app.analysis.trace.model import SessionMeta
-from app.analysis.trace.recordings.files.names import FileNames
-from app.analysis.trace.recordings.own.ranges import OwnRanges
-from app.analysis.trace.recordings.profiler.labelled import Advice
+from app.analysis.trace.recordings.files import FileNames
+from app.analysis.trace.recordings.labels import OwnRanges
+from app.analysis.trace.recordings.profiler.labelled_pipeline import Advice
 from app.analysis.trace.recordings.profiler.reader import decode_scan
-from app.analysis.trace.recordings.profiler.scan import (
-    Scan,
-    Span,
-    Work,
-    collective_of,
-)
+from app.analysis.trace.recordings.profiler.scan import Scan, Span, Work, collective_of
 from app.analysis.trace.recordings.recording import Recording
 
 _NVTX: Final = "NVTX_EVENTS"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from app.cli.alerts import AlertsCommandError, reseal, send_test
-from app.db.models.alerts import AlertChannel
-from app.services.alerts.channels.reads import list_channels
+from app.cli.access import AlertsCommandError, reseal, send_test
+from app.incidents.channel_reads import list_channels
+from app.incidents.models.tables import AlertChannel
 from benchmarks.support.receiver import Reply
 from tests.integration.api.alerts.asking import API, add_channel
 from tests.integration.api.conftest import Install, Installation

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select, text
 
-from app.db.models.sessions import StoredVerdict
-from app.services.alerts.incidents import silence_incident
+from app.incidents.evaluate import silence_incident
+from app.sessions.models.tables import StoredVerdict
 from tests.integration.api.alerts.asking import API, PERSON
 from tests.integration.api.conftest import Installation
 from tests.support.alerting import Alerting

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.db.models.alerts import AlertAssignee
-from app.services.access.audit import list_entries
+from app.access.audit import list_entries
+from app.incidents.models.tables import AlertAssignee
 from tests.integration.api.alerts.asking import API, PERSON
 from tests.integration.api.conftest import Installation
 from tests.support.alerting import Alerting

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.settings import Settings
+from app.platform.settings import Settings
 from tests.integration.api.conftest import serving
 from tests.support import postgres
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.api.frame.bodies import MAX_BODY_BYTES
+from app.web.bodies import MAX_BODY_BYTES
 from tests.integration.api import bodies
 
 if TYPE_CHECKING:

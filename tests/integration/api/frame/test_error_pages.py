@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.api.frame.headers import SECURITY_HEADERS
+from app.web.guards import SECURITY_HEADERS
 from tests.integration.api.outage import away
 
 if TYPE_CHECKING:

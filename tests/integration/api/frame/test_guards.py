@@ -12,8 +12,8 @@ import pytest
 import zstandard
 from sqlalchemy import insert, select
 
-from app.api.frame.headers import SECURITY_HEADERS
-from app.db.models.sessions import Session
+from app.sessions.models.tables import Session
+from app.web.guards import SECURITY_HEADERS
 from tests.integration.api import bodies
 from tests.integration.api.sessions.test_refusals import NOTHING
 

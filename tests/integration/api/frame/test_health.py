@@ -12,8 +12,8 @@ import pytest
 from redis import Redis
 from sqlalchemy import text
 
-from app.db.migrate import expected_revision
-from app.settings import Settings
+from app.platform.database.migrate import expected_revision
+from app.platform.settings import Settings
 from tests.integration.api.outage import away
 from tests.support.waiting import wait_for
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let answers of `/readyz` hold for no time."""
-    monkeypatch.setattr("app.api.frame.health.READY_FOR_S", 0.0)
+    monkeypatch.setattr("app.installation.health.READY_FOR_S", 0.0)
 
 
 def add_worker(installation: Installation, queue: str, *, seen_s_ago: float = 0) -> None:

@@ -11,8 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, text
 
-from app.db.models.installation import AnalysisDuration
-from app.services.tasks.durations import count_duration
+from app.installation.models import AnalysisDuration, count_duration
 from tests.integration.api import bodies
 from tests.integration.api.frame.test_health import add_worker
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.api.frame.problems import PROBLEMS
+from app.web.problems import PROBLEMS
 from tests.integration.api.outage import away
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_what_was_not_expected_is_a_problem_too(
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("app.api.sessions.read.list_sessions", broken)
+    monkeypatch.setattr("app.sessions.api.read.list_sessions", broken)
     answer = installation.client.get("/api/v1/sessions")
     assert answer.status_code == 500
     assert answer.json()["code"] == "internal"

@@ -11,10 +11,10 @@ import numpy as np
 from app.analysis.pulse.columns import Pulses
 from app.analysis.pulse.detector import Detector, Record
 from app.analysis.pulse.notices import Notice
-from app.analysis.synthesis.pulses.faults import FAULTS
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob, PulseTruth
-from app.analysis.synthesis.randomness import stream
-from app.inputs.pulse.body import write_pulse
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
+from app.analysis.synthesis.random_pulses import FAULTS
+from app.pulse.body import write_pulse
 
 DIALS = PulseDials(dp=8, pp=2, steps=200, noise=0.02)
 STEPS_A_BODY = 10

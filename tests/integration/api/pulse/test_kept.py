@@ -17,14 +17,14 @@ from app.analysis.pulse.columns import Pulses, joined
 from app.analysis.pulse.detector import Detector, Record
 from app.analysis.pulse.parquet import PulseFile
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.pulses.job import PulseDials
+from app.analysis.synthesis.pulse_job import PulseDials
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from app.db.models.noticed import PulseBlock, PulseSpan
-from app.inputs.pulse.body import write_pulse
-from app.inputs.retention import RetentionRules
-from app.services.pulse.advance import advance_pulses
-from app.services.retention.rules import keep_to_rules
+from app.pulse.advance import advance_pulses
+from app.pulse.body import write_pulse
+from app.pulse.models import PulseBlock, PulseSpan
+from app.retention.models import RetentionRules
+from app.retention.rules import keep_to_rules
 from tests.integration.api.pulse.sending import bodies, shifted, slow_job
 from tests.integration.api.pulse.test_sending import SENT, noticed, send, take_all
 from tests.support.sessions import store

@@ -18,11 +18,11 @@ from app.analysis.synthesis.injections.computations import SlowWorker, StageImba
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes, Trace
-from app.db.models.alerts import AlertGroup
-from app.services.alerts.sweep import sweep_alerts
-from app.services.pulse.advance import advance_pulses
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.incidents.models.tables import AlertGroup
+from app.incidents.sweep import sweep_alerts
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.pulse.advance import advance_pulses
 from tests.integration.api.pulse.sending import DIALS, STEPS_A_BODY, bodies, slow_for
 from tests.support.sessions import store
 from tests.support.waiting import LIMIT_S, wait_for
@@ -232,8 +232,8 @@ def test_one_session_an_hour_is_asked_for_by_notices_and_a_person_asks_without_t
 WORK = """
 from datetime import timedelta
 from app.bootstrap import build
-from app.services.pulse.advance import advance_pulses
-from app.settings import Settings
+from app.pulse.advance import advance_pulses
+from app.platform.settings import Settings
 container = build(Settings())
 while advance_pulses(container, timedelta(0)):
     pass

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from app.services.installation.sweep import sweep
-from app.services.pulse.advance import advance_pulses
+from app.installation.sweep import sweep
+from app.pulse.advance import advance_pulses
 from tests.integration.api.pulse.sending import bodies, slow_job
 
 if TYPE_CHECKING:

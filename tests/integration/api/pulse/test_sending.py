@@ -15,15 +15,8 @@ import pytest
 import zstandard
 from sqlalchemy import text
 
-from app.inputs.pulse.body import write_pulse
-from app.services.pulse.advance import (
-    MAX_TRIES,
-    LostClaimError,
-    advance_pulses,
-    claim_attempt,
-    look,
-    store,
-)
+from app.pulse.advance import MAX_TRIES, LostClaimError, advance_pulses, claim_attempt, look, store
+from app.pulse.body import write_pulse
 from tests.integration.api.pulse.sending import STEPS_A_BODY, bodies, detected, shifted, slow_job
 from tests.support.waiting import LIMIT_S, wait_for
 
@@ -196,8 +189,8 @@ def test_rubbish_is_counted_by_code_and_stops_nothing(installation: Installation
 
 WORK = """
 from app.bootstrap import build
-from app.services.pulse.advance import advance_pulses
-from app.settings import Settings
+from app.pulse.advance import advance_pulses
+from app.platform.settings import Settings
 advance_pulses(build(Settings()))
 """
 

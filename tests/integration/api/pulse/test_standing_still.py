@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app.analysis.pulse.columns import Pulses
-from app.analysis.synthesis.pulses.beats import hanging
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
-from app.inputs.pulse.body import write_pulse
-from app.services.pulse.advance import advance_pulses
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
+from app.analysis.synthesis.random_pulses import hanging
+from app.pulse.advance import advance_pulses
+from app.pulse.body import write_pulse
 from tests.support.hanging import Hanging, as_json, stack_dump
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import event, text
 
-from app.api.sessions.together import Together
-from app.services.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
-from app.services.sessions.body import Body
+from app.pulse.receive import ArrivedPulse, PulseOffError, receive_pulses, switch_pulse
+from app.sessions.api.intake import Together
+from app.sessions.decoding import Body
 from tests.integration.api.pulse.sending import bodies, slow_job
 from tests.support.loops import in_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.services.container import Container
+    from app.platform.container import Container
     from tests.integration.api.conftest import Installation
 
 

@@ -13,7 +13,7 @@ from app.analysis.trace.limits import MIB
 from tests.integration.api import bodies
 from tests.support.command import paceline
 from tests.unit.analysis.trace.recordings.kineto_files import BASE_NS, KinetoFile, two_stages
-from tests.unit.inputs.recordings.archives import Entry, forms, member, tar, zipped
+from tests.unit.sessions.recordings.archives import Entry, forms, member, tar, zipped
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Install, Installation

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from app.api.sessions.live import Stream
-from app.db.states import SessionState
-from app.services.sessions.changes import StateChange
+from app.platform.database.states import SessionState
+from app.sessions.api.live import Stream
+from app.sessions.decoding import StateChange
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.support.waiting import LIMIT_S, wait_for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from app.services.installation.sweep import sweep
+from app.installation.sweep import sweep
 from tests.integration.api import bodies
 from tests.unit.analysis.trace.recordings.kineto_files import BASE_NS, two_stages
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy import text
 
-from app.settings import MIB
+from app.platform.settings import MIB
 from tests.integration.api import bodies
 from tests.integration.api.outage import away
 from tests.integration.api.sessions.test_refusals import NOTHING, refused, spooled_files
@@ -172,7 +172,7 @@ def test_a_full_disk_is_said(installation: Installation, monkeypatch: pytest.Mon
     def on_a_full_disk(**_options: object) -> object:
         return open(full, "wb", buffering=0)  # noqa: PTH123 - a device; closed by the spool
 
-    monkeypatch.setattr("app.api.sessions.spool.tempfile.TemporaryFile", on_a_full_disk)
+    monkeypatch.setattr("app.sessions.api.spool.tempfile.TemporaryFile", on_a_full_disk)
     # Bodies of this route are in a file, also small ones.
     answer = installation.client.post("/api/v1/folders", content=b"{}\n")
     refused(installation, answer, 507, "storage.full")

@@ -13,7 +13,7 @@ import zstandard
 from sqlalchemy import event, text
 
 from app.analysis.trace.encode import to_ndjson_gz
-from app.db.blobs import read_blob
+from app.platform.blobs import read_blob
 from tests.integration.api import bodies
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import select, update
 
 from app.analysis.trace.encode import to_parquet
-from app.db.models.chunks import Intake
-from app.services.installation.sweep import SweepResult, sweep
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.installation.sweep import SweepResult, sweep
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.models.tables import Intake
 from tests import factories
 from tests.integration.api import bodies, chunks
 from tests.integration.api.chunks import put, seal

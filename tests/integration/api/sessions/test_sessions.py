@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from app.analysis.report.timeline import step_timeline
-from app.db.states import SessionState
-from app.services.sessions.replays.timelines import stored_trace
-from app.services.sessions.reports import heatmap, report_document
+from app.analysis.report.charts import step_timeline
+from app.platform.database.states import SessionState
+from app.sessions.read import heatmap, report_document
+from app.sessions.replays import stored_trace
 from tests.integration.api import bodies
 from tests.support.reads import read
 

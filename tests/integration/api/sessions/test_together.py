@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import event
 
-from app.services.sessions.body import Body
-from app.services.sessions.chunks.inbox import Arrived
-from app.services.sessions.chunks.path import ChunkPath, SessionPath
-from app.services.sessions.chunks.seal import seal_session
-from app.services.sessions.chunks.together import receive_together
+from app.sessions.chunks.absorb import receive_together
+from app.sessions.chunks.inbox import Arrived, ChunkPath, SessionPath
+from app.sessions.chunks.seal import seal_session
+from app.sessions.decoding import Body
 from tests.integration.api import bodies, chunks
 
 if TYPE_CHECKING:
-    from app.services.container import Container
+    from app.platform.container import Container
     from tests.integration.api.conftest import Installation
 
 SESSION = SessionPath("job", 1, 1)

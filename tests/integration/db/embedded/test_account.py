@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
+from app.platform.embedded.server import EmbeddedPostgres
 from tests.support import plain_user
 from tests.support.embedded import Runner, only_root
 from tests.support.processes import descendants, ps

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.db.embedded.binaries import bundled, inspect, readable_copy
-from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
+from app.platform.embedded.binaries import bundled, inspect, readable_copy
+from app.platform.embedded.server import EmbeddedPostgres
 from tests.support.embedded import only_root
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from app.db.embedded.server import EmbeddedPostgres
-from app.system.processes import launch_command
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.processes import launch_command
 from tests.support.embedded import connect, server_of
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.db.embedded.server import EmbeddedPostgres
 from app.errors import InstanceRunningError
-from app.system.processes import launch_command
+from app.platform.embedded.server import EmbeddedPostgres
+from app.platform.processes import launch_command
 from tests.support.embedded import connect, server_of
 from tests.support.waiting import LIMIT_S
 

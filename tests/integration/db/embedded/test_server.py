@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from app.db.embedded.server import EmbeddedPostgres
 from app.errors import StartupError
+from app.platform.embedded.server import EmbeddedPostgres
 from tests.support import plain_user
 from tests.support.embedded import IS_ROOT, Runner, connect
 from tests.support.processes import alive, descendants, wait_until_gone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.db.embedded.server import EmbeddedPostgres
+from app.platform.embedded.server import EmbeddedPostgres
 from tests.support.embedded import Runner, connect
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.db.engine import make_engine
+from app.platform.database.engine import make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

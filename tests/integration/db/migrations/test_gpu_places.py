@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select, text
 
-from app.db import migrate
-from app.db.models.hosts import GpuPlace
+from app.hosts.models import GpuPlace
+from app.platform.database import migrate
 from tests.integration.hosts.build import HOUR, reading, session
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 UUID = "GPU-5a3f1c2e-0000-4000-8000-00000000000b"
 

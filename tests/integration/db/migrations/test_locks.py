@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from app.db import migrate
 from app.errors import StartupError
+from app.platform.database import migrate
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

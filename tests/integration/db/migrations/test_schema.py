@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, insert, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from app.db import migrate
-from app.db.models.base import Base
-from app.db.models.tasks import TaskRun
 from app.errors import StartupError
+from app.platform.database import migrate
+from app.platform.database.columns import Base
+from app.platform.database.task_runs import TaskRun
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

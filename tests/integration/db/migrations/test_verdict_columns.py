@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select, text
 
-from app.analysis.budget.document import WORTH_SAYING, Shares
-from app.analysis.budget.parts import Part
-from app.analysis.report.verdict import KnownLoss, SessionVerdict, verdict_of
-from app.db import migrate
-from app.db.models.sessions import StoredVerdict
+from app.analysis.budget.split import WORTH_SAYING, Part, Shares
+from app.analysis.report.session_verdict import KnownLoss, SessionVerdict, verdict_of
+from app.platform.database import migrate
+from app.sessions.models.tables import StoredVerdict
 from benchmarks.support.verdicts import made_verdict
 from tests.integration.dashboard.test_job_page import sessions
 from tests.support import reports
 
 if TYPE_CHECKING:
-    from app.bootstrap import Container
+    from app.platform.container import Container
 
 NUMBERS = ("waste", "lost", "lost_to_stragglers", "lost_between", "lost_together")
 EMPTY = dict.fromkeys((*NUMBERS, "lost_by_cause", "shares"))

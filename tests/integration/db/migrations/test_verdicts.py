@@ -11,12 +11,11 @@ import pytest
 from sqlalchemy import text
 
 from app.analysis.json_text import to_json
-from app.analysis.report.verdict import verdict_of
-from app.db import migrate
-from app.db.documents import VERDICT
-from app.db.models.sessions import Session, StoredVerdict
-from app.services.tasks.execute import execute
-from app.services.tasks.leases import LeaseKeeper
+from app.analysis.report.session_verdict import verdict_of
+from app.platform.database import migrate
+from app.platform.tasks.execute import execute
+from app.platform.tasks.runs import LeaseKeeper
+from app.sessions.models.tables import VERDICT, Session, StoredVerdict
 from tests.support import reports
 from tests.support.sessions import small_trace, store, stored_verdict
 from tests.support.waiting import LIMIT_S, wait_for
@@ -24,8 +23,8 @@ from tests.support.waiting import LIMIT_S, wait_for
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-    from app.analysis.report.verdict import SessionVerdict
-    from app.bootstrap import Container
+    from app.analysis.report.session_verdict import SessionVerdict
+    from app.platform.container import Container
 
 UPGRADE: Final = "import sys; from app.db import migrate; migrate.upgrade(sys.argv[1])"
 COPIES: Final = (

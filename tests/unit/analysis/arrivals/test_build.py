@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.analysis.arrivals.build import MOST_CELLS, MOST_COLLECTIVES, arrivals_of
+from app.analysis.arrivals.collective_matching import GroupKind
 from app.analysis.arrivals.document import Arrivals
-from app.analysis.arrivals.meetings import GroupKind
 from app.analysis.synthesis.injections.computations import SlowWorker, TensorParallelStraggler
 from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.synthesis.synthesize import synthesize

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.budget.parts import Part
-from app.analysis.budget.split import Split, split
+from app.analysis.budget.split import Part, Split, split
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.injections.computations import SlowWorker
-from app.analysis.synthesis.job import JobModel, Profiler
-from app.analysis.synthesis.random_jobs import Needs, Range, draw_job
+from app.analysis.synthesis.job import JobModel, Needs, Profiler, Range, draw_job
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,

@@ -10,12 +10,12 @@ import pytest
 from app.analysis.diagnosis.causes.kind import CauseKind
 from app.analysis.diagnosis.diagnose import Diagnosis, diagnose
 from app.analysis.diagnosis.finding import Finding
+from app.analysis.diagnosis.locations import Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Where
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.hosts.session import HostSession
+from app.analysis.synthesis.host_sessions import HostSession
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.job import (
     USUAL_OP_TYPES,

@@ -6,9 +6,9 @@ import pytest
 from app.analysis.diagnosis.counterfactual import Counterfactuals
 from app.analysis.diagnosis.finding import Change
 from app.analysis.diagnosis.late_launches import first_delays
-from app.analysis.replay.engine.variants import Replacement
+from app.analysis.replay.engine.simulator import Replacement
 from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
-from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.injections.delays import SlowDataLoading
 from tests.unit.analysis.diagnosis.jobs import MS, observe, session
 
 SICK = session(SlowWorker((2, 1), 1.6), StageImbalance(), SlowDataLoading(100 * MS))

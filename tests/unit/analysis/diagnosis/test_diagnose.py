@@ -12,7 +12,7 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.injections.delays import SlowDataLoading
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.trace.model import Sizes
 from tests.oracles.physics.world import World

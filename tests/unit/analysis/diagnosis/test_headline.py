@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.finding import Judged
+from app.analysis.diagnosis.finding import Judged, Uncertainty
 from app.analysis.diagnosis.headline import (
     THRESHOLDS,
     Headline,
     HeadlineKind,
     interval_of,
 )
-from app.analysis.diagnosis.uncertainty import Uncertainty
 from app.analysis.replay.confidence import spread_by_blocks
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection
@@ -24,8 +23,7 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.hosts import Checkpoint
-from app.analysis.synthesis.injections.transfers import SlowLink
+from app.analysis.synthesis.injections.delays import Checkpoint, SlowLink
 from app.analysis.trace.model import GRADS_REDUCE_SCATTER
 from tests.unit.analysis.diagnosis.jobs import JOB, MS, session
 

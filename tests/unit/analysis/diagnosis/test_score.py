@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run as run_hosts
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run as run_hosts
 from app.analysis.synthesis.injections.computations import SlowWorker, StageImbalance
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize

@@ -15,8 +15,8 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.injections.hosts import Checkpoint
-from app.analysis.synthesis.injections.transfers import (
+from app.analysis.synthesis.injections.delays import (
+    Checkpoint,
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.hangs.said import Hang, HangKind
+from app.analysis.hangs.findings import Hang, HangKind
 from app.analysis.hangs.state import Frame, Group, JobState, Pending, RankState
 from app.analysis.hangs.verdict import judge_hang
-from app.inputs.hangs.flight_recorder import FlightRecorder, read_dump
+from app.hangs.flight_recorder import FlightRecorder, read_dump
 from tests.support.hanging import Hanging, as_json
 from tests.support.nightly import drawn
 

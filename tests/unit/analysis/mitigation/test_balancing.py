@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.analysis.report.build import analyze
-from app.analysis.report.findings import Recommendation
+from app.analysis.report.document import Recommendation
 from app.analysis.synthesis.injections.computations import SequenceLengths
 from app.analysis.synthesis.job import JobModel, Profiler
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize

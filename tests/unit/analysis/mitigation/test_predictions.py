@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.figures import Stalls
+from app.analysis.diagnosis.finding import Stalls
 from app.analysis.report.build import analyze
-from app.analysis.report.findings import Recommendation
+from app.analysis.report.document import Recommendation
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
@@ -19,7 +19,7 @@ from app.analysis.synthesis.injections.computations import (
     StageImbalance,
     TensorParallelStraggler,
 )
-from app.analysis.synthesis.injections.transfers import (
+from app.analysis.synthesis.injections.delays import (
     FalseKernelDependency,
     SlowDataLoading,
     SlowLink,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.catalogue import CATALOGUE, find_device
+from app.analysis.planning.transformer import CATALOGUE, find_device
 from app.errors import InvalidSpecError
-from app.inputs.plans.spec import parse_spec
+from app.plans.specs.spec import parse_spec
 
 SHAPE = {
     "layers": 4,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.analysis.planning.plan import plan
-from app.analysis.planning.spec.model import DeviceType, Layer, Spec
+from app.analysis.planning.spec import DeviceType, Layer, Spec
 from app.errors import InfeasiblePlanError
 
 MIB = 2**20

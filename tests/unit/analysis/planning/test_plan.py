@@ -11,9 +11,9 @@ from app.analysis.json_text import to_json
 from app.analysis.planning.build import MOST_DRAWN, plan_document, simulated_iteration
 from app.analysis.planning.plan import FoundPlan, plan, with_oobleck_templates
 from app.analysis.planning.problem import PS_PER_MS
+from app.analysis.planning.search.best_first import Certificate, Leaf
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.search.certificate import Certificate, Leaf
-from app.analysis.planning.spec.model import DeviceType, Layer, Network, Spec
+from app.analysis.planning.spec import DeviceType, Layer, Network, Spec
 from app.analysis.planning.template import evaluate, stage_times
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError, InvalidSpecError

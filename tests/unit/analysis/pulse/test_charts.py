@@ -7,9 +7,9 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from app.analysis.pulse.evidence.charts import NOT_RISING, Charts
-from app.analysis.pulse.evidence.subjects import Subjects
-from app.analysis.synthesis.randomness import stream
+from app.analysis.pulse.control_charts import NOT_RISING, Charts
+from app.analysis.pulse.measurements import Subjects
+from app.analysis.synthesis.job import stream
 
 RANKS = 6
 SUBJECTS = Subjects.of(np.arange(RANKS), np.zeros(RANKS, np.int64), {})

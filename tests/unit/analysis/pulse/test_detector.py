@@ -9,12 +9,11 @@ import pytest
 
 from app.analysis.pulse.columns import Pulses, joined
 from app.analysis.pulse.detector import Detector, Record
+from app.analysis.pulse.detector_state import from_bytes, to_bytes
 from app.analysis.pulse.notices import Notice, NoticeKind, Part
-from app.analysis.pulse.stored import from_bytes, to_bytes
-from app.analysis.synthesis.pulses.events import EVENTS
-from app.analysis.synthesis.pulses.faults import FAULTS
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob, PulseTruth
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob, PulseTruth
+from app.analysis.synthesis.random_pulses import EVENTS, FAULTS
 
 DIALS = PulseDials(dp=8, pp=2, steps=320, noise=0.02)
 

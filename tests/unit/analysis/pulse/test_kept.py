@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.analysis.pulse.columns import ARRAYS, NO_BEAT, Pulses
+from app.analysis.pulse import packing as packed
+from app.analysis.pulse.columns import ARRAYS, NO_BEAT, Pulses, Steps
 from app.analysis.pulse.detector import Detector
-from app.analysis.pulse.kept import packed
-from app.analysis.pulse.kept.blocks import from_block, rows_of, to_block
-from app.analysis.pulse.kept.places import Places, places_from
-from app.analysis.pulse.kept.sums import Sums, from_bytes, to_bytes
-from app.analysis.pulse.steps import Steps
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
+from app.analysis.pulse.packing import Places, from_block, places_from, rows_of, to_block
+from app.analysis.pulse.rollups import Sums, from_bytes, to_bytes
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
 from app.errors import UnknownDocumentError
 
 DIALS = PulseDials(dp=4, pp=2, steps=60, noise=0.02)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from app.analysis.pulse.columns import Float64
-from app.analysis.pulse.evidence.medians import (
+from app.analysis.pulse.medians import (
     median_of,
     median_of_columns,
     median_of_others,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.pulse.evidence.pace import Pace
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
+from app.analysis.pulse.step_pace import Pace
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
 
 JOB = PulseJob.healthy(PulseDials(dp=4, steps=700), stream(1, "pace"))
 ROWS = JOB.rows()

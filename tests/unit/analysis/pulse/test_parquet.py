@@ -14,9 +14,9 @@ import pytest
 from app.analysis.pulse import parquet
 from app.analysis.pulse.columns import ARRAYS, NO_BEAT, Pulses, joined
 from app.analysis.pulse.parquet import PulseFile, columns_of
-from app.analysis.synthesis.pulses.beats import with_beats
-from app.analysis.synthesis.pulses.job import PulseDials, PulseJob
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.pulse_job import PulseDials, PulseJob
+from app.analysis.synthesis.random_pulses import with_beats
 from app.errors import InvalidPulseError
 
 RNG = stream(1, "file")

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from app.analysis.diagnosis.places import Where
+from app.analysis.diagnosis.locations import Where
 from app.analysis.json_text import plain, to_json
 from app.analysis.replay.layout.dense import DroppedStep
 from app.analysis.replay.metrics import measure, rank_workers
@@ -17,7 +17,7 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.injections.delays import SlowDataLoading
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes

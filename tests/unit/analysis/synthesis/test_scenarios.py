@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.scenarios import HOST_SCENARIOS
+from app.analysis.synthesis.host_sessions import HOST_SCENARIOS
 from app.analysis.synthesis.scenarios import ALL_SCENARIOS, RECORDINGS, SCENARIOS
 
 # Together they take seconds.

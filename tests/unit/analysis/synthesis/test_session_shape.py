@@ -11,10 +11,9 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.transfers import FalseKernelDependency, SlowLink
-from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule
-from app.analysis.synthesis.randomness import stream
-from app.analysis.synthesis.recording.recorder import EPOCH_NS
+from app.analysis.synthesis.injections.delays import FalseKernelDependency, SlowLink
+from app.analysis.synthesis.job import USUAL_OP_TYPES, JobModel, Profiler, Schedule, stream
+from app.analysis.synthesis.recording import EPOCH_NS
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.metadata import metadata_document, parse_metadata
 from app.analysis.trace.model import (

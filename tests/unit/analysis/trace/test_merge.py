@@ -11,11 +11,11 @@ from app.analysis.json_text import to_json
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.encode import to_ndjson_gz, to_parquet
-from app.analysis.trace.joint_metadata import join_metadata
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.merge import Dropped, Merged, TraceChunk, merge
+from app.analysis.trace.metadata import join_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.storage.packed import pack, unpack
+from app.analysis.trace.storage import pack, unpack
 from app.errors import InvalidMetadataError, UnanalyzableError
 from tests import factories
 from tests.random_jobs import random_job

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.analysis.trace import storage as packed
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.storage import packed
 from app.errors import InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace import bodies

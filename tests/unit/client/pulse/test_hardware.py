@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from app.inputs.pulse.body import read_pulse
+from app.pulse.body import read_pulse
 from paceline_client.pulse import hardware
 from paceline_client.pulse.hardware import Hardware, Reading
 from paceline_client.pulse.rows import Row, Said, body_of

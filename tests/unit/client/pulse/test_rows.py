@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from app.inputs.pulse.body import read_pulse
+from app.pulse.body import read_pulse
 from paceline_client.pulse.rows import Beat, Row, Said, body_of
 
 BEGAN_NS = 1_790_000_000_000_000_000

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from app.inputs.hangs.process import read_process
+from app.hangs.files import read_process
 from paceline_client.pulse.standing import Standing
 from tests.support.waiting import wait_for
 

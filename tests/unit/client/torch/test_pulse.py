@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from app.analysis.pulse.columns import NO_BEAT, joined
-from app.inputs.pulse.body import read_pulse
+from app.pulse.body import read_pulse
 from tests.support.extras import of_real_jobs
 from tests.unit.client.conftest import Answer, Receiver
 

@@ -6,8 +6,8 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
-from app.inputs.hangs.flight_recorder import read_dump
-from app.inputs.hangs.py_spy import stack_of
+from app.hangs.flight_recorder import read_dump
+from app.hangs.ras import stack_of
 from tests.support.extras import of_real_jobs
 from tests.support.waiting import wait_for
 

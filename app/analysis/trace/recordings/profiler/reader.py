@@ -6,36 +6,37 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from app.analysis.trace.faults import refuse_body
-from app.analysis.trace.limits import MAX_WORLD, Limits
+from app.analysis.trace.limits import MAX_WORLD, Limits, refuse_body
+from app.analysis.trace.metadata import Unmapped, not_replayed, total
 from app.analysis.trace.model import ABSENT, SessionMeta
-from app.analysis.trace.ranks.recorder import said_of_recorder
-from app.analysis.trace.ranks.values import is_name
-from app.analysis.trace.recordings.profiler.groups import (
+from app.analysis.trace.rank_metadata import is_name, said_of_recorder
+from app.analysis.trace.recordings.profiler.labelled_pipeline import (
+    TRANSFERS,
+    Advice,
+    LabelledReader,
+)
+from app.analysis.trace.recordings.profiler.pipeline_work import issues_transfers, transfers_of
+from app.analysis.trace.recordings.profiler.process_groups import (
     Dimension,
     Spoken,
     cell_of,
     dimension_of,
     pipeline_ranks,
 )
-from app.analysis.trace.recordings.profiler.labelled import TRANSFERS, Advice, LabelledReader
-from app.analysis.trace.recordings.profiler.pipeline.reading import (
-    Place,
-    read_pipeline,
-    steps_between,
-)
-from app.analysis.trace.recordings.profiler.pipeline.transfers import issues_transfers, transfers_of
 from app.analysis.trace.recordings.profiler.scan import Scan
 from app.analysis.trace.recordings.profiler.steps import find_steps
-from app.analysis.trace.recordings.profiler.unlabelled.reader import (
+from app.analysis.trace.recordings.profiler.unlabelled_data_parallel import (
     Unlabelled,
     add_operations,
     place_of,
     read_unlabelled,
 )
+from app.analysis.trace.recordings.profiler.unlabelled_pipeline import (
+    Place,
+    read_pipeline,
+    steps_between,
+)
 from app.analysis.trace.recordings.recording import Recording
-from app.analysis.trace.recordings.unreplayable import not_replayed
-from app.analysis.trace.unmapped import Unmapped, total
 from app.errors import InvalidMetadataError
 
 _NO_STEPS: Final = (

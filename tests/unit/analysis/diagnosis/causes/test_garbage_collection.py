@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.causes.garbage_collection import GARBAGE_COLLECTION
-from app.analysis.diagnosis.figures import Stalls
+from app.analysis.diagnosis.finding import Stalls
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import GarbageCollection, MemoryFragmentation
 from app.analysis.synthesis.job import JobModel

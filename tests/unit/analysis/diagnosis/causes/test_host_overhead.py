@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from app.analysis.diagnosis.causes.data_loading import DATA_LOADING
 from app.analysis.diagnosis.causes.host_overhead import HOST_OVERHEAD
-from app.analysis.diagnosis.causes.turns.data_loading import DATA_LOADING
 from app.analysis.diagnosis.observation import Explained, Observation
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.draw import draw_host_session
-from app.analysis.synthesis.injections.hosts import HostOverhead
+from app.analysis.synthesis.injections.delays import HostOverhead
 from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.random_host_sessions import draw_host_session
 from app.analysis.trace.model import Sizes
 from tests.oracles.physics.shape import Posting
 from tests.oracles.physics.world import World

@@ -6,7 +6,7 @@ import pytest
 
 from app.analysis.diagnosis.causes.kernel_dependency import KERNEL_DEPENDENCY, held_up
 from app.analysis.synthesis.injections.base import Injection
-from app.analysis.synthesis.injections.transfers import FalseKernelDependency
+from app.analysis.synthesis.injections.delays import FalseKernelDependency
 from app.analysis.synthesis.job import JobModel
 from tests.unit.analysis.diagnosis.jobs import (
     INTERLEAVED,

@@ -7,13 +7,13 @@ import pytest
 
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.diagnose import diagnose
-from app.analysis.diagnosis.figures import Links
+from app.analysis.diagnosis.finding import Links
+from app.analysis.diagnosis.locations import Where
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Where
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.synthesis.injections.base import Injection, Spells
-from app.analysis.synthesis.injections.transfers import SlowLink
+from app.analysis.synthesis.injections.delays import SlowLink
 from app.analysis.synthesis.job import CostModel, JobModel
 from app.analysis.trace.model import Sizes
 from tests.oracles.physics.world import World

@@ -7,9 +7,9 @@ import pytest
 
 from app.analysis.diagnosis.causes.network import NETWORK
 from app.analysis.diagnosis.causes.network_congestion import NETWORK_CONGESTION
-from app.analysis.diagnosis.figures import TransferLevels
+from app.analysis.diagnosis.finding import TransferLevels
 from app.analysis.synthesis.injections.base import Spells
-from app.analysis.synthesis.injections.transfers import Congestion, SlowDataLoading, SlowLink
+from app.analysis.synthesis.injections.delays import Congestion, SlowDataLoading, SlowLink
 from app.analysis.synthesis.job import JobModel
 from app.analysis.trace.model import Sizes
 from tests.oracles.physics.shape import Shape

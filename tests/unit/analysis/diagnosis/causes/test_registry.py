@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from app.alerts.message import cause_name
 from app.analysis.diagnosis.causes.kind import CauseKind, Plan
 from app.analysis.diagnosis.causes.registry import ALTERNATIVES, KINDS, blames_machine, title_of
-from app.analysis.synthesis.dials import CAUSES as DRAWN
+from app.analysis.synthesis.random_sessions import CAUSES as DRAWN
 from app.analysis.synthesis.scenarios import SCENARIOS
+from app.incidents.message import cause_name
 
 ROOT: Final = Path(__file__).parents[5]
 CAUSES: Final = ROOT / "app/analysis/diagnosis/causes"

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
+from app.analysis.diagnosis.locations import Where, WorkerView
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.diagnosis.places import Where, WorkerView
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.synthesis.job import JobModel
-from app.analysis.synthesis.population import draw_session
+from app.analysis.synthesis.random_sessions import draw_session
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
 from tests.oracles.physics.shape import Shape
 from tests.oracles.physics.world import World

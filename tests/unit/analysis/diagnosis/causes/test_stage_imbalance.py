@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from app.analysis.diagnosis.causes.stage_imbalance import STAGE_IMBALANCE
-from app.analysis.diagnosis.places import Where
+from app.analysis.diagnosis.locations import Where
 from app.analysis.synthesis.injections.base import Injection
 from app.analysis.synthesis.injections.computations import StageImbalance
 from app.analysis.synthesis.job import JobModel

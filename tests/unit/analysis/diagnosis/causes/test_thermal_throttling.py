@@ -8,12 +8,15 @@ import pytest
 from app.analysis.diagnosis.causes.slow_worker import SLOW_WORKER
 from app.analysis.diagnosis.causes.thermal_throttling import THERMAL_THROTTLING
 from app.analysis.diagnosis.observation import Explained
-from app.analysis.diagnosis.signs import Signs
+from app.analysis.diagnosis.session_view import Signs
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.report.build import analyze
 from app.analysis.synthesis.injections.base import Injection, Spells
-from app.analysis.synthesis.injections.computations import SlowWorker, TensorParallelStraggler
-from app.analysis.synthesis.injections.devices import ThermalThrottling
+from app.analysis.synthesis.injections.computations import (
+    SlowWorker,
+    TensorParallelStraggler,
+    ThermalThrottling,
+)
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import SyntheticSession
 from tests.unit.analysis.diagnosis.jobs import (

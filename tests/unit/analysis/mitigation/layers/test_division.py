@@ -9,15 +9,14 @@ import pytest
 
 from app.analysis.mitigation.layers.division import launcher_flag
 from app.analysis.report.build import analyze
-from app.analysis.report.document import Report
-from app.analysis.report.findings import Recommendation
+from app.analysis.report.document import Recommendation, Report
 from app.analysis.synthesis.injections.base import Injection, Spells
 from app.analysis.synthesis.injections.computations import (
     GarbageCollection,
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.transfers import SlowDataLoading, SlowLink
+from app.analysis.synthesis.injections.delays import SlowDataLoading, SlowLink
 from app.analysis.synthesis.job import JobModel, Schedule
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes

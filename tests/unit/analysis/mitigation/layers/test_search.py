@@ -9,7 +9,7 @@ import pytest
 
 from app.analysis.diagnosis.observation import Observation
 from app.analysis.mitigation.layers.costs import Room, estimate_costs, room_of
-from app.analysis.mitigation.layers.lane import Lane
+from app.analysis.mitigation.layers.execution import Lane
 from app.analysis.mitigation.layers.search import EQUAL, Found, search
 from app.analysis.replay.layout.dense import IntArray
 from app.analysis.replay.session import prepare_replay

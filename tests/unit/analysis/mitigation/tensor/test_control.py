@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from app.analysis.mitigation.tensor.advise import ALL_METHODS, Problem
-from app.analysis.mitigation.tensor.clarity import clarity
+from app.analysis.mitigation.tensor.advice import ALL_METHODS, Problem
 from app.analysis.mitigation.tensor.control import (
     REPLACE_AFTER,
     STICKY_AFTER,
@@ -17,6 +16,7 @@ from app.analysis.mitigation.tensor.control import (
     Rung,
     Standing,
     Streak,
+    clarity,
     decide,
     shares_of,
 )

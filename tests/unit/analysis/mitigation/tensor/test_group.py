@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.mitigation.tensor.costs import Costs
-from app.analysis.mitigation.tensor.group import Group, Shares, without_plan
+from app.analysis.mitigation.tensor.group import Costs, Group, Shares, without_plan
 from app.analysis.mitigation.tensor.methods import fill, migrate, resize, semi
 from app.analysis.mitigation.tensor.prediction import predicted_s
 

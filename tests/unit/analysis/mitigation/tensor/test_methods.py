@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.mitigation.tensor.costs import Affine, Costs
-from app.analysis.mitigation.tensor.group import Group, Shares
+from app.analysis.mitigation.tensor.group import Affine, Costs, Group, Shares
 from app.analysis.mitigation.tensor.methods import even, fill, migrate, resize, semi
 from app.analysis.mitigation.tensor.prediction import predicted_s
 

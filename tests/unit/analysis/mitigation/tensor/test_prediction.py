@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from app.analysis.mitigation.tensor.advise import Problem, advise
-from app.analysis.mitigation.tensor.costs import Affine, Costs, fit
+from app.analysis.mitigation.tensor.advice import Problem, advise
 from app.analysis.mitigation.tensor.document import Alternative, Method
-from app.analysis.mitigation.tensor.group import Group, Shares
+from app.analysis.mitigation.tensor.group import Affine, Costs, Group, Shares, fit
 from app.analysis.mitigation.tensor.prediction import Place, predicted_s, uneven_s
 from paceline_client.tensor.plan import Method as WorkMethod
 from paceline_client.tensor.plan import Plan, RankShare, divide

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from app.analysis.planning.job.costs import GEMM_EFFICIENCY, forward_flops
-from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec, Recompute
 from app.analysis.planning.job.search import search_job
-from app.analysis.planning.spec.transformer import Accelerator, Transformer
+from app.analysis.planning.job.spec import FixedParallelism, JobDevice, JobSpec, Recompute
+from app.analysis.planning.transformer import Accelerator, Transformer
 
 
 @dataclass(frozen=True)

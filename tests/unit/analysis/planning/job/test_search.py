@@ -9,16 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.planning.job.bounds import lower_bounds_ps
-from app.analysis.planning.job.large.counted import counted_bound
-from app.analysis.planning.job.large.divided import divided, near_divisions
-from app.analysis.planning.job.large.priced import priced_bound
-from app.analysis.planning.job.model import FixedParallelism, JobDevice, JobSpec, Recompute
+from app.analysis.planning.job.counted_bounds import counted_bound
+from app.analysis.planning.job.heterogeneous import divided, near_divisions
+from app.analysis.planning.job.price_bounds import priced_bound
 from app.analysis.planning.job.schedule import executed_ps, iteration_ps
-from app.analysis.planning.job.search import search_job
+from app.analysis.planning.job.search import lower_bounds_ps, search_job
 from app.analysis.planning.job.space import Sizes, space_of
+from app.analysis.planning.job.spec import FixedParallelism, JobDevice, JobSpec, Recompute
 from app.analysis.planning.search.budget import SearchBudget
-from app.analysis.planning.spec.transformer import Accelerator, Transformer
+from app.analysis.planning.transformer import Accelerator, Transformer
 from tests.oracles.jobs import least_time_ps
 from tests.support.nightly import BY_NIGHT, by_night
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.analysis.planning.plan import FoundPlan, plan
 from app.analysis.planning.problem import PlanningProblem
-from app.analysis.planning.spec.model import Spec
+from app.analysis.planning.spec import Spec
 from app.analysis.planning.template import (
     Stage,
     Template,
@@ -22,7 +22,7 @@ from app.analysis.planning.template import (
     stage_times,
 )
 from app.errors import InfeasiblePlanError
-from app.inputs.plans.spec import parse_spec
+from app.plans.specs.spec import parse_spec
 from tests.oracles.plan_checker import faults_of_template
 from tests.oracles.plans import every_template, random_spec, tight_spec
 from tests.oracles.plans import fits as fits_by_oracle

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
-from app.analysis.replay.adaptations.signs.awaited import Lags, lags_after_transfers
+from app.analysis.replay.adaptations.kind import Name
+from app.analysis.replay.adaptations.signs import Lags, lags_after_transfers
 from app.analysis.replay.session import ShapeGroup, prepare_replay
 from app.analysis.synthesis.injections.computations import SlowWorker
 from app.analysis.trace.model import Trace

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.analysis.replay.engine.compiled_replay import CompiledReplay
-from app.analysis.replay.engine.durations import Durations
-from app.analysis.replay.engine.program import prepare
-from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block
-from app.analysis.replay.engine.variants import Simulator
-from app.analysis.replay.launched import launch_delays
+from app.analysis.replay.engine.replay import ArrayReplay, Batch, Block, prepare
+from app.analysis.replay.engine.simulator import Durations, Simulator
+from app.analysis.replay.host_delays import launch_delays
 from app.analysis.replay.session import prepare_replay, with_lags
 from tests.oracles.adaptations import chained_step_times
 from tests.random_jobs import random_job

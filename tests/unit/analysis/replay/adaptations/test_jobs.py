@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.analysis.replay.adaptations.evidence import SENTENCES, Name
+from app.analysis.replay.adaptations.kind import SENTENCES, Name
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run
-from app.analysis.synthesis.population import draw_session
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
+from app.analysis.synthesis.random_sessions import draw_session
 from tests.random_jobs import random_job
 
 # Together they take seconds.

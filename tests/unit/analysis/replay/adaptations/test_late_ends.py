@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import Trace
-from app.analysis.trace.recordings.profiler.pipeline.schedules import (
+from app.analysis.trace.recordings.profiler.unlabelled_pipeline import (
     INTERLEAVED,
     Computation,
     Schedule,

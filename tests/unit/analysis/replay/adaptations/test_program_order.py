@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.report.build import analyze
 from app.analysis.report.document import Report
 from tests.oracles.loops import (

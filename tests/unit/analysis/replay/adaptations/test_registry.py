@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.analysis.replay.adaptations.evidence import SENTENCES, Name
+from app.analysis.replay.adaptations.kind import SENTENCES, Name
 from tests.real_jobs.scenarios import NEEDS, REPRESENTATIVE
 from tests.unit.analysis.replay.adaptations.test_second_physics import NEEDED
 

@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.analysis.replay.adaptations.blocking import propose_blocking
-from app.analysis.replay.adaptations.draft import Draft, Recording
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.blocking_transfers import propose_blocking
+from app.analysis.replay.adaptations.candidate import LEAST_GAIN, Draft, Recording, discrepancy
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.adaptations.posted_in_turn import (
     find_posted_in_turn,
     in_turn,
     propose_posted_in_turn,
 )
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.adaptations.trial import LEAST_GAIN, discrepancy
-from app.analysis.replay.layout.graph import with_edges
+from app.analysis.replay.adaptations.signs import sampled
+from app.analysis.replay.layout.dependency_graph import with_edges
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze

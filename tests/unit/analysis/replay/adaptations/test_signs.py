@@ -9,22 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.replay.adaptations.blocking import find_blocking
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.blocking_transfers import find_blocking
+from app.analysis.replay.adaptations.idle_transfers import _cheapest
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.adaptations.late_ends import _arrival, _pairs
 from app.analysis.replay.adaptations.nested_gc import without_nested_gc
 from app.analysis.replay.adaptations.regular_delays import _is_chance
-from app.analysis.replay.adaptations.rows.idle_transfers import _cheapest
-from app.analysis.replay.adaptations.rows.placement import find_placement
-from app.analysis.replay.adaptations.signs.glance import Glance
-from app.analysis.replay.adaptations.signs.inside import NOWHERE, containing
-from app.analysis.replay.adaptations.signs.regular import regular_share, typical_ns
-from app.analysis.replay.adaptations.signs.sampling import sampled
+from app.analysis.replay.adaptations.signs import (
+    NOWHERE,
+    Glance,
+    containing,
+    regular_share,
+    sampled,
+    typical_ns,
+)
+from app.analysis.replay.adaptations.v_shaped_placement import find_placement
 from app.analysis.replay.layout.dense import Layout
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run
-from app.analysis.synthesis.injections.transfers import SlowDataLoading
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
+from app.analysis.synthesis.injections.delays import SlowDataLoading
 from app.analysis.synthesis.job import JobModel, Schedule
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import GC, Sizes

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.replay.adaptations.evidence import SENTENCES, Name
+from app.analysis.replay.adaptations.kind import SENTENCES, Name
 from app.analysis.replay.session import prepare_replay
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
 from tests.factories import joined, select

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.analysis.replay.adaptations.draft import Draft, Recording
-from app.analysis.replay.adaptations.evidence import Name
+from app.analysis.replay.adaptations.candidate import Draft, Recording
+from app.analysis.replay.adaptations.idle_transfers import without_idle_transfers
+from app.analysis.replay.adaptations.kind import Name
 from app.analysis.replay.adaptations.nested_collectives import (
     classes_of,
     find_nested,
@@ -19,14 +20,13 @@ from app.analysis.replay.adaptations.nested_collectives import (
     waited_for,
 )
 from app.analysis.replay.adaptations.overlapping_steps import propose_overlapping_steps
-from app.analysis.replay.adaptations.rows.idle_transfers import without_idle_transfers
-from app.analysis.replay.adaptations.signs.sampling import sampled
-from app.analysis.replay.engine.durations import own_durations
+from app.analysis.replay.adaptations.signs import sampled
+from app.analysis.replay.engine.simulator import own_durations
 from app.analysis.replay.metrics import measure
 from app.analysis.replay.session import prepare_replay
-from app.analysis.synthesis.hosts.draw import WAYS, draw_host_session
-from app.analysis.synthesis.hosts.job import HostJob
-from app.analysis.synthesis.hosts.session import run
+from app.analysis.synthesis.host_jobs import HostJob
+from app.analysis.synthesis.host_sessions import run
+from app.analysis.synthesis.random_host_sessions import WAYS, draw_host_session
 from app.analysis.trace.model import Trace
 from tests.factories import joined, select
 from tests.oracles import adaptations as twins

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis.replay.engine.durations import FAULT_NS
-from app.analysis.replay.launched import delays_of, launch_delays
+from app.analysis.replay.engine.simulator import FAULT_NS
+from app.analysis.replay.host_delays import delays_of, launch_delays
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import Replayed, prepare_replay
 from app.analysis.synthesis.job import JobModel

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.analysis import threads
+from app.analysis import loops as threads
 from app.analysis.replay.engine import compiled_replay
 from app.analysis.replay.engine.compiled_replay import CompiledReplay
 from app.analysis.replay.engine.replay import RECORDED, ArrayReplay
-from app.analysis.replay.launched import launch_delays
+from app.analysis.replay.host_delays import launch_delays
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.session import prepare_replay
 from tests.random_jobs import random_job

@@ -12,9 +12,8 @@ from app.analysis.synthesis.injections.computations import (
     SlowWorker,
     StageImbalance,
 )
-from app.analysis.synthesis.injections.transfers import SlowDataLoading, SlowLink
-from app.analysis.synthesis.job import CostModel, JobModel, Schedule
-from app.analysis.synthesis.randomness import stream
+from app.analysis.synthesis.injections.delays import SlowDataLoading, SlowLink
+from app.analysis.synthesis.job import CostModel, JobModel, Schedule, stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
 from app.analysis.trace.model import (
     BACKWARD_COMPUTE,

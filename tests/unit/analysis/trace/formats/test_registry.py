@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.analysis.trace.decode import decode
-from app.analysis.trace.formats.head import head_of
-from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, TraceFormat
-from app.analysis.trace.formats.registry import FOREIGN, FORMATS, WRITERS, format_of
-from app.analysis.trace.formats.strangers import STRANGERS
+from app.analysis.trace.formats.kind import OWN_MEDIA_TYPE, TraceFormat, head_of
+from app.analysis.trace.formats.registry import FOREIGN, FORMATS, STRANGERS, WRITERS, format_of
 from app.errors import InvalidMetadataError, InvalidTraceError, UnsupportedFormatError
 from tests.unit.analysis.trace import bodies
 

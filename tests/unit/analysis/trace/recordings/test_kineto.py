@@ -7,8 +7,8 @@ import pytest
 
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import MAX_TIME_NS
+from app.analysis.trace.metadata import Unmapped
 from app.analysis.trace.model import Sizes
-from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidTraceError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.kineto_files import (

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from app.analysis.trace.decode import decode
+from app.analysis.trace.metadata import Unmapped
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.unmapped import Unmapped
 from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.kineto_files import operations

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from app.analysis.trace.decode import decode
-from app.analysis.trace.metadata import metadata_document, parse_metadata
+from app.analysis.trace.metadata import Unmapped, metadata_document, parse_metadata
 from app.analysis.trace.model import SessionMeta, Sizes
-from app.analysis.trace.ranks.machine import Machine
-from app.analysis.trace.unmapped import Unmapped
+from app.analysis.trace.rank_metadata import Machine
 from app.errors import InvalidMetadataError, InvalidTraceError
 from tests.support.nightly import drawn
 from tests.unit.analysis.trace.bodies import LIMITS

@@ -9,7 +9,7 @@ import pytest
 from app.analysis.trace.decode import decode
 from app.analysis.trace.model import SessionMeta, Sizes
 from app.errors import InvalidLabelsError, InvalidTraceError
-from app.inputs.labels import read_labels
+from app.sessions.recordings.labels import read_labels
 from tests.unit.analysis.trace.bodies import LIMITS, ndjson
 from tests.unit.analysis.trace.recordings import test_nsys, test_otlp
 from tests.unit.analysis.trace.recordings.kineto_files import KinetoFile, operations

@@ -11,8 +11,8 @@ import pytest
 
 from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
+from app.analysis.trace.metadata import reason_of
 from app.analysis.trace.model import Sizes
-from app.analysis.trace.recordings.unreplayable import reason_of
 from app.errors import InvalidTraceError, PacelineError
 from tests.unit.analysis.trace.bodies import LIMITS
 from tests.unit.analysis.trace.recordings.xplane_files import (

@@ -1,0 +1,263 @@
+"""Tokens, projects and the audit log."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access.audit import Entry, list_entries
+from app.access.guard import Here, api_router
+from app.access.moves import delete_project, move_job
+from app.access.people import PersonView, delete_person, list_people, set_disabled, set_role
+from app.access.projects import ProjectView, create_project, list_projects
+from app.access.tokens import TokenView, create_token, list_tokens, renew_token, revoke_token
+from app.incidents.api_bodies import IncidentBody, incident_values
+from app.incidents.everywhere import open_everywhere
+from app.platform.identity import Right, Role
+
+# ---- What is sent and answered about tokens, projects and the audit log ------------------------
+
+
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class NewTokenBody(BaseModel):
+    """A token to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    scopes: Annotated[list[Right], Field(min_length=1)]
+    project: Name | None = Field(default=None, description="Null: all projects.")
+    expires_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
+        default=90, description="Null: never."
+    )
+    owner: Name | None = Field(default=None, description="Default: the user who creates it.")
+
+
+class MadeTokenBody(BaseModel):
+    """A token that was just made: `secret` is shown this once."""
+
+    secret: str
+    token: TokenView
+
+
+class TokenListBody(BaseModel):
+    """Tokens by name."""
+
+    tokens: list[TokenView]
+
+
+class RenewBody(BaseModel):
+    """For how long a token is valid from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    expires_days: Annotated[int, Field(ge=1, le=3650)] = 90
+
+
+class RoleBody(BaseModel):
+    """What a user or program may do, and in which project."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role | None = Field(description="Null: none.")
+    project: Name | None = Field(default=None, description="Null: all projects.")
+
+
+class PersonListBody(BaseModel):
+    """People by name."""
+
+    people: list[PersonView]
+
+
+class PersonChangeBody(BaseModel):
+    """Whether the user is disabled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    disabled: bool
+
+
+class NewProjectBody(BaseModel):
+    """A project to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class MoveBody(BaseModel):
+    """Where a job is to go."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    project: Name
+
+
+class ProjectListBody(BaseModel):
+    """The projects that the caller may know of, by name."""
+
+    projects: list[ProjectView]
+
+
+class EntryListBody(BaseModel):
+    """Entries, the newest first; `before` of the next request is the last one's id."""
+
+    entries: list[Entry]
+
+
+class JoinedIncidentBody(IncidentBody):
+    """An incident of some project."""
+
+    project: str
+
+
+class JoinedIncidentListBody(BaseModel):
+    """The first open incidents of all projects, or of one; `count` is of all of them."""
+
+    count: int
+    incidents: list[JoinedIncidentBody]
+
+
+DEFAULT_LIMIT: Final = 100
+MAX_LIMIT: Final = 1000
+CREATED: Final = 201
+ACCEPTED: Final = 202
+NO_CONTENT: Final = 204
+
+PersonId = Annotated[uuid.UUID, Path(description="Id of the person.")]
+
+
+def router() -> APIRouter:
+    """Return the routes of access."""
+    routes = api_router("access", "/api/v1")
+    _tokens(routes)
+    _people(routes)
+    _projects(routes)
+
+    @routes.get("/audit", summary="Audit entries, newest first")
+    def get_audit(
+        here: Here,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        before: Annotated[
+            int | None, Query(description="Only entries older than this one.")
+        ] = None,
+    ) -> EntryListBody:
+        with here.everywhere().reading() as tx:
+            found = list_entries(tx, limit, before=before)
+        return EntryListBody(entries=found)
+
+    @routes.get("/access/incidents", summary="Open incidents of all projects, most severe first")
+    def get_incidents(
+        here: Here,
+        project: Annotated[str, Query(description="Only of this one.")] = "",
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    ) -> JoinedIncidentListBody:
+        with here.everywhere().reading() as tx:
+            found = open_everywhere(tx, limit, project=project.replace("\x00", ""))
+        return JoinedIncidentListBody(
+            count=found.count,
+            incidents=[
+                JoinedIncidentBody(project=name, **incident_values(row)) for name, row in found.rows
+            ],
+        )
+
+    return routes
+
+
+def _tokens(routes: APIRouter) -> None:
+    @routes.get("/tokens", summary="Tokens by name, without their secrets")
+    def get_tokens(here: Here) -> TokenListBody:
+        with here.everywhere().reading() as tx:
+            found = list_tokens(tx)
+        return TokenListBody(tokens=found)
+
+    @routes.post("/tokens", status_code=CREATED, summary="Make a token")
+    def post_token(here: Here, body: NewTokenBody) -> MadeTokenBody:
+        """Show the token, this once: only its digest is stored."""
+        made = create_token(
+            here.everywhere(),
+            name=body.name,
+            rights=body.scopes,
+            project=body.project,
+            expires=None if body.expires_days is None else timedelta(days=body.expires_days),
+            owner=body.owner,
+        )
+        return MadeTokenBody(secret=made.secret, token=made.view)
+
+    @routes.delete("/tokens/{name}", status_code=NO_CONTENT, summary="Revoke a token")
+    def delete_token(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+        """From now on it opens nothing."""
+        revoke_token(here.everywhere(), name)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.post("/tokens/{name}/renew", summary="Let a token be valid for longer")
+    def post_renewal(
+        here: Here, name: Annotated[str, Path(description="Its name.")], body: RenewBody
+    ) -> TokenView:
+        """Its secret stays. One that has expired stays so."""
+        return renew_token(here.everywhere(), name, timedelta(days=body.expires_days))
+
+
+def _people(routes: APIRouter) -> None:
+    @routes.get("/people", summary="Who signs in, and with which roles")
+    def get_people(here: Here) -> PersonListBody:
+        with here.everywhere().reading() as tx:
+            found = list_people(tx)
+        return PersonListBody(people=found)
+
+    @routes.patch(
+        "/people/{person}", status_code=NO_CONTENT, summary="Disable a user, or enable them"
+    )
+    def patch_person(here: Here, person: PersonId, body: PersonChangeBody) -> Response:
+        """Who is kept out is signed out everywhere, whatever a provider says."""
+        set_disabled(here.everywhere(), person, disabled=body.disabled)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.put("/people/{person}/role", status_code=NO_CONTENT, summary="Give a user a role")
+    def put_role(here: Here, person: PersonId, body: RoleBody) -> Response:
+        """Who signs in at a provider has the roles of their groups there."""
+        set_role(here.everywhere(), person, body.role, body.project)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/people/{person}", status_code=NO_CONTENT, summary="Delete a user")
+    def remove_person(here: Here, person: PersonId) -> Response:
+        """Whom a provider vouches for is there again with the next sign-in."""
+        delete_person(here.everywhere(), person)
+        return Response(status_code=NO_CONTENT)
+
+
+def _projects(routes: APIRouter) -> None:
+    @routes.get("/projects", summary="Projects by name")
+    def get_projects(here: Here) -> ProjectListBody:
+        with here.everywhere().reading() as tx:
+            found = list_projects(tx, here.principal.projects)
+        return ProjectListBody(projects=found)
+
+    @routes.post("/projects", status_code=CREATED, summary="Make a project")
+    def post_project(here: Here, body: NewProjectBody) -> ProjectView:
+        return create_project(here.everywhere(), body.name)
+
+    @routes.delete(
+        "/projects/{name}",
+        status_code=ACCEPTED,
+        summary="Delete a project",
+        response_class=Response,
+    )
+    def remove_project(here: Here, name: Annotated[str, Path(description="Its name.")]) -> Response:
+        """Close it at once; its contents are deleted within minutes to hours."""
+        delete_project(here.everywhere(), name)
+        return Response(status_code=ACCEPTED)
+
+    @routes.post(
+        "/jobs/{job}/move", status_code=NO_CONTENT, summary="Move a job to another project"
+    )
+    def post_move(here: Here, job: str, body: MoveBody) -> Response:
+        """Its sessions, reports and incidents go along; deliveries about it are deleted."""
+        move_job(here, job, body.project)
+        return Response(status_code=NO_CONTENT)

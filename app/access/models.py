@@ -1,0 +1,162 @@
+"""Tables of access: projects, who may do what in them, and what was done."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.platform.database.columns import Base
+
+DEFAULT_PROJECT_ID: Final = 1
+
+
+class Token(Base):
+    """What a program shows to be let in; only its digest is kept."""
+
+    __tablename__ = "token"
+    __table_args__ = (
+        # Two of one name could not be told apart in the audit log, nor which one to revoke.
+        Index("uq_token_name", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # null: all projects
+    project_id: Mapped[int | None] = mapped_column(ForeignKey("project.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    sha256: Mapped[bytes] = mapped_column(unique=True)
+    # its first characters, by which people know it
+    begins: Mapped[str]
+    scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    owner: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Person(Base):
+    """A user, with a password of this server or of a provider of OpenID Connect."""
+
+    __tablename__ = "person"
+    __table_args__ = (
+        UniqueConstraint("issuer", "subject"),
+        CheckConstraint("(issuer IS NULL) = (subject IS NULL)", name="provider"),
+        CheckConstraint("(issuer IS NULL) = (password IS NOT NULL)", name="password"),
+        # A local one signs in by name; a provider's may share it with another provider's.
+        Index("uq_person_name", "name", unique=True, postgresql_where=text("issuer IS NULL")),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str]
+    # the hash of it, with its parameters; null where a provider checks it
+    password: Mapped[str | None]
+    issuer: Mapped[str | None]
+    subject: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    last_seen_at: Mapped[datetime | None]
+    # From then on they do not get in, and stay in the list.
+    disabled_at: Mapped[datetime | None]
+
+
+class Membership(Base):
+    """A person's role in a project."""
+
+    __tablename__ = "membership"
+    __table_args__ = (
+        CheckConstraint("role IN ('reader', 'operator', 'administrator')", name="role"),
+        UniqueConstraint("person_id", "project_id", postgresql_nulls_not_distinct=True),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("person.id", ondelete="CASCADE"))
+    # null: all projects
+    project_id: Mapped[int | None] = mapped_column(ForeignKey("project.id", ondelete="CASCADE"))
+    role: Mapped[str]
+
+
+class BrowserSession(Base):
+    """A browser with a signed-in user; its cookie holds what is hashed here."""
+
+    __tablename__ = "browser_session"
+    __table_args__ = (Index("ix_browser_session_expires_at", "expires_at"),)
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("person.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    expires_at: Mapped[datetime]
+
+
+class PendingSignIn(Base):
+    """A sign-in that is under way at a provider; used once."""
+
+    __tablename__ = "pending_sign_in"
+    __table_args__ = (Index("ix_pending_sign_in_expires_at", "expires_at"),)
+
+    # of the browser's cookie, which ties the answer to who asked
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    nonce: Mapped[str]
+    code_verifier: Mapped[str]
+    next_path: Mapped[str]
+    expires_at: Mapped[datetime]
+
+
+class GuessBucket(Base):
+    """Guesses of passwords that are counted together; deleted when they delay no one any more."""
+
+    __tablename__ = "guess_bucket"
+    __table_args__ = (Index("ix_guess_bucket_owed_until", "owed_until"),)
+
+    # digest of whose guesses these are
+    key: Mapped[bytes] = mapped_column(primary_key=True)
+    # Each guess moves it on; too far ahead of now, the next one is refused.
+    owed_until: Mapped[datetime]
+
+
+class KnownBrowser(Base):
+    """A browser with an earlier sign-in by a password: strangers' guesses do not slow it."""
+
+    __tablename__ = "known_browser"
+    __table_args__ = (Index("ix_known_browser_person_id", "person_id"),)
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    person_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("person.id", ondelete="CASCADE"))
+    seen_at: Mapped[datetime]
+
+
+class AuditEntry(Base):
+    """Something that was done; never changed, and deleted only by age.
+
+    Names stand in it as they were: it outlives what it tells of.
+    """
+
+    __tablename__ = "audit_entry"
+    __table_args__ = (Index("ix_audit_entry_project_id_id", "project_id", "id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # person, token, system or peer, and the name
+    actor_kind: Mapped[str]
+    actor: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    # null: of no project, or of all; without a reference, because entries outlive projects
+    project_id: Mapped[int | None]
+    project: Mapped[str | None]
+    detail: Mapped[str | None]
+    count: Mapped[int] = mapped_column(server_default=text("1"))

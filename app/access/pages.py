@@ -1,0 +1,394 @@
+"""What the page of access shows."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import count as itertools_count
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from app.access.audit import Action, Entry, list_entries
+from app.access.guard import Here
+from app.access.people import PersonView, list_people
+from app.access.projects import ProjectView, list_projects
+from app.access.tokens import TokenView, list_tokens
+from app.incidents.everywhere import open_everywhere, readable
+from app.incidents.pages.everywhere import joined_page
+from app.incidents.pages.list import COLUMNS, incident_cells
+from app.platform.container import Container
+from app.platform.identity import Principal, Right, Role
+from app.platform.settings import Settings
+from app.quotas.usage import BYTES, QUOTAS, SESSIONS, Quota, Use, uses
+from app.web.format import byte_size, count, listing, plural
+from app.web.pages import Pages
+from app.web.project_paths import prefix_of
+from app.web.tables import Table, csv_file, one_of
+
+# Time enough to bring a new token to where the old one is.
+SOON: Final = timedelta(days=8)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLine:
+    """A role, and what it allows."""
+
+    word: str
+    read: bool
+    operate: bool
+    admin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PersonLine:
+    """A user; `local` with a password of this server."""
+
+    id: uuid.UUID
+    name: str
+    signs_in: str
+    local: bool
+    roles: str
+    last_seen_at: datetime | None
+    disabled: bool
+    # why they can be neither disabled nor deleted; "" where they can
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectLine:
+    """A project, and what it has used of its quotas."""
+
+    name: str
+    quotas_url: str
+    jobs: int
+    tokens: int
+    members: int
+    sessions: str
+    stored: str
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPage:
+    """The page."""
+
+    heading: str
+    facts: Sequence[str]
+    required: bool
+    tokens_title: str
+    tokens: Sequence[TokenView]
+    entries_title: str
+    entries: Sequence[Entry]
+    people_title: str
+    people: Sequence[PersonLine]
+    projects_title: str
+    projects: Sequence[ProjectLine]
+    roles: Sequence[RoleLine]
+
+
+def access_page(  # noqa: PLR0913 - everything that is on it
+    *,
+    tokens: Sequence[TokenView],
+    people: Sequence[PersonView],
+    projects: Sequence[ProjectView],
+    uses: Mapping[int, Use],
+    entries: Sequence[Entry],
+    now: datetime,
+    settings: Settings,
+    principal: Principal,
+) -> AccessPage:
+    """Return the page of access.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        The newest first.
+    now : datetime
+    """
+    required, provider = settings.require_sign_in, settings.oidc_issuer is not None
+    valid = [token for token in tokens if token.valid]
+    ending = sorted(
+        (token.expires_at, token.name)
+        for token in valid
+        if token.expires_at is not None and token.expires_at <= now + SOON
+    )
+    heading = "No token is valid" if not valid else f"{plural(len(valid), 'valid token')}"
+    if ending:
+        heading += f"; {len(ending)} expire{'s' if len(ending) == 1 else ''} within eight days"
+    facts = [
+        "Sign-in required" if required else "No sign-in on this machine",
+        plural(len(projects), "project"),
+    ]
+    if provider:
+        facts.append("sign-in by OpenID Connect; groups mapped to roles")
+    return AccessPage(
+        heading=heading,
+        facts=facts,
+        required=required,
+        tokens_title=f"{ending[0][1]} expires on {ending[0][0]:%d %B}: renew it"
+        if ending
+        else "Tokens",
+        tokens=tokens,
+        entries_title=_entries_title(entries),
+        entries=entries,
+        people_title=_people_title(people),
+        people=[_person(person, _kept(person, people, valid, principal)) for person in people],
+        projects_title=_projects_title(projects, uses, settings),
+        projects=[_project(project, uses[project.id], settings) for project in projects],
+        roles=[role_line(role) for role in Role],
+    )
+
+
+def role_line(role: Role) -> RoleLine:
+    """Return what a role allows."""
+    return RoleLine(
+        role.value.capitalize(),
+        read=Right.READ in role.rights,
+        operate=Right.OPERATE in role.rights,
+        admin=Right.ADMIN in role.rights,
+    )
+
+
+def _entries_title(entries: Sequence[Entry]) -> str:
+    refused = [entry for entry in entries if entry.action == Action.REFUSED]
+    if refused:
+        most = max(refused, key=lambda entry: entry.count)
+        requests = plural(sum(entry.count for entry in refused), "refused request")
+        if len({entry.actor for entry in refused}) == 1:
+            return f"{requests} came from {most.actor}"
+        return f"{requests}, {count(most.count)} of them from {most.actor}"
+    return "Latest entries of the audit log" if entries else "No entries yet"
+
+
+def _people_title(people: Sequence[PersonView]) -> str:
+    out = sum(person.disabled_at is not None for person in people)
+    title = plural(len(people), "person", "people") if people else "No users yet"
+    return f"{title}, {count(out)} disabled" if out else title
+
+
+def _kept(
+    person: PersonView,
+    people: Sequence[PersonView],
+    valid: Sequence[TokenView],
+    principal: Principal,
+) -> str:
+    """Return why a user is neither disabled nor deleted here; "" where they can be."""
+    if principal.is_person(person.full_name):
+        return "you"
+    others = any(one.administers for one in people if one.id != person.id)
+    if person.administers and not others and not any(Right.ADMIN in one.rights for one in valid):
+        return "the last administrator"
+    return ""
+
+
+def _person(person: PersonView, kept: str) -> PersonLine:
+    roles = [f"{one.role} of {one.project or 'all projects'}" for one in person.roles]
+    return PersonLine(
+        id=person.id,
+        name=person.name,
+        signs_in=person.issuer or "with a password",
+        local=person.issuer is None,
+        roles=listing(roles) if roles else "no role",
+        last_seen_at=person.last_seen_at,
+        disabled=person.disabled_at is not None,
+        kept=kept,
+    )
+
+
+def _projects_title(
+    projects: Sequence[ProjectView], uses: Mapping[int, Use], settings: Settings
+) -> str:
+    full = [project.name for project in projects if _is_full(uses[project.id], settings)]
+    if full:
+        return f"Used up a quota: {listing(full)}"
+    if len(projects) == 1:
+        return "The project is within its quotas"
+    return "All projects are within their quotas"
+
+
+def _is_full(use: Use, settings: Settings) -> bool:
+    limits = ((quota.used(use), quota.limit(settings)) for quota in QUOTAS)
+    return any(limit is not None and used >= limit for used, limit in limits)
+
+
+def _project(project: ProjectView, use: Use, settings: Settings) -> ProjectLine:
+    return ProjectLine(
+        name=project.name,
+        quotas_url=f"{prefix_of(project.name)}/quotas",
+        jobs=project.jobs,
+        tokens=project.tokens,
+        members=project.members,
+        sessions=_against(SESSIONS, use, settings, count),
+        stored=_against(BYTES, use, settings, byte_size),
+        full=_is_full(use, settings),
+    )
+
+
+def _against(quota: Quota, use: Use, settings: Settings, said: Callable[[int], str]) -> str:
+    limit = quota.limit(settings)
+    used = said(quota.used(use))
+    return used if limit is None else f"{used} of {said(limit)}"
+
+
+# ---- The tables of access as CSV ---------------------------------------------------------------
+
+
+# Entries of the log that are read at once, and that a file holds at most.
+_BATCH: Final = 5_000
+EXPORTED: Final = 100_000
+# Incidents that are read at once.
+BATCH: Final = 500
+
+
+def _tokens(container: Container) -> Table:
+    with container.everywhere().reading() as tx:
+        return Table.of(TokenView, list_tokens(tx))
+
+
+def _people(container: Container) -> Table:
+    with container.everywhere().reading() as tx:
+        found = list_people(tx)
+    return Table(
+        ("id", "name", "issuer", "roles", "created_at", "last_seen_at", "disabled_at"),
+        (
+            (
+                *(one.id, one.name, one.issuer),
+                "; ".join(f"{given.role} of {given.project or 'all'}" for given in one.roles),
+                *(one.created_at, one.last_seen_at, one.disabled_at),
+            )
+            for one in found
+        ),
+    )
+
+
+def _projects(container: Container) -> Table:
+    with container.everywhere().reading() as tx:
+        return Table.of(ProjectView, list_projects(tx))
+
+
+def _roles(_container: Container) -> Table:
+    return Table.of(RoleLine, map(role_line, Role))
+
+
+def _audit(container: Container) -> Table:
+    return Table.of(Entry, _entries(container))
+
+
+def _entries(container: Container) -> Iterator[Entry]:
+    """Return the log, each batch read in a transaction of its own."""
+    before: int | None = None
+    for _ in range(EXPORTED // _BATCH):
+        with container.everywhere().reading() as tx:
+            found = list_entries(tx, _BATCH, before=before)
+        yield from found
+        if len(found) < _BATCH:
+            return
+        before = found[-1].id
+
+
+def incidents_csv(
+    container: Container, project: str, known: Collection[int] | None = None
+) -> Table:
+    """Return the open incidents of all projects, of these, or of one."""
+    return Table(("project", *COLUMNS), _incidents(container, project, known))
+
+
+def _incidents(
+    container: Container, project: str, known: Collection[int] | None
+) -> Iterator[Sequence[object]]:
+    for offset in itertools_count(0, BATCH):
+        with container.everywhere().reading() as tx:
+            found = open_everywhere(tx, BATCH, project=project, offset=offset, known=known)
+        # What a job loses stands on its project's own list.
+        yield from ((name, *incident_cells(row)) for name, row in found.rows)
+        if len(found.rows) < BATCH:
+            return
+
+
+# File name → what makes it.
+EXPORTS: Final[Mapping[str, Callable[[Container], Table]]] = {
+    "tokens": _tokens,
+    "people": _people,
+    "projects": _projects,
+    "roles": _roles,
+    "audit": _audit,
+}
+
+
+# ---- The page of access: tokens, projects, and who did what ------------------------------------
+
+
+# What the page shows of the log, and what its own page does.
+SHOWN: Final = 12
+LISTED: Final = 200
+# More than a person reads; the firing ones come first.
+INCIDENTS: Final = 500
+# Those of all projects that whoever asks may read.
+EVERYWHERE: Final = "/incidents/everywhere"
+
+
+def add_access_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the pages of access to the dashboard."""
+
+    @routes.get("/access")
+    def access_route(container: Here) -> Response:
+        everywhere = container.everywhere()
+        with pages.reading(container) as (_, nav), everywhere.reading() as tx:
+            page = access_page(
+                tokens=list_tokens(tx),
+                people=list_people(tx),
+                projects=list_projects(tx),
+                uses=uses(tx),
+                entries=list_entries(tx, SHOWN),
+                now=tx.now,
+                settings=container.settings,
+                principal=container.principal,
+            )
+            now = tx.now
+        return pages.render(
+            "access/page.html", nav, page=page, now=now, rights=list(Right), roles=list(Role)
+        )
+
+    @routes.get("/access/incidents")
+    def incidents_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        # No name holds such a character, and the database takes none.
+        name = project.replace("\x00", "")
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            found, now = open_everywhere(tx, INCIDENTS, project=name), tx.now
+        page = joined_page(found, "/access/incidents", administers=True)
+        return pages.render("access/incidents.html", nav, page=page, now=now)
+
+    # Before `/incidents/{incident}`, which would take it for one.
+    @routes.get(EVERYWHERE)
+    def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        name, known = project.replace("\x00", ""), readable(container.principal)
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            found = open_everywhere(tx, INCIDENTS, project=name, known=known)
+            now = tx.now
+        page = joined_page(found, EVERYWHERE, administers=False)
+        return pages.render("access/incidents.html", nav, page=page, now=now)
+
+    @routes.get(f"{EVERYWHERE}.csv")
+    def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        name, known = project.replace("\x00", ""), readable(container.principal)
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
+
+    @routes.get("/access/incidents.csv")
+    def incidents_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
+        name = project.replace("\x00", "")
+        return csv_file("paceline-incidents.csv", incidents_csv(container, name))
+
+    @routes.get("/access/audit")
+    def audit_route(container: Here, before: int | None = None) -> Response:
+        with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
+            entries, now = list_entries(tx, LISTED, before=before), tx.now
+        older = entries[-1].id if len(entries) == LISTED else None
+        return pages.render("access/audit.html", nav, entries=entries, older=older, now=now)
+
+    @routes.get("/access/{name}.csv")
+    def export_route(container: Here, name: str) -> Response:
+        return csv_file(f"paceline-{name}.csv", one_of(EXPORTS, name)(container))

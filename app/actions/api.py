@@ -1,0 +1,129 @@
+"""Actions on machines: policies, the kill switch, what was done, and the events' schemas."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from app.access.guard import Here, api_router
+from app.actions.kinds.event import EventType, schema_of
+from app.actions.listed import ActionRow, get_action, list_actions
+from app.actions.models import ActionMode, ActionState
+from app.actions.orders import allow, decline, put_back
+from app.actions.policies import (
+    PolicyView,
+    SwitchView,
+    get_switch,
+    list_policies,
+    set_policy,
+    set_switch,
+)
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT)]
+
+
+class ActionListBody(BaseModel):
+    """Actions, the newest first."""
+
+    actions: list[ActionRow]
+
+
+class PolicyListBody(BaseModel):
+    """The policy of every kind of action."""
+
+    policies: list[PolicyView]
+
+
+class PolicyBody(BaseModel, extra="forbid"):
+    """What of a policy is to change; fields of `config` left out stay, null ones go."""
+
+    kind: Annotated[str, Field(min_length=1, max_length=100, examples=["event"])]
+    mode: ActionMode | None = None
+    config: Annotated[
+        dict[str, Any] | None, Field(description="Which fields it has depends on the kind.")
+    ] = None
+
+
+class SwitchBody(BaseModel, extra="forbid"):
+    """Whether all actions of the project are stopped."""
+
+    stopped: bool
+    reason: Annotated[str | None, Field(max_length=300)] = None
+
+
+def router() -> APIRouter:
+    """Return the routes of actions."""
+    routes = api_router("actions", "/api/v1")
+    _actions(routes)
+    _policies(routes)
+
+    @routes.get("/event-schemas", summary="The JSON Schema of a type of event")
+    def get_schema(
+        _container: Here,
+        type: EventType = EventType.CONFIRMED,  # noqa: A002 - the address's word
+    ) -> dict[str, Any]:
+        return schema_of(type)
+
+    return routes
+
+
+def _actions(routes: APIRouter) -> None:
+    @routes.get("/actions", summary="Actions on machines, the newest first")
+    def get_actions(
+        container: Here,
+        limit: Limit = DEFAULT_LIMIT,
+        state: Annotated[ActionState | None, Query(description="Only in this state.")] = None,
+        host: Annotated[
+            str | None, Query(max_length=300, description="Only on this machine.")
+        ] = None,
+        incident: Annotated[uuid.UUID | None, Query(description="Only of this incident.")] = None,
+    ) -> ActionListBody:
+        with container.reading() as tx:
+            found = list_actions(tx, limit, state=state, host=host, incident=incident)
+        return ActionListBody(actions=found)
+
+    @routes.get("/actions/{machine_action}", summary="An action")
+    def get_one_action(container: Here, machine_action: uuid.UUID) -> ActionRow:
+        with container.reading() as tx:
+            return get_action(tx, machine_action)
+
+    @routes.post("/actions/{machine_action}/allow", summary="Let an action be done")
+    def post_allow(container: Here, machine_action: uuid.UUID) -> ActionRow:
+        """One that waits for a person, that a limit holds, or that failed."""
+        return allow(container, machine_action)
+
+    @routes.post("/actions/{machine_action}/decline", summary="Say no to an action")
+    def post_decline(container: Here, machine_action: uuid.UUID) -> ActionRow:
+        return decline(container, machine_action)
+
+    @routes.post("/actions/{machine_action}/release", summary="Take an action back")
+    def post_release(container: Here, machine_action: uuid.UUID) -> ActionRow:
+        """For a day nothing takes the machine out again without a person."""
+        return put_back(container, machine_action)
+
+
+def _policies(routes: APIRouter) -> None:
+    @routes.get("/action-policies", summary="What may be done to machines, by kind of action")
+    def get_policies(container: Here) -> PolicyListBody:
+        with container.reading() as tx:
+            return PolicyListBody(policies=list_policies(tx))
+
+    @routes.put("/action-policies", summary="Change the policy of a kind of action")
+    def put_policy(container: Here, body: PolicyBody) -> PolicyView:
+        """One that is configured for the first time is in a dry run, unless a mode is given."""
+        return set_policy(container, body.kind, mode=body.mode, config=body.config)
+
+    @routes.get("/action-switch", summary="The kill switch of actions")
+    def get_the_switch(container: Here) -> SwitchView:
+        with container.reading() as tx:
+            return get_switch(container.settings, tx)
+
+    @routes.put("/action-switch", summary="Stop all actions, or let them go on")
+    def put_switch(container: Here, body: SwitchBody) -> SwitchView:
+        return set_switch(container, stopped=body.stopped, reason=body.reason)

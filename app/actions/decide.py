@@ -1,0 +1,504 @@
+"""Use case: decide what is done to the machines of a project that incidents blame.
+
+Level, not edge: each pass looks at the incidents that are open and at what was done, and brings
+the one in line with the other. No incident can be missed, whichever server died meanwhile.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+import structlog
+from sqlalchemy import ARRAY, Text, any_, exists, func, literal, or_, select, update
+
+from app.access.audit import Action, record
+from app.actions.hangs import tell_hangs
+from app.actions.kinds.kind import APART, Case, Fleet, Limit, hard, limits_of
+from app.actions.kinds.registry import KINDS as REGISTRY_KINDS
+from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
+from app.actions.policies import opened
+from app.actions.store import called, is_stopped, lock_fleet, lock_switch, order, order_of
+from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
+from app.analysis.report.session_verdict import BlamedGpu, SuspectedCause
+from app.errors import SecretKeyError
+from app.hosts.models import HostReading
+from app.hosts.probes import is_cleared_since
+from app.hosts.repairs import Outcome, latest_repairs
+from app.incidents.held_machines import machine_of
+from app.incidents.lifecycle import Incident
+from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
+from app.incidents.store import incident_of
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.states import SessionState, TaskState
+from app.platform.database.task_runs import ACT_ON_MACHINE, TaskRun
+from app.platform.database.tenant_scope import COUNTS_EVERYWHERE
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.identity import INSTALLATION
+from app.sessions.models.tables import Session
+
+# ---- What is known of machines that incidents blame, as limits take it -------------------------
+
+
+# A node that no session named for so long is not counted among those that there are.
+KNOWN_FOR: Final = timedelta(days=30)
+# Older sessions do not count against a machine.
+BLAMED_FOR: Final = timedelta(days=7)
+# A session that waits longer for its analysis means that what is known is late.
+BEHIND_AFTER: Final = timedelta(minutes=10)
+# Incidents that are looked at, the oldest first, and sessions that are counted.
+MOST_INCIDENTS: Final = 1000
+MOST_SESSIONS: Final = 20_000
+
+_MACHINES: Final = [name for name, kind in KINDS.items() if kind.blames_machine]
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A machine that incidents blame, with the one that says most of it."""
+
+    case: Case
+    incidents: tuple[Incident, ...]  # the oldest first
+    jobs: Mapping[uuid.UUID, str]  # by incident
+    gpus: tuple[str, ...]  # UUIDs where they are known, else their names there
+    lost_each_hour: float | None
+
+
+def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
+    """Return what is known of all machines of a project."""
+    # What is said about jobs takes no machine out.
+    of_machines = MachineAction.hang.is_(None)
+    is_out = (MachineAction.state.in_(ActionState.OUT), of_machines)
+    taken = (
+        select(MachineAction.host, func.max(MachineAction.ordered_at))
+        .where(MachineAction.ordered_at > tx.now - APART, of_machines)
+        .group_by(MachineAction.host)
+    )
+    known = (HostReading.received_at > tx.now - KNOWN_FOR, HostReading.guessed.is_(False))
+    nodes = select(func.count(HostReading.host.distinct())).where(*known)
+    waiting = exists().where(
+        Session.state.in_((SessionState.QUEUED, SessionState.ANALYZING)),
+        Session.received_at < tx.now - BEHIND_AFTER,
+    )
+    everywhere = select(
+        select(func.count(MachineAction.host.distinct())).where(*is_out).scalar_subquery(),
+        nodes.scalar_subquery(),
+    )
+    out_everywhere, nodes_everywhere = tx.session.execute(
+        everywhere, execution_options=COUNTS_EVERYWHERE
+    ).one()
+    return Fleet(
+        now=tx.now,
+        nodes=tx.session.execute(nodes).scalar_one(),
+        out=frozenset(
+            tx.session.execute(select(MachineAction.host).where(*is_out).distinct()).scalars()
+        ),
+        taken_at={host: at for host, at in tx.session.execute(taken) if at is not None},
+        stopped=stopped,
+        behind=tx.session.execute(select(Session.id).where(waiting).limit(1)).first() is not None,
+        out_everywhere=out_everywhere,
+        nodes_everywhere=nodes_everywhere,
+    )
+
+
+def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blamed]:
+    """Return the machines that open incidents blame, the one blamed first at first.
+
+    Parameters
+    ----------
+    only : collection of str, optional
+        Only these.
+    """
+    by_host: dict[str, list[tuple[Incident, str]]] = {}
+    for incident, job in _incidents(tx):
+        host = machine_of(incident)
+        if host and (only is None or host in only):
+            by_host.setdefault(host, []).append((incident, job))
+    since = _since(tx, list(by_host))
+    sessions = _sessions(tx, since)
+    put_back = _put_back(tx, list(by_host))
+    known = _known(tx, list(by_host))
+    return [
+        _blamed(host, found, host in known, sessions.get(host, 0), put_back.get(host))
+        for host, found in by_host.items()
+    ]
+
+
+def _incidents(tx: Reads) -> list[tuple[Incident, str]]:
+    document = AlertIncident.document
+    rows = tx.session.execute(
+        select(AlertIncident, Job.name)
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .join(Job, Job.id == AlertGroup.job_id)
+        .where(
+            AlertIncident.state.in_(IncidentState.TOLD),
+            document["where"].astext != "",
+            or_(
+                document["cause"].astext.in_(_MACHINES),
+                document["notice"]["cause"].astext.in_(_MACHINES),
+            ),
+        )
+        .order_by(AlertIncident.fired_at, AlertIncident.id)
+        .limit(MOST_INCIDENTS)
+    )
+    return [(incident_of(row), job) for row, job in rows]
+
+
+def _blamed(
+    host: str,
+    found: Sequence[tuple[Incident, str]],
+    known: bool,  # noqa: FBT001 - one of many facts
+    sessions: int,
+    put_back_at: datetime | None,
+) -> Blamed:
+    incidents = tuple(incident for incident, _ in found)
+    of_facts = [
+        (one.facts, cause)
+        for one in incidents
+        if one.facts is not None
+        for cause in one.facts.causes
+        if host in cause.where and blames_machine(cause.cause)
+    ]
+    # The surest says it, as of its own session.
+    best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
+    facts, cause = best or (None, None)
+    return Blamed(
+        case=Case(
+            node=host,
+            guessed=any(one.facts is not None and one.facts.guesses(host) for one in incidents),
+            known=known,
+            in_hand=any(one.state is not IncidentState.FIRING for one in incidents),
+            measured_at=None if facts is None else facts.received_at,
+            confidence=None if cause is None else cause.confidence,
+            sessions=sessions,
+            put_back_at=put_back_at,
+        ),
+        incidents=incidents,
+        jobs={incident.id: job for incident, job in found},
+        gpus=() if cause is None else _gpus(cause, host),
+        lost_each_hour=None if facts is None else facts.lost_each_hour,
+    )
+
+
+def _gpus(cause: SuspectedCause, host: str) -> tuple[str, ...]:
+    names = (_name(gpu) for gpu in cause.gpus if gpu.host == host)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _name(gpu: BlamedGpu) -> str | None:
+    return gpu.uuid or gpu.gpu
+
+
+def _listed(hosts: Collection[str]) -> object:
+    return any_(literal(list(hosts), ARRAY(Text)))
+
+
+def _since(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
+    """Return from when on sessions count against each host: not what a repair may have ended."""
+    since = dict.fromkeys(hosts, tx.now - BLAMED_FOR)
+    for host, repair in latest_repairs(tx, hosts).items():
+        since[host] = max(since[host], repair.at)
+    for host, at in _put_back(tx, hosts).items():
+        since[host] = max(since[host], at)
+    return since
+
+
+def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
+    """Return how many sessions with a verdict blame each host, by its own name."""
+    if not since:
+        return {}
+    rows = tx.session.execute(
+        select(HostReading.host, HostReading.received_at)
+        .where(
+            HostReading.host == _listed(since),
+            HostReading.cause.is_not(None),
+            HostReading.guessed.is_(False),
+            HostReading.received_at > tx.now - BLAMED_FOR,
+        )
+        .order_by(HostReading.received_at.desc())
+        .limit(MOST_SESSIONS)
+    )
+    counts: dict[str, int] = {}
+    for host, received_at in rows:
+        if received_at > since[host]:
+            counts[host] = counts.get(host, 0) + 1
+    return counts
+
+
+def _known(tx: Reads, hosts: Collection[str]) -> frozenset[str]:
+    """Return those on which sessions ran under their own names."""
+    rows = tx.session.execute(
+        select(HostReading.host)
+        .where(
+            HostReading.host == _listed(hosts),
+            HostReading.guessed.is_(False),
+            HostReading.received_at > tx.now - KNOWN_FOR,
+        )
+        .distinct()
+    )
+    return frozenset(rows.scalars())
+
+
+def _put_back(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
+    """Return when a person last put each host back."""
+    rows = tx.session.execute(
+        select(MachineAction.host, func.max(MachineAction.release_ordered_at))
+        .where(
+            MachineAction.host == _listed(hosts),
+            MachineAction.released_by.is_not(None),
+            MachineAction.release_ordered_at.is_not(None),
+        )
+        .group_by(MachineAction.host)
+    )
+    return {host: at for host, at in rows if at is not None}
+
+
+# Of these a machine has no name that a command could take.
+NAMELESS: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
+
+_log = structlog.get_logger(__name__)
+
+
+def decide(container: Container) -> int:
+    """Do one pass over a project; return how many actions were ordered or released.
+
+    Nothing is done where another server is at it.
+    """
+    with container.uow() as tx:
+        switch = lock_switch(tx, skip_locked=True)
+        if switch is None or not lock_fleet(tx):
+            return 0
+        _withdraw(tx)
+        begun = _release(tx)
+        stopped = is_stopped(container.settings, switch)
+        policies = list(
+            tx.session.execute(
+                select(ActionPolicy)
+                .where(ActionPolicy.mode != ActionMode.OFF, ActionPolicy.kind.in_(REGISTRY_KINDS))
+                .order_by(ActionPolicy.kind)
+            ).scalars()
+        )
+        if policies:
+            begun += tell_hangs(tx, policies, stopped=stopped)
+            fleet = fleet_of(tx, stopped=stopped)
+            for blamed in blamed_machines(tx):
+                limits = limits_of(blamed.case, fleet)
+                ordered = [_consider(container, tx, one, blamed, limits) for one in policies]
+                if any(ordered):
+                    begun += sum(ordered)
+                    fleet = _with_one_out(fleet, blamed.case.node)
+        _pump(tx)
+    return begun
+
+
+def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
+    """Let an action be taken back, in this transaction.
+
+    Parameters
+    ----------
+    by : str or None
+        The person; None where a repair helped.
+    """
+    row.state = ActionState.RELEASING
+    row.attempt = 0
+    row.release_ordered_at, row.released_by = tx.now, by
+    row.next_attempt_at = tx.now
+    row.error_code = row.error = row.answer = None
+    tx.session.flush()
+    tx.enqueue(ACT_ON_MACHINE, row.id)
+
+
+def _with_one_out(fleet: Fleet, node: str) -> Fleet:
+    return replace(
+        fleet,
+        out=fleet.out | {node},
+        taken_at={**fleet.taken_at, node: fleet.now},
+        out_everywhere=fleet.out_everywhere + (node not in fleet.out),
+    )
+
+
+def _consider(
+    container: Container,
+    tx: UnitOfWork,
+    policy: ActionPolicy,
+    blamed: Blamed,
+    limits: Sequence[Limit],
+) -> bool:
+    """Write what a policy makes of a machine; return whether something is ordered."""
+    row = _open_row(tx, policy.kind, blamed.case.node)
+    if row is None:
+        news = _news(tx, policy.kind, blamed)
+        if news is None:
+            return False
+        row = _new(tx, policy.kind, blamed, news)
+    elif row.state not in ActionState.UNDECIDED:
+        return False
+    state = _state(policy.mode, limits)
+    found = {
+        "gpus": list(blamed.gpus),
+        "confidence": blamed.case.confidence,
+        "sessions": blamed.case.sessions,
+        "lost_each_hour": blamed.lost_each_hour,
+        "limits": [str(limit) for limit in limits],
+    }
+    changed = {name: value for name, value in found.items() if getattr(row, name) != value}
+    for name, value in changed.items():
+        setattr(row, name, value)
+    if changed or not row.command:
+        try:
+            config = opened(container.settings, policy)
+        except SecretKeyError as error:
+            _log.warning("policy of actions cannot be read", kind=policy.kind, error=error.message)
+            return False
+        at_first = order_of(container.settings, tx, row, tx.now)
+        # People copy what they read: of a name that is no node's there is nothing to run.
+        nameless = NAMELESS.intersection(limits)
+        row.command = "" if nameless else REGISTRY_KINDS[policy.kind].describe(config, at_first)
+    if state is ActionState.WAITING:
+        order(tx, row, None)
+        record(
+            tx,
+            INSTALLATION,
+            Action.ORDERED,
+            called(row),
+            detail=row.command,
+        )
+        return True
+    if row.state is not state:
+        row.state = state
+    return False
+
+
+def _state(mode: ActionMode, limits: Sequence[Limit]) -> ActionState:
+    if mode is ActionMode.DRY_RUN:
+        return ActionState.DRY_RUN
+    if mode is ActionMode.ASK:
+        return ActionState.HELD if hard(limits) else ActionState.ASKED
+    return ActionState.HELD if limits else ActionState.WAITING
+
+
+def _open_row(tx: UnitOfWork, kind: str, host: str) -> MachineAction | None:
+    return tx.session.execute(
+        select(MachineAction)
+        .where(
+            MachineAction.kind == kind,
+            MachineAction.host == host,
+            MachineAction.state.in_(ActionState.OPEN),
+        )
+        .with_for_update()
+    ).scalar_one_or_none()
+
+
+def _news(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
+    """Return an incident that nothing was decided about yet, the oldest of these.
+
+    What a person declined or put back, and what failed, was decided about all that were open then:
+    only one that fires later begins it anew.
+    """
+    ids = [incident.id for incident in blamed.incidents]
+    decided = tx.session.execute(
+        select(MachineAction.incident_id, MachineAction.state, MachineAction.ended_at).where(
+            MachineAction.kind == kind,
+            MachineAction.host == blamed.case.node,
+            MachineAction.incident_id.in_(ids),
+        )
+    ).all()
+    known = {row.incident_id for row in decided}
+    ended = [row.ended_at for row in decided if row.state is not ActionState.WITHDRAWN]
+    since = max((at for at in ended if at is not None), default=None)
+    for incident in blamed.incidents:
+        later = since is None or (incident.fired_at is not None and incident.fired_at > since)
+        if incident.id not in known and later:
+            return incident
+    return None
+
+
+def _new(tx: UnitOfWork, kind: str, blamed: Blamed, incident: Incident) -> MachineAction:
+    row = MachineAction(
+        id=uuid.uuid4(),
+        kind=kind,
+        incident_id=incident.id,
+        host=blamed.case.node,
+        job=blamed.jobs[incident.id],
+        cause=incident.found,
+        gpus=list(blamed.gpus),
+        confidence=blamed.case.confidence,
+        sessions=blamed.case.sessions,
+        lost_each_hour=blamed.lost_each_hour,
+        state=ActionState.HELD,
+        limits=[],
+        command="",
+        attempt=0,
+        next_attempt_at=tx.now,
+    )
+    tx.session.add(row)
+    return row
+
+
+def _withdraw(tx: UnitOfWork) -> None:
+    """End what was not done yet and whose incident is over, or whose policy is off."""
+    going_on = exists().where(
+        AlertIncident.id == MachineAction.incident_id, AlertIncident.state.in_(IncidentState.TOLD)
+    )
+    in_force = exists().where(
+        ActionPolicy.kind == MachineAction.kind, ActionPolicy.mode != ActionMode.OFF
+    )
+    tx.session.execute(
+        update(MachineAction)
+        .where(MachineAction.state.in_(ActionState.UNDECIDED), ~going_on | ~in_force)
+        .values(state=ActionState.WITHDRAWN, ended_at=tx.now)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _release(tx: UnitOfWork) -> int:
+    """Take back what was done to machines that a repair made well."""
+    rows = list(
+        tx.session.execute(
+            select(MachineAction).where(
+                MachineAction.state == ActionState.DONE,
+                MachineAction.hang.is_(None),
+                # Of one that could not be taken back a person sees the reason.
+                MachineAction.error_code.is_(None),
+            )
+        ).scalars()
+    )
+    repairs = latest_repairs(tx, {row.host for row in rows}) if rows else {}
+    begun = 0
+    for row in rows:
+        repair = repairs.get(row.host)
+        if repair is None or row.done_at is None or repair.at <= row.done_at:
+            continue
+        # On a node that takes no work no session says so.
+        if repair.judged.outcome is Outcome.HELPED:
+            why = "a repair helped"
+        elif is_cleared_since(tx, row.host, repair.at):
+            why = "a probe cleared it after a repair"
+        else:
+            continue
+        release(tx, row, None)
+        record(tx, INSTALLATION, Action.RELEASED, called(row), detail=f"{why}: {repair.what}")
+        begun += 1
+    return begun
+
+
+def _pump(tx: UnitOfWork) -> None:
+    """Start what is due and has no task run any more."""
+    underway = select(TaskRun.id).where(
+        TaskRun.kind == ACT_ON_MACHINE,
+        TaskRun.subject_id == MachineAction.id,
+        TaskRun.state.in_(TaskState.OPEN),
+    )
+    due = tx.session.execute(
+        select(MachineAction.id).where(
+            MachineAction.state.in_(ActionState.UNDERWAY),
+            MachineAction.next_attempt_at <= tx.now,
+            ~underway.exists(),
+        )
+    ).scalars()
+    for action_id in list(due):
+        tx.enqueue(ACT_ON_MACHINE, action_id)

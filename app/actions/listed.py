@@ -1,0 +1,290 @@
+"""What the page of actions reads: the list that is asked for, the policies and the switch."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field
+from sqlalchemy import ARRAY, ColumnElement, Text, any_, func, literal, or_, select, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB
+
+from app.actions.kinds.registry import KINDS, title_of
+from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
+from app.actions.policies import PolicyView, SwitchView, get_switch, list_policies
+from app.analysis.diagnosis.causes.registry import KINDS as CAUSES
+from app.errors import NotFoundError
+from app.hosts.models import HostRepair
+from app.incidents.message import Asked
+from app.platform.database.columns import as_json
+from app.platform.database.unit_of_work import Reads
+from app.platform.settings import Settings
+from app.web.lists import Column, Listing, Page, PageRequest, read, read_page
+
+# ---- Which actions on machines wait for a person, as messages say it ---------------------------
+
+
+def asked_of(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[Asked]]:
+    """Return what waits for a person, by machine.
+
+    Parameters
+    ----------
+    hosts : collection of str
+        Of these; empty names are of none.
+    """
+    named = sorted(filter(None, hosts))
+    if not named:
+        return {}
+    rows = tx.session.execute(
+        select(MachineAction.id, MachineAction.kind, MachineAction.host, MachineAction.command)
+        .where(
+            MachineAction.host == any_(literal(named, ARRAY(Text))),
+            MachineAction.state == ActionState.ASKED,
+        )
+        .order_by(MachineAction.kind)
+    )
+    found: dict[str, list[Asked]] = {}
+    for row in rows:
+        asked = Asked(row.id, title_of(row.kind), row.host, row.command)
+        found.setdefault(row.host, []).append(asked)
+    return found
+
+
+# ---- Actions as lists and pages read them ------------------------------------------------------
+
+
+_REPAIRED: Final = (
+    select(func.max(HostRepair.at))
+    .where(HostRepair.host == MachineAction.host, HostRepair.at > MachineAction.done_at)
+    .scalar_subquery()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRow:
+    """An action on a machine."""
+
+    id: uuid.UUID
+    kind: Annotated[str, Column(sort="kind")]
+    host: Annotated[
+        str,
+        Column(sort="host"),
+        Field(description="The machine; empty where it tells of a job that hangs."),
+    ]
+    state: ActionState
+    limits: Annotated[
+        Sequence[str],
+        Column(csv=None),
+        Field(description="What kept it from being done by itself, when it was last looked at."),
+    ]
+    command: Annotated[str, Field(description="What is done, as a command.")]
+    job: str
+    hang: Annotated[
+        uuid.UUID | None,
+        Column(type_coerce(MachineAction.hang, JSONB)["id"].astext),
+        Field(description="The hang that it tells of."),
+    ]
+    cause: Annotated[str, Column(sort="cause")]
+    incident_id: Annotated[uuid.UUID, Column(csv=None)]
+    gpus: Annotated[Sequence[str], Column(csv=None)]
+    confidence: float | None
+    sessions: Annotated[int, Field(description="That blame the machine.")]
+    lost_each_hour: Annotated[float | None, Field(description="GPU-hours.")]
+    attempt: Annotated[int, Column(csv=None)]
+    created_at: Annotated[datetime, Column(sort="-created")]
+    ordered_at: datetime | None
+    ordered_by: Annotated[
+        str | None, Field(description="The person; null where every limit let it pass.")
+    ]
+    done_at: datetime | None
+    release_ordered_at: Annotated[datetime | None, Column(csv=None)]
+    released_by: Annotated[str | None, Field(description="The person; null where a repair helped.")]
+    released_at: datetime | None
+    repaired_at: Annotated[
+        datetime | None,
+        Column(_REPAIRED),
+        Field(description="When a repair of the machine was last noted since it was done."),
+    ]
+    # error_code, error, answer: of the last attempt
+    error_code: str | None
+    error: str | None
+    answer: Annotated[str | None, Column(csv=None)]
+
+
+ACTIONS: Final = Listing(
+    ActionRow,
+    ties=(MachineAction.created_at.desc(), MachineAction.id.expression),
+    model=MachineAction,
+)
+
+
+def list_actions(
+    tx: Reads,
+    limit: int,
+    *,
+    state: ActionState | None = None,
+    host: str | None = None,
+    incident: uuid.UUID | None = None,
+) -> list[ActionRow]:
+    """Return actions, the newest first."""
+    where: list[ColumnElement[bool]] = []
+    if state is not None:
+        where.append(MachineAction.state == state)
+    if host is not None:
+        where.append(MachineAction.host == host)
+    if incident is not None:
+        where.append(MachineAction.incident_id == incident)
+    return read(tx, ACTIONS, *where, limit=limit)
+
+
+def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
+    """Return an action.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = read(tx, ACTIONS, MachineAction.id == action_id, limit=1)
+    if not found:
+        raise NotFoundError(f"There is no action {action_id}.")
+    return found[0]
+
+
+# Actions on a page.
+PAGE: Final = 50
+# Actions of a machine that other pages show.
+OF_MACHINE: Final = 6
+# Rows of a file at most.
+EXPORTED: Final = 100_000
+
+
+class Show(StrEnum):
+    """Which actions are listed."""
+
+    ALL = "all"
+    PERSON = "person"  # a person may say yes
+    OUT = "out"  # what was done, or is under way
+    DRY_RUN = "dry_run"
+    OVER = "over"
+
+
+SHOWN: Final[Mapping[Show, tuple[str, ...]]] = {
+    Show.ALL: tuple(ActionState),
+    Show.PERSON: ActionState.ALLOWABLE,
+    Show.OUT: ActionState.OUT,
+    Show.DRY_RUN: (ActionState.DRY_RUN,),
+    Show.OVER: (ActionState.DECLINED, ActionState.WITHDRAWN, ActionState.RELEASED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsQuery:
+    """What is asked for."""
+
+    show: Show = Show.ALL
+    kind: str = ""  # only of this kind
+    host: str = ""  # only on this machine
+    words: str = ""  # all of them in the machine, the job, the cause or the command
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsFound:
+    """What the page shows."""
+
+    now: datetime
+    page: Page[ActionRow]
+    counts: Mapping[str, int]  # of those that match, whichever states are shown
+    policies: Sequence[PolicyView]
+    switch: SwitchView
+
+
+@dataclass(frozen=True, slots=True)
+class MachineActions:
+    """What was done to a machine, the newest first, and what may be."""
+
+    rows: Sequence[ActionRow]
+    modes: Mapping[str, ActionMode]  # by kind, those that are configured
+    stopped: bool
+
+
+def actions_found(
+    tx: Reads, settings: Settings, asked: ActionsQuery, request: PageRequest
+) -> ActionsFound:
+    """Return a page of actions with the policies and the switch."""
+    where = _where(asked)
+    states = tx.session.execute(
+        select(MachineAction.state, func.count().label("number"))
+        .where(*where)
+        .group_by(MachineAction.state)
+    )
+    counts = {row.state: row.number for row in states}
+    wanted = SHOWN[asked.show]
+    page = read_page(
+        tx,
+        ACTIONS,
+        request,
+        *where,
+        MachineAction.state.in_(wanted),
+        total=sum(number for state, number in counts.items() if state in wanted),
+    )
+    return ActionsFound(
+        now=tx.now,
+        page=page,
+        counts=counts,
+        policies=list_policies(tx),
+        switch=get_switch(settings, tx),
+    )
+
+
+def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
+    """Return the actions that are asked for, on no pages."""
+    wanted = MachineAction.state.in_(SHOWN[asked.show])
+    return read(tx, ACTIONS, *_where(asked), wanted, sort=sort, limit=EXPORTED)
+
+
+def _where(asked: ActionsQuery) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if asked.kind in KINDS:
+        found.append(MachineAction.kind == asked.kind)
+    if asked.host:
+        found.append(MachineAction.host == asked.host)
+    for word in asked.words.split():
+        causes = [name for name, kind in CAUSES.items() if word.lower() in kind.title.lower()]
+        found.append(
+            or_(
+                *(
+                    column.icontains(word, autoescape=True)
+                    for column in (MachineAction.host, MachineAction.job, MachineAction.command)
+                ),
+                MachineAction.cause.in_(causes),
+            )
+        )
+    return found
+
+
+def machine_actions(
+    tx: Reads, settings: Settings, host: str, hang: uuid.UUID | None = None
+) -> MachineActions:
+    """Return the latest actions on a machine and what is configured, with one statement.
+
+    Parameters
+    ----------
+    hang : UUID, optional
+        Instead of those on a machine, what is said about the hang that this incident is about.
+    """
+    about = MachineAction.host == host if hang is None else MachineAction.incident_id == hang
+    latest = ACTIONS.query().where(about).order_by(*ACTIONS.order("")).limit(OF_MACHINE)
+    policies = select(ActionPolicy.kind, ActionPolicy.mode)
+    stopped = select(ActionSwitch.project_id).where(ActionSwitch.stopped_at.is_not(None))
+    rows, modes, off = tx.session.execute(
+        select(as_json(latest), as_json(policies), stopped.exists())
+    ).one()
+    return MachineActions(
+        rows=ACTIONS.rows(rows or ()),
+        modes={one["kind"]: ActionMode(one["mode"]) for one in modes or ()},
+        stopped=settings.actions_off or off,
+    )

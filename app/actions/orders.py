@@ -1,0 +1,145 @@
+"""What people order: allow an action, decline it, or take it back."""
+
+from __future__ import annotations
+
+import uuid
+
+from sqlalchemy import select
+
+from app.access.audit import Action, record
+from app.actions.decide import blamed_machines, fleet_of, release
+from app.actions.kinds.kind import SENTENCES, Limit, hard, limits_of
+from app.actions.listed import ActionRow, get_action
+from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
+from app.actions.store import called, is_stopped, lock_action, lock_switch, order
+from app.errors import ConflictError
+from app.incidents.models.tables import AlertIncident, IncidentState
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+
+
+def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
+    """Let an action be done that waits for a person, that a limit holds, or that failed.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        ``action.wrong_state``; ``action.policy`` where the policy lets nothing be done; or the
+        code of the limit that no person can allow.
+    """
+    with container.uow() as tx:
+        switch = _switch(tx)
+        row = lock_action(tx, action_id)
+        _refuse_unless(row, row.state in ActionState.ALLOWABLE, "be allowed")
+        _refuse_off(tx, row)
+        limits = _hard_now(container, tx, switch, row)
+        if limits:
+            raise ConflictError(SENTENCES[limits[0]], code=limits[0])
+        order(tx, row, container.principal.name)
+        record(
+            tx,
+            container.principal,
+            Action.ORDERED,
+            called(row),
+            detail=row.command,
+        )
+    return _read(container, action_id)
+
+
+def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
+    """Say no to an action: the same incident does not bring it again.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    with container.uow() as tx:
+        _switch(tx)
+        row = lock_action(tx, action_id)
+        _refuse_unless(row, row.state in ActionState.DECLINABLE, "be declined")
+        row.state, row.ended_at = ActionState.DECLINED, tx.now
+        record(tx, container.principal, Action.DECLINED, called(row))
+    return _read(container, action_id)
+
+
+def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
+    """Take an action back; for a day nothing takes the machine out without a person.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    with container.uow() as tx:
+        _switch(tx)
+        row = lock_action(tx, action_id)
+        _refuse_unless(row, row.state is ActionState.DONE and row.hang is None, "be taken back")
+        release(tx, row, container.principal.name)
+        record(tx, container.principal, Action.RELEASED, called(row))
+    return _read(container, action_id)
+
+
+def _read(container: Container, action_id: uuid.UUID) -> ActionRow:
+    with container.reading() as tx:
+        return get_action(tx, action_id)
+
+
+def _switch(tx: UnitOfWork) -> ActionSwitch:
+    switch = lock_switch(tx)
+    if switch is None:
+        raise RuntimeError("a lock that is waited for is taken")
+    return switch
+
+
+def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa: FBT001 - a condition
+    if not holds:
+        raise ConflictError(
+            f"The action is {row.state.replace('_', ' ')}; it cannot {what}.",
+            code="action.wrong_state",
+        )
+
+
+def _refuse_off(tx: UnitOfWork, row: MachineAction) -> None:
+    mode = tx.session.execute(
+        select(ActionPolicy.mode).where(ActionPolicy.kind == row.kind)
+    ).scalar()
+    if mode not in ActionMode.ACTING:
+        raise ConflictError("The project's policy lets nothing be done.", code="action.policy")
+    other = tx.session.execute(
+        select(MachineAction.id).where(
+            MachineAction.kind == row.kind,
+            MachineAction.host == row.host,
+            MachineAction.id != row.id,
+            MachineAction.hang.is_(None),
+            MachineAction.state.in_(ActionState.OPEN),
+        )
+    ).first()
+    if other is not None:
+        raise ConflictError("Another action on the machine is open.", code="action.wrong_state")
+
+
+def _hard_now(
+    container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
+) -> tuple[Limit, ...]:
+    """Return the limits that no person can allow, as things are now."""
+    if row.hang is not None:
+        return _hard_of_hang(container, tx, switch, row)
+    fleet = fleet_of(tx, stopped=is_stopped(container.settings, switch))
+    blamed = blamed_machines(tx, {row.host})
+    if not blamed:
+        raise ConflictError(
+            "No open incident blames the machine any more.", code="action.no_incident"
+        )
+    return hard(limits_of(blamed[0].case, fleet))
+
+
+def _hard_of_hang(
+    container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
+) -> tuple[Limit, ...]:
+    """Return the limits of telling that a job hangs; refuse it where it hangs no more."""
+    state = tx.session.execute(
+        select(AlertIncident.state).where(AlertIncident.id == row.incident_id)
+    ).scalar()
+    if state not in IncidentState.TOLD:
+        raise ConflictError("The incident is over.", code="action.no_incident")
+    return (Limit.STOPPED,) * is_stopped(container.settings, switch)

@@ -1,0 +1,530 @@
+"""What the page of actions shows: what was done to machines, what asks, and what may be done."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from app.access.guard import Here
+from app.actions.kinds.kind import SENTENCES, Limit
+from app.actions.kinds.registry import KINDS, title_of
+from app.actions.listed import (
+    ACTIONS,
+    PAGE,
+    SHOWN,
+    ActionRow,
+    ActionsFound,
+    ActionsQuery,
+    MachineActions,
+    Show,
+    actions_found,
+    exported_actions,
+)
+from app.actions.models import ActionMode, ActionState
+from app.actions.policies import NO_SCONTROL, PolicyView, SwitchView, list_policies
+from app.analysis.wording import hours
+from app.incidents.message import cause_name
+from app.platform.identity import Right
+from app.web import html, moments
+from app.web.format import count, percent, plural
+from app.web.forms import Choice, Field, Option, fields_of
+from app.web.links import Address, QueryText, host_url, page_number
+from app.web.lists import Page, PageRequest
+from app.web.pages import Pages
+from app.web.parts import StateLabel
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn, pager, sorted_by
+
+# ---- Actions as pages show them: where each stands and why, what is run, and what a person may say
+
+
+STATES: Final[Mapping[ActionState, StateLabel]] = {
+    ActionState.ASKED: StateLabel("pending", "Asks you", 0),
+    ActionState.FAILED: StateLabel("fail", "Failed", 1),
+    ActionState.HELD: StateLabel("wait", "Held", 2),
+    ActionState.WAITING: StateLabel("run", "Under way", 3),
+    ActionState.RELEASING: StateLabel("run", "Being undone", 4),
+    ActionState.DONE: StateLabel("done", "Done", 5),
+    ActionState.DRY_RUN: StateLabel("none", "Dry run", 6, quiet=True),
+    ActionState.RELEASED: StateLabel("resolved", "Undone", 7, quiet=True),
+    ActionState.DECLINED: StateLabel("none", "Declined", 8, quiet=True),
+    ActionState.WITHDRAWN: StateLabel("none", "Withdrawn", 9, quiet=True),
+}
+
+REPAIRED: Final = (
+    "A repair is noted since: where nothing runs no session can show that it helped, so probe the "
+    "machine, or undo it once it is ready"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionLine:
+    """An action; equal lines show the same."""
+
+    id: uuid.UUID
+    host: str
+    host_url: str
+    kind: str
+    state: StateLabel
+    cause: str
+    # how sure, and by how many sessions
+    sure: str
+    job: str
+    incident_url: str
+    why: str
+    command: str
+    at: datetime
+    can_approve: bool
+    can_decline: bool
+    can_undo: bool
+    # what the button that approves says
+    approve: str
+
+    @property
+    def buttons(self) -> Markup:
+        """Return what a person may say to it."""
+        offered = (
+            (self.can_approve, "allow", self.approve, "primary operates"),
+            (self.can_decline, "decline", "Decline", "operates"),
+            (self.can_undo, "release", "Undo", "operates"),
+        )
+        made = (
+            html.element(
+                "button",
+                word,
+                type="button",
+                class_=classes,
+                data_order=order,
+                data_action=str(self.id),
+                aria_label=f"{word}: {self.kind} on {self.host}",
+                disabled=True,
+            )
+            for can, order, word, classes in offered
+            if can
+        )
+        return html.element("span", *made, class_="actions")
+
+
+def action_line(
+    row: ActionRow, modes: Mapping[str, ActionMode], *, stopped: bool, rows: Sequence[ActionRow]
+) -> ActionLine:
+    """Return an action.
+
+    Parameters
+    ----------
+    modes : mapping of str to ActionMode
+        Policies by kind.
+    stopped : bool
+        Whether the kill switch is on.
+    rows : sequence of ActionRow
+        Those that are shown with it: of a machine one of a kind is open.
+    """
+    acting = modes.get(row.kind, ActionMode.OFF) in ActionMode.ACTING and not stopped
+    hard = any(limit in Limit.HARD for limit in row.limits)
+    taken = any(
+        one.id != row.id and (one.kind, one.host) == (row.kind, row.host)
+        for one in rows
+        if one.state in ActionState.OPEN and row.hang is None
+    )
+    allowable = row.state in ActionState.ALLOWABLE and acting and not hard and not taken
+    return ActionLine(
+        id=row.id,
+        host=row.host or row.job,
+        host_url=host_url(row.host) if row.hang is None else f"/hangs/{row.hang}",
+        kind=title_of(row.kind),
+        state=STATES[row.state],
+        cause=cause_name(row.cause),
+        sure=_sure(row),
+        job=row.job,
+        incident_url=f"/incidents/{row.incident_id}",
+        why=_why(row),
+        command=row.command,
+        at=row.released_at
+        or row.release_ordered_at
+        or row.done_at
+        or row.ordered_at
+        # of what is not ordered
+        or row.created_at,
+        can_approve=allowable,
+        can_decline=row.state in ActionState.DECLINABLE,
+        can_undo=row.state is ActionState.DONE and row.hang is None and not stopped,
+        approve="Try again" if row.state is ActionState.FAILED else "Approve",
+    )
+
+
+def machine_lines(found: MachineActions) -> list[ActionLine]:
+    """Return the actions on a machine."""
+    return [
+        action_line(row, found.modes, stopped=found.stopped, rows=found.rows) for row in found.rows
+    ]
+
+
+def limit_sentence(limit: str) -> str:
+    """Return what a limit says, without its period."""
+    known = limit in tuple(Limit)
+    return SENTENCES[Limit(limit)].removesuffix(".") if known else limit
+
+
+def _sure(row: ActionRow) -> str:
+    parts = [] if row.confidence is None else [percent(row.confidence, 0)]
+    parts += [plural(row.sessions, "session")] if row.hang is None else []
+    if row.lost_each_hour is not None:
+        parts.append(f"{hours(row.lost_each_hour)} GPU-hours each hour")
+    return ", ".join(parts)
+
+
+def _why(row: ActionRow) -> str:  # noqa: PLR0911 - a sentence for each state
+    limits = _listed(row.limits)
+    match row.state:
+        case ActionState.ASKED:
+            return f"By itself it would be held. {limits}" if limits else "Every limit is kept"
+        case ActionState.HELD:
+            return limits or "Its policy changed while it was ordered"
+        case ActionState.DRY_RUN:
+            return f"Would be held. {limits}" if limits else "Would be done: every limit is kept"
+        case ActionState.FAILED:
+            return _fault(row)
+        case ActionState.WAITING | ActionState.RELEASING:
+            by = _undone(row) if row.state is ActionState.RELEASING else _by(row.ordered_by)
+            return f"{by}; {_fault(row)}, tried again" if row.error else by
+        case ActionState.DONE:
+            return _done(row)
+        case ActionState.RELEASED:
+            return _undone(row)
+        case ActionState.DECLINED:
+            return "A person said no"
+        case ActionState.WITHDRAWN:
+            return "Its incident ended, or its policy was turned off"
+
+
+def _done(row: ActionRow) -> str:
+    by = _by(row.ordered_by)
+    if row.error:
+        return f"{by}; could not be undone: {_fault(row)}"
+    return f"{by}. {REPAIRED}" if row.repaired_at is not None else by
+
+
+def _by(person: str | None) -> str:
+    return "Every limit was kept" if person is None else f"Approved by {person}"
+
+
+def _listed(limits: Sequence[str]) -> str:
+    """Return what holds an action, as one sentence."""
+    first, *rest = [limit_sentence(limit) for limit in limits] or [""]
+    return "; ".join([first, *(f"{one[:1].lower()}{one[1:]}" for one in rest)])
+
+
+def _undone(row: ActionRow) -> str:
+    return "A repair helped" if row.released_by is None else f"Undone by {row.released_by}"
+
+
+def _fault(row: ActionRow) -> str:
+    said = " ".join((row.answer or "").split())
+    error = (row.error or "").removesuffix(".")
+    return f"{error}: {said}" if said and said not in error else error
+
+
+PATH: Final = "/actions"
+LABELS: Final = {
+    Show.ALL: "All",
+    Show.PERSON: "For a person",
+    Show.OUT: "Out",
+    Show.DRY_RUN: "Dry runs",
+    Show.OVER: "Over",
+}
+MODES: Final = {
+    ActionMode.OFF: Option("off", "Off", "Nothing is done"),
+    ActionMode.DRY_RUN: Option("dry_run", "Dry run", "Says what would be done, with the command"),
+    ActionMode.ASK: Option("ask", "Ask", "A person approves each action"),
+    ActionMode.AUTOMATIC: Option("automatic", "Automatic", "Acts by itself within every limit"),
+}
+STOPPED: Final = StateLabel("warn", "Stopped", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLine:
+    """A kind of action, and what it may do; `fields` and `modes` are its form's."""
+
+    kind: str
+    title: str
+    mode: str
+    hint: str
+    # when and by whom it was set; None where it never was
+    changed_at: datetime | None
+    changed_by: str
+    fields: Sequence[Field]
+    modes: Sequence[Option]
+    chosen: ActionMode
+    # why it cannot be configured; else empty
+    unavailable: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsPage:
+    """The page; `version` changes when anything on it does that is not a mere age."""
+
+    now: datetime
+    title: str
+    heading: str
+    states: Sequence[tuple[StateLabel, str]]
+    words: str
+    parameters: Sequence[tuple[str, str]]
+    choices: Sequence[Choice]
+    # The machine that is asked for alone, and the page without it.
+    host: str
+    all_url: str
+    list_title: str
+    list_note: str
+    table: Drawn
+    nothing: str
+    configured: bool
+    switch: SwitchView
+    policies: Sequence[PolicyLine]
+    administers: bool
+    version: str
+
+
+def actions_page(
+    found: ActionsFound,
+    asked: ActionsQuery,
+    address: Address,
+    *,
+    scontrol: bool,
+    administers: bool,
+) -> ActionsPage:
+    """Return the page of actions.
+
+    Parameters
+    ----------
+    scontrol : bool
+        Whether the operator names scontrol.
+    administers : bool
+        Whether whoever asks may change the policies of the project.
+    """
+    modes = {one.kind: one.mode for one in found.policies}
+    configured = any(one.changed_at is not None for one in found.policies)
+    rows = found.page.rows
+    lines = [action_line(row, modes, stopped=found.switch.stopped, rows=rows) for row in rows]
+    shown = _columns(found.now)
+    return ActionsPage(
+        now=found.now,
+        title=f"Actions: {_short(found)}",
+        heading=_heading(found, configured=configured),
+        states=[(STOPPED, "stopped")] if found.switch.stopped else [],
+        words=asked.words,
+        parameters=[
+            (name, value)
+            for name, value in address.parameters.items()
+            if value and name not in {"q", "page"}
+        ],
+        choices=_choices(found, asked, address),
+        host=asked.host,
+        all_url=address.but(host=None, page=None),
+        list_title=_list_title(found, asked),
+        list_note=_list_note(found.page),
+        table=drawn(
+            shown,
+            lines,
+            csv=replace(address, path=f"{PATH}.csv").but(page=None),
+            classes="inc acts",
+            headings=sorted_by(ACTIONS, shown, address),
+            pager=pager(found.page, address),
+        ),
+        nothing=_nothing(asked, configured=configured),
+        configured=configured,
+        switch=found.switch,
+        policies=[_policy(one, scontrol=scontrol) for one in found.policies],
+        administers=administers,
+        version=_version(found, lines),
+    )
+
+
+_ORDERS: Final = html.element("span", "Approve, decline or undo", class_="vh")
+
+
+def _columns(now: datetime) -> tuple[Shown[ActionLine], ...]:
+    return (
+        Shown("State", lambda line: html.state(line.state)),
+        Shown("Machine", _machine, "host", of_cells="grow"),
+        Shown("What and why", _what, of_cells="grow"),
+        Shown("Since", lambda line: moments.ago(line.at, now), "created_at", "num opt"),
+        Shown(_ORDERS, lambda line: line.buttons, of_cells="do"),
+    )
+
+
+def _machine(line: ActionLine) -> Markup:
+    return html.link(line.host_url, line.host) + html.note(f"{line.kind} · {line.job}")
+
+
+def _what(line: ActionLine) -> Markup:
+    cause = html.link(line.incident_url, line.cause)
+    return html.join(
+        (
+            html.element("span", cause, " ", html.muted(line.sure)),
+            html.note(line.why),
+            html.element("code", line.command, class_="cmd") if line.command else html.NOTHING,
+        )
+    )
+
+
+def _short(found: ActionsFound) -> str:
+    asked = found.counts.get(ActionState.ASKED, 0)
+    return f"{count(asked)} ask" if asked else f"{count(sum(found.counts.values()))}"
+
+
+def _heading(found: ActionsFound, *, configured: bool) -> str:
+    if found.switch.stopped:
+        return "All actions on machines are stopped"
+    if not configured:
+        return "Nothing is done to machines: no kind of action is configured"
+    counts = found.counts
+    parts = []
+    if asked := counts.get(ActionState.ASKED, 0):
+        parts.append(f"{plural(asked, 'action')} {'waits' if asked == 1 else 'wait'} for a person")
+    if done := sum(counts.get(state, 0) for state in ActionState.OUT):
+        parts.append(f"{plural(done, 'action')} in force")
+    if failed := counts.get(ActionState.FAILED, 0):
+        parts.append(f"{count(failed)} failed")
+    if held := counts.get(ActionState.HELD, 0):
+        parts.append(f"{count(held)} held by limits")
+    if parts:
+        return "; ".join(parts)
+    dry = counts.get(ActionState.DRY_RUN, 0)
+    return f"{plural(dry, 'action')} in a dry run: nothing is done" if dry else "Nothing to be done"
+
+
+def _choices(found: ActionsFound, asked: ActionsQuery, address: Address) -> list[Choice]:
+    return [
+        Choice(
+            one.value,
+            f"{label} {count(sum(found.counts.get(state, 0) for state in SHOWN[one]))}",
+            one is asked.show,
+            address.but(show=None if one is Show.ALL else one, page=None),
+        )
+        for one, label in LABELS.items()
+    ]
+
+
+def _list_title(found: ActionsFound, asked: ActionsQuery) -> str:
+    total = plural(found.page.total, "action")
+    on = f" on {asked.host}" if asked.host else ""
+    return f"{total}{on}" if found.page.total else f"No action{on}"
+
+
+def _list_note(page: Page[ActionRow]) -> str:
+    text = "A machine has at most one open action of a kind; the newest first"
+    return text if page.pages == 1 else f"{text}; {count(page.first)} to {count(page.last)}"
+
+
+def _nothing(asked: ActionsQuery, *, configured: bool) -> str:
+    if asked.words or asked.host or asked.kind or asked.show is not Show.ALL:
+        return "No action matches."
+    if configured:
+        return "No incident blames a machine since a policy was set."
+    return (
+        "Once a kind of action is configured, each incident that blames a machine gets a line here "
+        "with the command: at first in a dry run, which does nothing."
+    )
+
+
+def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
+    kind = KINDS[one.kind]
+    known = one.changed_at is not None
+    chosen = one.mode if known else ActionMode.DRY_RUN
+    hosts = ", ".join(host for host in one.secrets.values() if host)
+    hint = MODES[one.mode].hint
+    return PolicyLine(
+        kind=one.kind,
+        title=kind.title,
+        mode=MODES[one.mode].word if known else "Not configured",
+        hint=f"{hint}; to {hosts}" if known and hosts else hint if known else "",
+        changed_at=one.changed_at,
+        changed_by=one.changed_by or "",
+        fields=fields_of(
+            kind.config,
+            "config",
+            values=one.config if known else None,
+            secrets=kind.secrets,
+            stored=one.secrets if known else None,
+            prefix=f"{one.kind}-",
+        ),
+        modes=list(MODES.values()),
+        chosen=chosen,
+        unavailable=NO_SCONTROL if kind.needs_scontrol and not scontrol else "",
+    )
+
+
+def _version(found: ActionsFound, lines: Sequence[ActionLine]) -> str:
+    parts: list[object] = [*lines]
+    parts += [sorted(found.counts.items()), found.switch]
+    parts += [(one.kind, one.mode, one.changed_at) for one in found.policies]
+    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
+
+
+# ---- The page of actions on machines -----------------------------------------------------------
+
+
+# Longer words find no action, and no host has a longer name.
+MAX_WORDS: Final = 300
+
+
+def add_action_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the page of actions to the dashboard."""
+
+    @routes.get(PATH)
+    def actions_route(  # noqa: PLR0913 - what an address may ask for
+        container: Here,
+        *,
+        q: QueryText = "",
+        show: QueryText = "",
+        kind: QueryText = "",
+        host: QueryText = "",
+        sort: QueryText = "",
+        page: QueryText = "",
+    ) -> Response:
+        asked = _asked(q, show, kind, host)
+        request = PageRequest(sort, page_number(page), PAGE)
+        with pages.reading(container) as (tx, nav):
+            found = actions_found(tx, container.settings, asked, request)
+        given = {"show": show, "kind": kind, "host": asked.host, "q": asked.words}
+        shown = actions_page(
+            found,
+            asked,
+            Address(PATH, {**given, "sort": sort, "page": page}),
+            scontrol=container.settings.slurm_scontrol is not None,
+            administers=Right.ADMIN in container.principal.rights_in(container.project_id),
+        )
+        return pages.render("actions/page.html", nav, page=shown, now=found.now)
+
+    @routes.get(f"{PATH}.csv")
+    def actions_file_route(  # noqa: PLR0913 - what an address may ask for
+        container: Here,
+        *,
+        q: QueryText = "",
+        show: QueryText = "",
+        kind: QueryText = "",
+        host: QueryText = "",
+        sort: QueryText = "",
+    ) -> Response:
+        with container.reading() as tx:
+            rows = exported_actions(tx, _asked(q, show, kind, host), sort)
+        return csv_file("paceline-actions.csv", Table.of(ActionRow, rows))
+
+    @routes.get("/actions-policies.csv")
+    def policies_file_route(container: Here) -> Response:
+        with container.reading() as tx:
+            found = list_policies(tx)
+        names = ("kind", "title", "mode", "changed_at", "changed_by")
+        return csv_file("paceline-action-policies.csv", Table.of(PolicyView, found, *names))
+
+
+def _asked(words: str, show: str, kind: str, host: str) -> ActionsQuery:
+    # The database takes no such character, and no name has it.
+    texts = (text.replace("\x00", "")[:MAX_WORDS] for text in (kind, host, words.strip()))
+    return ActionsQuery(Show(show) if show in tuple(Show) else Show.ALL, *texts)

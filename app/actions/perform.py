@@ -1,0 +1,220 @@
+"""Use case: one attempt at an action, or at taking it back.
+
+Protocol, as of deliveries (`app.incidents.deliver`): the claim with its lease is a
+task run. `start` commits what is about to be done; the attempt runs outside of any transaction,
+within a time below the lease; `settle` finishes the task run, which rolls all back where another
+worker has it by now. A worker that dies in between leaves an action that is done once more: a
+drained node is drained already, and an event has the same id.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import structlog
+from sqlalchemy import delete, select, union
+
+from app.access.audit import Action, record
+from app.actions.decide import decide
+from app.actions.kinds.kind import ActionKind, HangOrder, Limit, Means, Order
+from app.actions.kinds.registry import KINDS
+from app.actions.models import ActionMode, ActionPolicy, ActionState, ActionSwitch, MachineAction
+from app.actions.policies import opened
+from app.actions.store import called, hang_order_of, is_stopped, lock_action, lock_switch, order_of
+from app.errors import NotFoundError, SecretKeyError
+from app.incidents.deliver import guard
+from app.incidents.held_machines import is_one_node
+from app.platform.container import Claim, Container
+from app.platform.database.projects import is_there
+from app.platform.database.states import TaskState
+from app.platform.database.task_runs import ACT_ON_MACHINE, TaskRun
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.identity import INSTALLATION
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, wait_before
+from app.platform.tasks.runs import finish
+
+# As long as the switch is on, what is to be taken back is looked at so often.
+STOPPED_FOR: Final = timedelta(minutes=1)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    kind: ActionKind
+    config: Any
+    order: Order | HangOrder
+    release: bool
+
+
+def perform(container: Container, claim: Claim) -> None:
+    """Try an action once and store what came out.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker took it over meanwhile; nothing is stored.
+    """
+    try:
+        started = _start(container, claim)
+    except SecretKeyError as error:
+        # The operator's to repair, upon which it can still be done.
+        _settle(container, claim, DeliveryError(error.stable_code, error.message))
+        return
+    if started is None:
+        with container.uow() as tx:
+            finish(tx, claim)
+        return
+    try:
+        answer = _attempt(container, started)
+    except DeliveryError as error:
+        _log.info("action not done", code=error.code, error=error.sentence)
+        _settle(container, claim, error)
+    else:
+        _settle(container, claim, answer)
+
+
+def _attempt(container: Container, started: _Started) -> ReceiverAnswer:
+    settings = container.settings
+    scontrol = None if settings.slurm_scontrol is None else str(settings.slurm_scontrol)
+    kind, order = started.kind, started.order
+    with Outbound(guard(settings), settings.alert_attempt_limit_s) as outbound:
+        means = Means(outbound, scontrol)
+        if isinstance(order, HangOrder):
+            if kind.tell_hang is None:
+                raise DeliveryError("action.no_hangs", "The kind tells of no job.", permanent=True)
+            return kind.tell_hang(started.config, order, means)
+        do = kind.release if started.release else kind.act
+        return do(started.config, order, means)
+
+
+def _start(container: Container, claim: Claim) -> _Started | None:
+    """Return what is to be done; None where there is nothing to do any more."""
+    with container.uow() as tx:
+        switch, row = _locked(tx, claim)
+        if row is None or row.state not in ActionState.UNDERWAY:
+            return None
+        policy = tx.session.execute(
+            select(ActionPolicy).where(ActionPolicy.kind == row.kind)
+        ).scalar_one()
+        release = row.state is ActionState.RELEASING
+        held = _held_by(container, switch, row)
+        if release and held is Limit.STOPPED:
+            row.next_attempt_at = tx.now + STOPPED_FOR
+        elif not release and (held is not None or policy.mode not in ActionMode.ACTING):
+            # The sweeper looks at it anew.
+            row.state = ActionState.HELD
+            row.limits = [] if held is None else [held]
+            row.ordered_at = row.ordered_by = None
+        else:
+            row.attempt += 1
+            at = (row.release_ordered_at if release else row.ordered_at) or tx.now
+            order: Order | HangOrder
+            if row.hang is None:
+                order = order_of(container.settings, tx, row, at)
+            else:
+                order = hang_order_of(container.settings, tx, row, row.hang, at)
+            return _Started(KINDS[row.kind], opened(container.settings, policy), order, release)
+    return None
+
+
+def _held_by(container: Container, switch: ActionSwitch, row: MachineAction) -> Limit | None:
+    if is_stopped(container.settings, switch):
+        return Limit.STOPPED
+    known = row.hang is not None or is_one_node(row.host)
+    return None if known else Limit.NOT_ONE_NODE
+
+
+def _settle(container: Container, claim: Claim, came: ReceiverAnswer | DeliveryError) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        _, row = _locked(tx, claim)
+        if row is None or row.state not in ActionState.UNDERWAY:
+            return
+        release = row.state is ActionState.RELEASING
+        if isinstance(came, DeliveryError):
+            _failed(tx, row, came, release=release)
+            return
+        row.error_code = row.error = None
+        row.answer = came.text
+        if release:
+            row.state = ActionState.RELEASED
+            row.released_at = row.ended_at = tx.now
+        else:
+            row.state, row.done_at = ActionState.DONE, tx.now
+        done = f"release of {row.host}" if release else row.command
+        record(tx, INSTALLATION, Action.DONE, called(row), detail=done)
+
+
+def _failed(tx: UnitOfWork, row: MachineAction, error: DeliveryError, *, release: bool) -> None:
+    row.error_code, row.error = error.code, error.sentence
+    row.answer = None if error.answer is None else error.answer.text
+    since = (row.release_ordered_at if release else row.ordered_at) or tx.now
+    wait = None
+    if not error.permanent:
+        wait = wait_before(
+            row.attempt + 1,
+            random.random(),  # noqa: S311 - spreads load
+            tx.now - since,
+            error.retry_after_s,
+        )
+    if wait is not None:
+        row.next_attempt_at = tx.now + wait
+        return
+    # What could not be taken back is still out.
+    row.state = ActionState.DONE if release else ActionState.FAILED
+    row.ended_at = None if release else tx.now
+    record(
+        tx,
+        INSTALLATION,
+        Action.NOT_DONE,
+        called(row),
+        detail=f"{error.code}: {error.sentence}",
+    )
+
+
+def _locked(tx: UnitOfWork, claim: Claim) -> tuple[ActionSwitch, MachineAction | None]:
+    switch = lock_switch(tx)
+    if switch is None:
+        raise RuntimeError("a lock that is waited for is taken")
+    try:
+        return switch, lock_action(tx, claim.subject_id)
+    except NotFoundError:
+        return switch, None
+
+
+# ---- Use case: look at the machines of every project that lets anything be done to them --------
+
+
+# How long task runs of actions stay for people to look at; the actions themselves stay.
+TASK_RUNS_KEPT: Final = timedelta(hours=1)
+
+# Something may change by itself.
+_LIVE: Final = (*ActionState.UNDECIDED, *ActionState.OUT)
+
+
+def sweep_actions(container: Container) -> int:
+    """Do one pass; return how many actions were ordered or released."""
+    everywhere = container.everywhere()
+    with everywhere.uow() as tx:
+        policies = select(ActionPolicy.project_id).where(
+            ActionPolicy.mode != ActionMode.OFF, is_there(ActionPolicy.project_id)
+        )
+        actions = select(MachineAction.project_id).where(
+            MachineAction.state.in_(_LIVE), is_there(MachineAction.project_id)
+        )
+        projects = sorted(tx.session.execute(union(policies, actions)).scalars())
+        tx.session.execute(
+            delete(TaskRun).where(
+                TaskRun.kind == ACT_ON_MACHINE,
+                TaskRun.state.in_(TaskState.OVER),
+                TaskRun.finished_at < tx.now - TASK_RUNS_KEPT,
+            )
+        )
+    begun = sum(decide(container.within(project_id)) for project_id in projects)
+    if begun:
+        _log.info("actions on machines", begun=begun)
+    return begun

@@ -1,0 +1,200 @@
+"""What a project lets happen to its machines, and its kill switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import select
+
+from app.access.audit import Action, record
+from app.actions.kinds.kind import ActionKind
+from app.actions.kinds.registry import KINDS
+from app.actions.models import ActionMode, ActionPolicy, ActionSwitch
+from app.actions.store import lock_switch
+from app.errors import InvalidActionError, NotFoundError
+from app.incidents.channel_settings import checked, refuse_private
+from app.incidents.secrets import hints, seal, unseal
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads
+from app.platform.settings import Settings
+
+NO_SCONTROL: Final = (
+    "Actions of this kind need PACELINE_SLURM_SCONTROL, the path of scontrol: they act with the "
+    "rights of the server's own user."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyView:
+    """What a project lets a kind of action do; of its secrets only their names."""
+
+    kind: str
+    title: str
+    mode: ActionMode
+    config: Mapping[str, Any]  # what may be shown
+    # names of the secrets that are set, with the host of those that are addresses
+    secrets: Mapping[str, str | None]
+    # changed_at, changed_by: None where it was never set
+    changed_at: datetime | None
+    changed_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchView:
+    """The kill switch."""
+
+    stopped: bool
+    by_operator: bool  # whether the installation's setting stops all projects
+    # stopped_at, stopped_by, reason: of the project's own switch
+    stopped_at: datetime | None
+    stopped_by: str | None
+    reason: str | None
+
+
+def list_policies(tx: Reads) -> list[PolicyView]:
+    """Return the policy of every kind that there is; one that was never set is off."""
+    rows = {row.kind: row for row in tx.session.execute(select(ActionPolicy)).scalars()}
+    return [_view(kind, rows.get(kind.name)) for kind in KINDS.values()]
+
+
+def get_policy(tx: Reads, name: str) -> PolicyView:
+    """Return the policy of a kind.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    row = tx.session.execute(select(ActionPolicy).where(ActionPolicy.kind == name))
+    return _view(kind_of(name), row.scalar_one_or_none())
+
+
+def set_policy(
+    container: Container,
+    name: str,
+    *,
+    mode: ActionMode | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> PolicyView:
+    """Change what is given; fields of `config` that are left out stay, those that are null go.
+
+    A kind that is configured for the first time is in a dry run, unless a mode is given.
+
+    Raises
+    ------
+    NotFoundError, InvalidActionError
+    """
+    kind = kind_of(name)
+    if kind.needs_scontrol and container.settings.slurm_scontrol is None:
+        raise InvalidActionError(NO_SCONTROL)
+    # Before the transaction: names are looked up.
+    refuse_private(container.settings, config or {}, InvalidActionError)
+    with container.uow() as tx:
+        now = tx.now
+        lock_switch(tx)
+        row = tx.session.execute(
+            select(ActionPolicy).where(ActionPolicy.kind == name).with_for_update()
+        ).scalar_one_or_none()
+        known = {} if row is None else row.config | unseal(container.settings, row.secrets)
+        merged = {k: v for k, v in (known | dict(config or {})).items() if v is not None}
+        shown, secrets = checked(kind.config, kind.secrets, merged, InvalidActionError)
+        if row is None:
+            row = ActionPolicy(kind=name, mode=ActionMode.DRY_RUN)
+            tx.session.add(row)
+        row.mode = mode or row.mode
+        row.config, row.secrets = shown, seal(container.settings, secrets)
+        row.secret_hints = hints(secrets)
+        row.changed_at, row.changed_by = now, container.principal.name
+        given = [f"mode {row.mode}"] * (mode is not None)
+        # Which settings, not what they are: they hold secrets.
+        given += ["configuration"] * (config is not None)
+        record(
+            tx,
+            container.principal,
+            Action.CHANGED,
+            f"policy of actions {name}",
+            detail=", ".join(given),
+        )
+        tx.session.flush()
+        return _view(kind, row)
+
+
+def get_switch(settings: Settings, tx: Reads) -> SwitchView:
+    """Return the kill switch of a project."""
+    row = tx.session.execute(select(ActionSwitch)).scalar_one_or_none()
+    stopped_at = None if row is None else row.stopped_at
+    return SwitchView(
+        stopped=settings.actions_off or stopped_at is not None,
+        by_operator=settings.actions_off,
+        stopped_at=stopped_at,
+        stopped_by=None if row is None else row.stopped_by,
+        reason=None if row is None else row.reason,
+    )
+
+
+def set_switch(container: Container, *, stopped: bool, reason: str | None = None) -> SwitchView:
+    """Stop all actions of a project, or let them go on; twice the same is no error."""
+    with container.uow() as tx:
+        switch = lock_switch(tx)
+        if switch is not None and stopped != (switch.stopped_at is not None):
+            switch.stopped_at = tx.now if stopped else None
+            switch.stopped_by = container.principal.name if stopped else None
+            switch.reason = reason if stopped else None
+            action = Action.STOPPED if stopped else Action.STARTED
+            record(tx, container.principal, action, "all actions on machines", detail=reason)
+        tx.session.flush()
+        return get_switch(container.settings, tx)
+
+
+def reseal_policies(container: Container) -> int:
+    """Encrypt the secrets of every policy with the newest key; return how many policies."""
+    with container.uow() as tx:
+        rows = tx.session.execute(
+            select(ActionPolicy)
+            .order_by(ActionPolicy.project_id, ActionPolicy.kind)
+            .with_for_update(key_share=True)
+        ).scalars()
+        count = 0
+        for row in rows:
+            row.secrets = seal(container.settings, unseal(container.settings, row.secrets))
+            count += 1
+    return count
+
+
+def kind_of(name: str) -> ActionKind:
+    """Return a kind of action.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    kind = KINDS.get(name)
+    if kind is None:
+        raise NotFoundError(f"There is no kind of action {name}: one of {', '.join(KINDS)}.")
+    return kind
+
+
+def opened(settings: Settings, row: ActionPolicy) -> Any:  # noqa: ANN401 - of the kind
+    """Return the whole configuration of a policy.
+
+    Raises
+    ------
+    SecretKeyError
+    """
+    return KINDS[row.kind].config.validate_python(row.config | unseal(settings, row.secrets))
+
+
+def _view(kind: ActionKind, row: ActionPolicy | None) -> PolicyView:
+    if row is None:
+        return PolicyView(kind.name, kind.title, ActionMode.OFF, {}, {}, None, None)
+    return PolicyView(
+        kind.name,
+        kind.title,
+        row.mode,
+        row.config,
+        row.secret_hints,
+        row.changed_at,
+        row.changed_by,
+    )

@@ -1,1 +1,0 @@
-"""What else than sessions makes incidents: hangs, and notices of the pulse."""

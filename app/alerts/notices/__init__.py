@@ -1,1 +1,0 @@
-"""Notices of the pulse as rules and messages see them."""

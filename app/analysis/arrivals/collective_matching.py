@@ -1,0 +1,258 @@
+"""Matching of the collectives of one rank with those of its peers by group, type and order.
+
+Groups are the data-parallel ranks of a stage, and the tensor- and context-parallel ranks of a
+(DP, PP) cell of which several recorded. A step in which ranks recorded different numbers of
+collectives is left out; if all steps are such, the collectives before the difference count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.model import (
+    CONTEXT_TYPES,
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+    SEPARATE_ALL_REDUCE,
+    TENSOR_TYPES,
+    Sizes,
+    Trace,
+)
+from app.analysis.trace.parallelism import groups_of
+
+IntArray = NDArray[np.int64]
+
+
+class GroupKind(StrEnum):
+    """What the ranks of a group share."""
+
+    DATA = "data"
+    TENSOR = "tensor"
+    CONTEXT = "context"
+
+
+# The collectives of each kind.
+TYPES: Final[dict[GroupKind, tuple[str, ...]]] = {
+    GroupKind.DATA: (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE),
+    GroupKind.TENSOR: TENSOR_TYPES,
+    GroupKind.CONTEXT: CONTEXT_TYPES,
+}
+# Where ranks part is said of this many collectives.
+MOST_PARTED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that meet in the same collectives."""
+
+    kind: GroupKind
+    stage: int
+    ranks: tuple[int, ...]  # global, ascending: those that recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first collective of a step that a rank did not record, and its peers did."""
+
+    op: str
+    """Operation type."""
+    step: int
+    """Number of the training step."""
+    rank: int
+    """The rank that recorded fewest."""
+    recorded: int
+    """How many it recorded in the step, so that this is the order of the first one it lacks."""
+    others: int
+    """How many the peer with most of them recorded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meetings:
+    """Collectives that several ranks recorded, each in one step.
+
+    Rows are sorted by meeting, then by rank.
+    """
+
+    groups: tuple[Group, ...]
+    row: IntArray  # (rows,): rows of the trace
+    meeting: IntArray  # (rows,): index of the meeting
+    first: IntArray  # (meetings,): its first row here
+    # (meetings,): index into `groups`; operation type; order within step and type; step
+    group: IntArray
+    op: IntArray
+    order: IntArray
+    step: IntArray
+    partings: tuple[Parting, ...]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def kinds_of(trace: Trace) -> NDArray[np.int8]:
+    """Return whose collectives operation types are, by index of the kind; -1 of others."""
+    kinds = np.full(len(trace.op_names), -1, dtype=np.int8)
+    for number, names in enumerate(TYPES.values()):
+        kinds[[trace.op_names.index(name) for name in names]] = number
+    return kinds
+
+
+def meetings_of(trace: Trace, rows: IntArray) -> Meetings:
+    """Match the collectives of ranks.
+
+    Parameters
+    ----------
+    rows : int64 array
+        The rows of collectives that are looked at; see `kinds_of`.
+    """
+    groups, group_of = _groups(trace)
+    kind_of = kinds_of(trace)
+    group = group_of[kind_of[trace.op[rows]], trace.rank[rows]]
+    rows, group = rows[group >= 0], group[group >= 0]
+    if not len(rows):
+        return _none(groups)
+    steps, step = np.unique(trace.step[rows], return_inverse=True)
+    step = step.ravel()
+    order = trace.order[rows].astype(np.int64)
+    series = (group * len(steps) + step) * len(trace.op_names) + trace.op[rows]
+    key = series * (int(order.max()) + 1) + order
+    by_key = np.lexsort((trace.rank[rows], key))
+    rows, key, series, order = rows[by_key], key[by_key], series[by_key], order[by_key]
+    change, size = _sizes(key)
+    partings: tuple[Parting, ...] = ()
+    if not _alike(size, series[np.flatnonzero(change)]):
+        kept, partings = _agreeing(trace, rows, series, len(steps))
+        rows, key, series, order = rows[kept], key[kept], series[kept], order[kept]
+        if not len(rows):
+            return _none(groups, partings)
+        change, size = _sizes(key)
+    several = np.repeat(size > 1, size)
+    rows, series, order, change = rows[several], series[several], order[several], change[several]
+    first = np.flatnonzero(change)
+    of_series, op = np.divmod(series[first], len(trace.op_names))
+    of_group, of_step = np.divmod(of_series, len(steps))
+    return Meetings(
+        groups=groups,
+        row=rows,
+        meeting=np.cumsum(change) - 1,
+        first=first,
+        group=of_group,
+        op=op,
+        order=order[first],
+        step=steps[of_step],
+        partings=partings,
+    )
+
+
+def _sizes(key: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
+    """Return which rows begin a meeting, and how many each has."""
+    change = np.concatenate(([True], key[1:] != key[:-1]))
+    return change, np.diff(np.flatnonzero(change), append=len(key))
+
+
+def _alike(size: IntArray, series: IntArray) -> bool:
+    """Return whether all collectives of a series were recorded by equally many ranks."""
+    return bool(((size[1:] == size[:-1]) | (series[1:] != series[:-1])).all())
+
+
+def _none(groups: tuple[Group, ...], partings: tuple[Parting, ...] = ()) -> Meetings:
+    empty = np.empty(0, dtype=np.int64)
+    return Meetings(groups, empty, empty, empty, empty, empty, empty, empty, partings)
+
+
+def _groups(trace: Trace) -> tuple[tuple[Group, ...], IntArray]:
+    """Return the groups, and the group of each kind and rank, -1 of none."""
+    head = trace.stretches().first
+    ranks, place = np.unique(trace.rank[head], return_index=True)
+    stage, dp = trace.pp[head[place]].astype(np.int64), trace.dp[head[place]].astype(np.int64)
+    cell = dp * trace.meta.sizes.pp + stage
+    group_of = np.full((len(GroupKind), int(ranks[-1]) + 1), -1, dtype=np.int64)
+    groups: list[Group] = []
+
+    def add(kind: GroupKind, members: NDArray[np.int32], of_stage: int) -> None:
+        if len(members) > 1:
+            group_of[list(GroupKind).index(kind), members] = len(groups)
+            groups.append(Group(kind, of_stage, tuple(members.tolist())))
+
+    # Which of the ranks of its cell each is: the data-parallel peers of the first are the first.
+    by_cell = np.lexsort((ranks, cell))
+    begins = np.concatenate(([True], cell[by_cell][1:] != cell[by_cell][:-1]))
+    starts = np.flatnonzero(begins)
+    number = np.arange(len(ranks)) - np.repeat(starts, np.diff(starts, append=len(ranks)))
+    member = np.empty(len(ranks), dtype=np.int64)
+    member[by_cell] = number
+    peers = stage * (int(member.max()) + 1) + member
+    for one in np.unique(peers).tolist():
+        mine = peers == one
+        add(GroupKind.DATA, ranks[mine], int(stage[mine][0]))
+    if len(starts) < len(ranks):
+        for mine in np.split(by_cell, starts[1:]):
+            for kind in (GroupKind.TENSOR, GroupKind.CONTEXT):
+                for members in _of_cell(ranks[mine], trace.meta.sizes, TYPES[kind]):
+                    add(kind, members, int(stage[mine[0]]))
+    return tuple(groups), group_of
+
+
+def _of_cell(
+    ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]
+) -> NDArray[np.int32] | list[NDArray[np.int32]]:
+    return [] if len(ranks) == 1 else groups_of(ranks, sizes, types)
+
+
+def _agreeing(
+    trace: Trace, rows: IntArray, series: IntArray, steps: int
+) -> tuple[NDArray[np.bool_], tuple[Parting, ...]]:
+    """Return which rows are matched by their order, and where ranks part.
+
+    A recorder that numbers what it loses leaves gaps, and the order still says which is which.
+
+    Parameters
+    ----------
+    series : int64 array
+        Group, step and type of each row, as one number.
+    steps : int
+        How many steps there are.
+    """
+    rank, order = trace.rank[rows].astype(np.int64), trace.order[rows].astype(np.int64)
+    own, of_own = np.unique(series * (int(rank.max()) + 1) + rank, return_inverse=True)
+    of_own = of_own.ravel()
+    count = np.bincount(of_own)
+    reach = np.zeros(len(own), dtype=np.int64)
+    np.maximum.at(reach, of_own, order + 1)
+    of_series = own // (int(rank.max()) + 1)
+    every, index = np.unique(of_series, return_inverse=True)
+    index = index.ravel()
+    most = np.zeros(len(every), dtype=np.int64)
+    np.maximum.at(most, index, reach)
+    short = (reach == count) & (count < most[index])
+    kept = np.ones(len(rows), dtype=bool)
+    if not short.any():
+        return kept, ()
+    fewest = most.copy()
+    np.minimum.at(fewest, index[short], count[short])
+    parted = fewest < most
+    # a group's collectives of a type, whatever the step
+    types = len(trace.op_names)
+    alike = every // (steps * types) * types + every % types
+    agreed = np.isin(alike, alike[~parted])
+    limit = np.where(parted & agreed, 0, fewest)
+    kept = order < limit[index[of_own]]
+    partings = []
+    for one in np.flatnonzero(parted)[:MOST_PARTED].tolist():
+        mine = np.flatnonzero((index == one) & short & (count == fewest[one]))[0]
+        row = rows[np.flatnonzero(of_own == mine)[0]]
+        partings.append(
+            Parting(
+                trace.op_names[trace.op[row]],
+                int(trace.step[row]),
+                int(trace.rank[row]),
+                int(fewest[one]),
+                int(most[one]),
+            )
+        )
+    return kept, tuple(partings)

@@ -1,0 +1,188 @@
+"""Lateness of each rank at each collective, and the waiting it causes, ns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.arrivals.collective_matching import IntArray
+from app.analysis.arrivals.lanes import Cover, Intervals, Lanes, cover, first_claims
+from app.analysis.replay.layout.pipeline import COMPUTE
+from app.analysis.trace.model import (
+    CONTEXT_TYPES,
+    OPTIMIZER,
+    PARAMS_ALL_GATHER,
+    TENSOR_TYPES,
+    Trace,
+)
+
+# A computation that holds such a collective waits for it; others run while it computes.
+BLOCKING: Final = (PARAMS_ALL_GATHER, *TENSOR_TYPES, *CONTEXT_TYPES)
+COMPUTATIONS: Final = (*sorted(COMPUTE), OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides which rank came last."""
+
+    # Ranks that arrive within this share of a step of one another come together, none of them
+    # last…
+    together: float = 0.001
+    # …or within less, so that all collectives of a step together would not make this share of it.
+    together_in_all: float = 0.01
+    # An absent rank is said to have come last where all others wait for longer.
+    least_absent_ns: float = 1e6
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lateness:
+    """What happened at each meeting; times in ns.
+
+    Rows are those of `Meetings`.
+    """
+
+    late_ns: IntArray  # (rows,): after the first of the meeting
+    waited_ns: IntArray  # (rows,): for the last one, doing nothing else
+    # (meetings,): the global rank that came last, -1 where all came together
+    last: IntArray
+    last_ns: IntArray  # (meetings,): how much later than the first it came
+    margin_ns: IntArray  # (meetings,): from the next to last to the last
+    transfer_ns: IntArray  # (meetings,)
+    first_ns: IntArray  # (meetings,): arrival of the first, since the step's first start
+
+
+def of_types(trace: Trace, names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return which codes of a trace are of the named types, shape (types,)."""
+    chosen = np.zeros(len(trace.op_names), dtype=bool)
+    chosen[[trace.op_names.index(name) for name in names]] = True
+    return chosen
+
+
+def lateness_of(lanes: Lanes, computing: Cover, absent: IntArray, step_ns: float) -> Lateness:
+    """Measure all meetings; there is at least one.
+
+    Parameters
+    ----------
+    computing : Cover
+        When ranks compute; see `own_computing`.
+    absent : int64 array, shape (groups,)
+        The one rank of each group that recorded nothing, -1 where none did or several.
+    step_ns : float
+        How long a step takes.
+    """
+    trace, meetings = lanes.trace, lanes.meetings
+    arrival_ns = lanes.arrival_ns
+    duration_ns = np.maximum(trace.duration_ns[meetings.row], 0)
+    first, meeting = meetings.first, meetings.meeting
+    present_ns = np.maximum.reduceat(arrival_ns, first)
+    first_ns = np.minimum.reduceat(arrival_ns, first)
+    transfer_ns = np.minimum.reduceat(duration_ns, first)
+    rows = np.arange(len(arrival_ns))
+    latest = arrival_ns == present_ns[meeting]
+    row_of_last = np.minimum.reduceat(np.where(latest, rows, len(rows)), first)
+    others_ns = arrival_ns.copy()
+    others_ns[row_of_last] = np.iinfo(np.int64).min
+    margin_ns = present_ns - np.maximum.reduceat(others_ns, first)
+    after_ns = _after_all(lanes, transfer_ns, absent[meetings.group])
+    by_absent = after_ns > 0
+    last_ns = present_ns + after_ns
+    # no rank waits longer than its own record lasts
+    until_ns = np.minimum(last_ns[meeting], arrival_ns + duration_ns)
+    until_ns = np.maximum(until_ns, arrival_ns)
+    waits = Intervals.within_lanes(lanes.met_lane, arrival_ns, until_ns, lanes.span_ns)
+    left = Intervals(first_claims(waits), waits.end)
+    # of each group
+    a_step = np.bincount(meetings.group) / len(lanes.steps)
+    in_all = THRESHOLDS.together_in_all / a_step[meetings.group]
+    together_ns = np.minimum(THRESHOLDS.together, in_all) * step_ns
+    last = np.where(by_absent, absent[meetings.group], trace.rank[meetings.row[row_of_last]])
+    return Lateness(
+        late_ns=arrival_ns - first_ns[meeting],
+        waited_ns=_unhidden(lanes, computing, left),
+        last=np.where(last_ns - first_ns < together_ns, -1, last).astype(np.int64),
+        last_ns=last_ns - first_ns,
+        margin_ns=np.where(by_absent, after_ns, margin_ns),
+        transfer_ns=transfer_ns - after_ns,
+        first_ns=first_ns,
+    )
+
+
+def _after_all(lanes: Lanes, transfer_ns: IntArray, absent: IntArray) -> IntArray:
+    """Return how long after all recorded ranks an absent one came to each meeting, ns.
+
+    All others wait for it as long as an exchange takes longer than the shortest of its kind: it
+    came at the end less that transfer. 0 where that is no more than exchanges differ by.
+    """
+    meetings = lanes.meetings
+    if (absent < 0).all():
+        return np.zeros_like(transfer_ns)
+    kind, index = np.unique(
+        meetings.group * len(lanes.trace.op_names) + meetings.op, return_inverse=True
+    )
+    least_ns = np.full(len(kind), np.iinfo(np.int64).max)
+    np.minimum.at(least_ns, index.ravel(), transfer_ns)
+    usual_ns = least_ns[index.ravel()]
+    after_ns = transfer_ns - usual_ns
+    told = (absent >= 0) & (after_ns > usual_ns) & (after_ns > THRESHOLDS.least_absent_ns)
+    return np.where(told, after_ns, 0)
+
+
+def _unhidden(lanes: Lanes, computing: Cover, waits: Intervals) -> IntArray:
+    """Return how long ranks wait while they compute nothing, ns.
+
+    In steps of which not all operations are looked at, the same share as in the others, of each
+    type in each group.
+    """
+    whole_ns = waits.end - waits.start
+    if lanes.weighed.all():
+        return np.asarray(np.maximum(whole_ns - computing.within(waits), 0))
+    meetings = lanes.meetings
+    measured = lanes.weighed[lanes.met_lane // len(lanes.ranks)]
+    found_ns = whole_ns.copy()
+    found_ns[measured] -= computing.within(waits.of(measured))
+    kind = meetings.group * len(lanes.trace.op_names) + meetings.op
+    kinds, of_meeting = np.unique(kind, return_inverse=True)
+    of_row = of_meeting.ravel()[meetings.meeting]
+    shown, whole = (
+        np.bincount(of_row[measured], values[measured].astype(np.float64), minlength=len(kinds))
+        for values in (found_ns, whole_ns)
+    )
+    share = np.where(whole > 0, shown / np.maximum(whole, 1.0), 1.0)[of_row]
+    return np.asarray(
+        np.where(measured, np.maximum(found_ns, 0), (whole_ns * share).astype(np.int64))
+    )
+
+
+def own_computing(lanes: Lanes) -> Cover:
+    """Return when ranks compute: computations without what they wait for inside."""
+    trace, span_ns = lanes.trace, lanes.span_ns
+    computing = cover(lanes.of(of_types(trace, COMPUTATIONS)), lanes.count, span_ns, in_order=True)
+    blocking = lanes.of(of_types(trace, BLOCKING))
+    inside = computing.within(blocking) > 0
+    if not inside.any():
+        return computing
+    return without(computing, cover(blocking.of(inside), lanes.count, span_ns, in_order=True))
+
+
+def without(one: Cover, other: Cover) -> Cover:
+    """Return what one covers and the other does not."""
+    if not len(one.start) or not len(other.start):
+        return one
+    # Each boundary of the other cuts: between two cuts all is covered, or nothing.
+    cuts = np.unique(np.concatenate([one.start, one.end, other.start, other.end]))
+    begin, end = cuts[:-1], cuts[1:]
+
+    def covered(by: Cover) -> NDArray[np.bool_]:
+        piece = np.searchsorted(by.start, begin, side="right") - 1
+        return (piece >= 0) & (begin < by.end[np.maximum(piece, 0)])
+
+    kept = covered(one) & ~covered(other)
+    start, end = begin[kept], end[kept]
+    before = np.concatenate([[0], np.cumsum(end - start)])
+    return Cover(one.span_ns, one.lanes, start, end, before)

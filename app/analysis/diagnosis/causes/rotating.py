@@ -1,0 +1,223 @@
+"""Rotating slowest worker: another one in each step, so that replacing one does not help.
+
+By chance each worker is slowest about equally often, and rarely twice in a row. A worker with slow
+spells is slowest more often; it is a slow worker and is left out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, lgamma, log
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn, always, needs_peers
+from app.analysis.diagnosis.finding import Cause, Change, Evidence, Finding, Rotation, Uncertainty
+from app.analysis.diagnosis.locations import FigureView, JobFacts, RegionView, SlowSpells, Where
+from app.analysis.diagnosis.observation import Observation, scatter_of_most
+from app.analysis.diagnosis.session_view import Signs
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.robust_statistics import median
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether slow steps rotate over the workers."""
+
+    slow_step: float = 0.07  # A worker is slow in a step from this excess over its median one on.
+    to_scatter: float = 6.0  # …and by this many standard deviations
+    steps: float = 0.25  # there is a slow worker in this share of the steps at least
+    fewest_steps: int = 6  # …and in this many
+    fewest_workers: int = 3  # this many workers are the slowest of some step, at least
+    # …and so is this share of those that would be if each step's were drawn.
+    of_expected: float = 0.6
+    # A worker that is the slowest more often than it would be with this probability, of any of
+    # them, has spells.
+    by_chance: float = 1e-3
+    # Those with spells are taken out up to this share of the workers.
+    most_with_spells: float = 0.25
+    # A DP rank is slow as a whole where this share of its workers is in its slow steps.
+    whole_rank: float = 0.75
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turns:
+    """Who is slow when."""
+
+    ratio: FloatArray  # (pp, steps, dp): computing ÷ that of the worker's median step
+    slow: NDArray[np.bool_]  # (pp, steps, dp)
+    slowest: IntArray  # (steps,): number of the slowest worker, -1 where none is slow
+    again: int  # how often it is that of the step before
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the slow steps; without it workers compute in them as in their median ones."""
+    slowness, observation = signs.slowness, signs.observation
+    if slowness is None or needs_peers(signs) is not None:
+        return None
+    both = np.minimum(slowness[FORWARD_COMPUTE], slowness[BACKWARD_COMPUTE])
+    ratio = both / median(both.swapaxes(0, 1))[:, None, :]
+    turns = _turns(ratio)
+    if turns is None:
+        return None
+    less = {}
+    for name, by_worker in slowness.items():
+        own = by_worker / median(by_worker.swapaxes(0, 1))[:, None, :]
+        share = np.where(turns.slow, 1 - 1 / np.maximum(own, 1.0), 0.0)
+        explained = observation.explained.computing_ns
+        for stage in np.flatnonzero(turns.slow.any(axis=(1, 2))).tolist():
+            for node in observation.computations(name, stage):
+                taken = observation.recorded_ns[node] - explained.get(node, 0.0)
+                less[node] = np.maximum(taken, 0.0) * share[stage]
+    struck = turns.slowest >= 0
+    by_step = ratio.max(axis=(0, 2))
+    workers = ratio[:, 0].size
+    counts = np.bincount(turns.slowest[struck], minlength=workers).reshape(ratio[:, 0].shape)
+    return Finding(
+        change=Change(less_ns=less),
+        evidence=tuple(_evidence(observation, turns, counts)),
+        where=Where(
+            spells=SlowSpells(
+                steps=int(struck.sum()), of=len(struck), times=float(by_step[struck].mean())
+            )
+        ),
+        figure=Rotation(
+            by_step=tuple(by_step.tolist()), slowest=tuple(map(tuple, counts.T.tolist()))
+        ),
+        uncertainty=Uncertainty(hiding=1 - 1 / ratio.shape[2]),
+    )
+
+
+def _turns(ratio: FloatArray) -> _Turns | None:
+    """Return who is slow when, where that is another worker in each step; else None."""
+    limit = 1 + max(
+        THRESHOLDS.slow_step, THRESHOLDS.to_scatter * scatter_of_most(np.ascontiguousarray(ratio))
+    )
+    slow = ratio > limit
+    if not slow.any():
+        return None
+    steps, workers = ratio.shape[1], ratio[:, 0].size
+    flat = ratio.swapaxes(0, 1).reshape(steps, workers)
+    taking_part = np.ones(workers, dtype=bool)
+    while True:
+        among = np.where(taking_part, flat, 0.0)
+        slowest = np.where(among.max(axis=1) > limit, among.argmax(axis=1), -1)
+        struck = int((slowest >= 0).sum())
+        if struck < max(THRESHOLDS.fewest_steps, THRESHOLDS.steps * steps):
+            return None
+        counts = np.bincount(slowest[slowest >= 0], minlength=workers)
+        most = _most_by_chance(struck, int(taking_part.sum()))
+        if counts.max() <= most:
+            break
+        taking_part &= counts <= most
+        if (~taking_part).sum() > THRESHOLDS.most_with_spells * workers:
+            return None
+    left = int(taking_part.sum())
+    different = int((counts > 0).sum())
+    expected = left * (1 - (1 - 1 / left) ** struck)
+    if different < max(THRESHOLDS.fewest_workers, THRESHOLDS.of_expected * expected):
+        return None
+    again = int(((slowest[1:] == slowest[:-1]) & (slowest[1:] >= 0)).sum())
+    if again > _most_by_chance(max(struck - 1, 1), left):
+        return None
+    slow &= taking_part.reshape(ratio.shape[0], 1, ratio.shape[2])
+    return _Turns(ratio, slow, slowest, again)
+
+
+def _most_by_chance(draws: int, workers: int) -> int:
+    """Return how often one of some workers is drawn at most, but for a small probability.
+
+    Of a binomial count the tail, for all workers together (Bonferroni).
+    """
+    beyond, share = 1.0, 1 / workers
+    for count in range(draws + 1):
+        chance = lgamma(draws + 1) - lgamma(count + 1) - lgamma(draws - count + 1)
+        chance += count * log(share) + (draws - count) * (log(1 - share) if workers > 1 else 0.0)
+        beyond -= exp(chance)
+        if beyond * workers < THRESHOLDS.by_chance:
+            return count
+    return draws
+
+
+def _evidence(observation: Observation, turns: _Turns, counts: IntArray) -> list[Evidence]:
+    struck = turns.slowest >= 0
+    drawn, steps = int(struck.sum()), len(struck)
+    slowest = turns.ratio.max(axis=(0, 2))[struck]
+    most = np.unravel_index(np.argmax(counts), counts.shape)
+    lines = [
+        Evidence(
+            f"In {drawn} of {steps} steps one of {counts.size} workers takes "
+            f"{slowest.mean():.2f}× its median step, {int((counts > 0).sum())} different ones in "
+            "turn",
+            FigureView(),
+        ),
+        Evidence(
+            f"W{observation.hosts.named((int(most[1]), int(most[0])))[1:]} is the slowest most "
+            f"often, in {counts[most]} steps; by chance up to "
+            f"{_most_by_chance(drawn, counts.size)} would be. The same one is twice on end in "
+            f"{turns.again}",
+            RegionView(view="map"),
+        ),
+    ]
+    return [*lines, Evidence(f"Likeliest: {_likely(turns)}")]
+
+
+def _likely(turns: _Turns) -> str:
+    """Return what such turns mostly are, by what is slow in them."""
+    stages = turns.slow.shape[0]
+    of_rank = turns.slow.sum(axis=0)
+    whole = of_rank[of_rank > 0] >= THRESHOLDS.whole_rank * stages
+    if stages > 1 and whole.mean() > THRESHOLDS.whole_rank:
+        return (
+            "longer sequences, whose lengths are not recorded: all stages of a DP rank are slow "
+            "at once"
+        )
+    if stages > 1:
+        return (
+            "pauses that each host has at its own time, or other tenants of the hosts: forward and "
+            "backward are slow alike, and on one stage only"
+        )
+    return "pauses, other tenants of the hosts, or sequence lengths that are not recorded"
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    del job
+    spells = cause.where.spells
+    if spells is None:
+        return "no worker is slow: another one is in each step"
+    every = spells.steps >= spells.of
+    when = "in each step" if every else f"in each of {spells.steps} of {spells.of} steps"
+    return f"no worker is slow: another one {when}, {spells.times:.2f}×"
+
+
+ROTATING: Final = CauseKind(
+    name="rotating",
+    title="Rotating",
+    word="rotating",
+    sign="In most steps one worker computes slower than in its median step, forward and backward "
+    "alike, and it is another one each time: each as often as by chance, and not for long.",
+    blames_machine=False,
+    cannot_judge=needs_peers,
+    because=_because,
+    find=_find,
+    holds_anyway=True,
+    needs_own_devices=True,
+    remedy=always(
+        Remedy(
+            "even_steps",
+            "Find what makes another worker slow in each step",
+            "Replayed with all workers computing as in their median steps. No worker is to be "
+            "replaced: whichever is, another one is slow in the next step. Look at what all hosts "
+            "do now and then: collecting garbage, other tenants, daemons, and data of unequal "
+            "length.",
+        )
+    ),
+    turn=Turn.SPECIAL,
+    over_steps=True,
+)

@@ -1,0 +1,382 @@
+"""Steps in which all workers compute slower than in their best steps, in spells or steadily.
+
+Comparing workers cannot show it: the reason is outside of the job or in its state. With earlier
+sessions of the job known, all steps may be slower than those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.budget.common_slowdown import CommonFactor
+from app.analysis.diagnosis.causes.kind import CauseKind, Remedy, Turn
+from app.analysis.diagnosis.earlier_sessions import Past
+from app.analysis.diagnosis.finding import (
+    Cause,
+    Change,
+    ComputingLevels,
+    Doubt,
+    Evidence,
+    Finding,
+    Uncertainty,
+)
+from app.analysis.diagnosis.locations import (
+    FigureView,
+    Hosts,
+    JobFacts,
+    RegionView,
+    SlowSpells,
+    StepView,
+    Where,
+)
+from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, scatter_of_most
+from app.analysis.diagnosis.recorded_lengths import Together, slow_together
+from app.analysis.diagnosis.session_view import Signs
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.robust_statistics import median
+from app.analysis.replay.session import recorded_step_times
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, GC
+from app.analysis.wording import percent
+
+# Half of a 95 % interval, in standard deviations.
+_WIDE: Final = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides what is likely to slow all workers."""
+
+    # Where microbatches differ, slow steps come in stretches of this many, on average: single ones
+    # are those with long microbatches.
+    stretch: float = 3.0
+    # The median microbatch is longer in slow steps by this share of what the mean one is: else few
+    # are, by a multiple.
+    of_most: float = 0.3
+    nearly_all: float = 0.9  # Steps are slow since one of them when this share of them is.
+    # A pause before the first slow step is this many times the usual one, and this share of a
+    # step.
+    pause_to_usual: float = 3.0
+    pause: float = 0.1
+    more_work: float = 1.03  # Steps have more work from this ratio on.
+    # Backwards are not slow when their excess is below this share of that of forwards: hosts are.
+    one_way: float = 0.25
+    # Collections take longer in the slow steps by this share of what these lose.
+    collecting: float = 0.5
+    one_session: float = 0.8  # the highest confidence where the past is a single session
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+def _hides(signs: Signs) -> bool:
+    """Return whether there are slow steps: the ideal, a mean over all steps, is slow too."""
+    shared = signs.observation.shares_processors
+    past = signs.past
+    slower = past is not None and past.all_slower
+    return not shared and (slower or bool(signs.observation.once(slow_together).factor.slow.any()))
+
+
+def _find(signs: Signs) -> Finding | None:
+    """Return the slow steps; without it all workers compute in them as in their best ones."""
+    observation = signs.observation
+    found = observation.once(slow_together)
+    factor = found.factor
+    within = bool(factor.slow.any()) and not _of_long_microbatches(signs, factor)
+    before = signs.past if signs.past is not None and signs.past.all_slower else None
+    if not within:
+        return None if before is None else _than_before(observation, before)
+    by_step = factor.by_step * (1.0 if before is None else before.times)
+    share = (1 - 1 / by_step)[:, None]
+    less = _less(observation, share)
+    likely = _likely(signs, found)
+    steps = observation.layout.steps
+    figure = ComputingLevels(
+        by_step=tuple(factor.level.tolist()),
+        when=_when(steps, factor.slow),
+        growth=factor.growth,
+        likely=likely,
+    )
+    spells = SlowSpells(
+        steps=int(factor.slow.sum()), of=len(factor.slow), times=_times(factor.level, factor.slow)
+    )
+    best = np.log(factor.level[factor.best])
+    return Finding(
+        change=Change(less_ns=less),
+        evidence=(
+            *_evidence(observation, found, figure),
+            *(() if before is None else (_against(before),)),
+        ),
+        where=Where(spells=spells),
+        figure=figure,
+        uncertainty=Uncertainty(
+            _WIDE * scatter_of_most(best) / sqrt(max(len(best), 1)), hiding=0.0
+        ),
+    )
+
+
+def _less(observation: Observation, share: FloatArray) -> dict[int, FloatArray]:
+    """Return what computations would be shorter by, given by the share of each step, (steps, 1)."""
+    return {
+        node: observation.recorded_ns[node] * share
+        for name in COMPUTATIONS
+        for stage in range(observation.layout.pp)
+        for node in observation.computations(name, stage)
+    }
+
+
+def _than_before(observation: Observation, past: Past) -> Finding:
+    """Return that all steps are slower than in the job's past; without it they are as then."""
+    steps = len(observation.layout.steps)
+    share = np.full((steps, 1), 1 - 1 / past.times)
+    return Finding(
+        change=Change(less_ns=_less(observation, share)),
+        evidence=(_against(past),),
+        figure=ComputingLevels(
+            by_step=(past.times,) * steps, when=f"than in session {past.number}"
+        ),
+        uncertainty=Uncertainty(_WIDE * past.scatter, hiding=0.0),
+        doubt=Doubt(THRESHOLDS.one_session) if past.sessions == 1 else None,
+    )
+
+
+def _against(past: Past) -> Evidence:
+    known = int(np.count_nonzero(~np.isnan(past.ratio)))
+    of = "" if past.sessions == 1 else f" and {past.sessions - 1} more like it"
+    return Evidence(
+        f"The median of {known} workers computes {past.times:.2f}× as long as in session "
+        f"{past.number}{of}, of the same configuration and on the same machines",
+        RegionView(view="map"),
+    )
+
+
+def _of_long_microbatches(signs: Signs, factor: CommonFactor) -> bool:
+    """Return whether a step is slow now and then, as where microbatches differ in length.
+
+    Or whether most microbatches of the slow steps take no longer, and few a multiple.
+    """
+    if _few_take_long(signs.observation, factor):
+        return True
+    places = np.flatnonzero(factor.slow)
+    stretches = 1 + int(np.count_nonzero(np.diff(places) > 1))
+    scattered = len(places) < THRESHOLDS.stretch * stretches
+    return scattered and signs.typical is not None and signs.typical.difference.differ
+
+
+def _few_take_long(observation: Observation, factor: CommonFactor) -> bool:
+    """Return whether backwards, which no pause lengthens, take longer in slow steps by a few."""
+    passes = observation.passes.get(BACKWARD_COMPUTE)
+    if passes is None or factor.growth is not None:
+        return False
+    # of a step of each worker, shape (2, pp, steps, dp): what its mean and median one take
+    taken = np.stack([passes.times_ns.mean(axis=1), median(passes.times_ns.swapaxes(0, 1))])
+    slow, best = (taken[:, :, steps].mean(axis=2) for steps in (factor.slow, factor.best))
+    mean, most = np.median(slow / best - 1, axis=(1, 2))
+    return bool(mean > 0 and most < THRESHOLDS.of_most * mean)
+
+
+def _times(level: FloatArray, slow: NDArray[np.bool_]) -> float:
+    return float(np.mean(level[slow]))
+
+
+def _when(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
+    """Say in which steps all workers are slow."""
+    places = np.flatnonzero(slow)
+    first, last = int(places[0]), int(places[-1])
+    if np.mean(slow[first : last + 1]) < THRESHOLDS.nearly_all:
+        return f"in {len(places)} of {len(slow)} steps"
+    if last == len(slow) - 1:
+        return f"since step {steps[first]}" if first else f"in {len(places)} of {len(slow)} steps"
+    return f"in steps {steps[first]} to {steps[last]}" if first else f"until step {steps[last]}"
+
+
+def _likely(signs: Signs, found: Together) -> str:
+    """Return what accompanies the slow steps; empty where nothing tells."""
+    reasons = (
+        _pause_before(signs, found.factor),
+        _more_work(found),
+        _collecting(signs.observation, found),
+        _forwards_only(signs.observation, found),
+        _lengths_unknown(signs, found),
+        _growing(found.factor),
+    )
+    return next(filter(None, reasons), "")
+
+
+def _pause_before(signs: Signs, factor: CommonFactor) -> str:
+    """Say how long nothing runs before the first slow step, where that is longer than usual."""
+    observation, layout = signs.observation, signs.observation.layout
+    first, following = int(np.argmax(factor.slow)), np.diff(layout.steps) == 1
+    known = first > 0 and bool(following[first - 1]) and not observation.trace.step_relative
+    if factor.growth is not None or not known:
+        return ""
+    ends = layout.begin_ns + recorded_step_times(observation.group)
+    between = layout.begin_ns[1:] - ends[:-1]
+    pause, usual = float(between[first - 1]), float(np.median(between[following]))
+    if pause < max(THRESHOLDS.pause_to_usual * usual, THRESHOLDS.pause * signs.step_ns):
+        return ""
+    return f"after a pause of {pause / 1e9:.1f} s, as with a checkpoint"
+
+
+def _more_work(found: Together) -> str:
+    if found.work is None or found.work < THRESHOLDS.more_work:
+        return ""
+    return f"with {found.work:.2f}× the work of the best steps by their sequences' lengths"
+
+
+def _collecting(observation: Observation, found: Together) -> str:
+    """Say that recorded collections take most of what slow steps take longer, where they do."""
+    layout, factor = observation.layout, found.factor
+    inside = sum(layout.paused_ns.values(), np.zeros(layout.start_ns.shape[1:]))
+    taken = inside + observation.recorded_ns[layout.of_types(GC)].sum(axis=0)
+    by_step = taken.mean(axis=1)
+    more = float(by_step[factor.slow].mean() - by_step[factor.best].mean())
+    lost = float((1 - 1 / factor.by_step[factor.slow]).mean()) * _computing_ns(observation)
+    return "as collecting garbage takes longer" if more >= THRESHOLDS.collecting * lost else ""
+
+
+def _forwards_only(observation: Observation, found: Together) -> str:
+    forward, others = _by_direction(observation, found)
+    if others - 1 >= THRESHOLDS.one_way * (forward - 1):
+        return ""
+    return "in forwards only, as where hosts keep devices waiting"
+
+
+def _lengths_unknown(signs: Signs, found: Together) -> str:
+    differ = signs.typical is not None and signs.typical.difference.differ
+    if found.work is not None or not differ:
+        return ""
+    return "as with longer sequences, whose lengths are not recorded"
+
+
+def _growing(factor: CommonFactor) -> str:
+    if factor.growth is None or factor.growth < 0:
+        return ""
+    return "as where memory, or what a step looks through, grows"
+
+
+def _computing_ns(observation: Observation) -> float:
+    """Return what a worker computes in a mean step."""
+    nodes = observation.layout.of_types(*COMPUTATIONS)
+    return float(observation.recorded_ns[nodes].mean(axis=(1, 2)).sum()) / observation.layout.pp
+
+
+def _by_direction(observation: Observation, found: Together) -> tuple[float, float]:
+    """Return how many times as long forwards and all others take in the slow steps."""
+    factor, ratios = found.factor, []
+    forwards = observation.layout.of_types(FORWARD_COMPUTE)
+    computing = observation.layout.of_types(*COMPUTATIONS)
+    for nodes in (forwards, computing & ~forwards):
+        by_step = observation.recorded_ns[nodes].sum(axis=0).mean(axis=1)
+        ratios.append(float(by_step[factor.slow].mean() / max(by_step[factor.best].mean(), 1.0)))
+    return ratios[0], ratios[1]
+
+
+def _evidence(observation: Observation, found: Together, figure: ComputingLevels) -> list[Evidence]:
+    factor, steps = found.factor, observation.layout.steps
+    worst = StepView(step=int(steps[np.argmax(np.where(factor.slow, factor.level, 0.0))]))
+    forward, others = _by_direction(observation, found)
+    lines = []
+    if figure.growth is None:
+        lines.append(
+            Evidence(
+                f"{_who(observation)} {_times(factor.level, factor.slow):.2f}× as long "
+                f"{figure.when} as in the best steps: forward {forward:.2f}×, backward "
+                f"{others:.2f}×",
+                FigureView(),
+            )
+        )
+        lines.append(Evidence(_end(steps, factor.slow), worst))
+    else:
+        lines.append(
+            Evidence(
+                f"{_who(observation)} {_per_step(figure.growth)} each step, "
+                f"{factor.level.max():.2f}× in the longest as in the best steps: forward "
+                f"{forward:.2f}×, backward {others:.2f}× on average",
+                FigureView(),
+            )
+        )
+    if figure.likely:
+        lines.append(Evidence(f"Likeliest: {figure.likely}", worst))
+    lines.append(
+        Evidence(
+            "Workers are held against themselves, not against one another", RegionView(view="map")
+        )
+    )
+    return lines
+
+
+def _who(observation: Observation) -> str:
+    workers = observation.layout.dp * observation.layout.pp
+    return f"All {workers} workers compute" if workers > 1 else "The worker computes"
+
+
+def _per_step(growth: float) -> str:
+    return f"{percent(abs(growth))} {'longer' if growth > 0 else 'shorter'}"
+
+
+def _end(steps: NDArray[np.int64], slow: NDArray[np.bool_]) -> str:
+    """Say how it ends."""
+    last = int(np.flatnonzero(slow)[-1])
+    if last == len(slow) - 1:
+        return "It lasts until the end of the session"
+    return f"It is over in step {steps[last + 1]}"
+
+
+def _because(cause: Cause, job: JobFacts) -> str:
+    several = len(job.ranks) * len(job.ranks[0]) > 1
+    who = "all workers compute" if several else "the worker computes"
+    spells = cause.where.spells
+    match cause.figure:
+        case ComputingLevels(growth=float(growth)):
+            more = "grow" if growth > 0 else "get shorter"
+            return f"steps {more} by {percent(abs(growth))} each, on all workers alike"
+        case ComputingLevels(when=when, likely=likely) if spells:
+            after = f", {likely}" if likely else ""
+            return f"{who} {spells.times:.2f}× slower {when}{after}"
+        case ComputingLevels(when=when, by_step=by_step):
+            return f"{who} {by_step[0]:.2f}× slower {when}"
+        case _:
+            return f"{who} slower in some steps"
+
+
+def _remedy(cause: Cause, hosts: Hosts) -> Remedy:
+    del hosts
+    match cause.figure:
+        case ComputingLevels(growth=float()):
+            title = "Stop what grows from step to step"
+        case ComputingLevels(when=when):
+            title = f"Find what slows all workers {when}".replace(" than in ", " since ")
+        case _:
+            title = "Find what slows all workers"
+    return Remedy(
+        "restore_speed",
+        title,
+        "Replayed with all workers computing as in their best steps. No worker is to be replaced: "
+        "look at what began with the slow steps: a save that is still written out, other data, "
+        "memory that is nearly full, clocks and limits of power.",
+    )
+
+
+SLOW_TOGETHER: Final = CauseKind(
+    name="slow_together",
+    title="Slow together",
+    word="together",
+    sign="Nearly all workers compute slower than in their own best steps, all at once: by spells, "
+    "since a step, or ever slower.",
+    blames_machine=False,
+    cannot_judge=lambda _signs: None,
+    because=_because,
+    find=_find,
+    hides=_hides,
+    remedy=_remedy,
+    turn=Turn.ALL_WORKERS,
+    everywhere=True,
+    holds_anyway=True,
+    needs_own_devices=True,
+    over_steps=True,
+)

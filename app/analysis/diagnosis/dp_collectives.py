@@ -1,0 +1,189 @@
+"""Durations of the data-parallel collectives of each stage, and the ranks where they last longer.
+
+Ranks of one group leave a collective together. If some ranks of a stage always leave later, the
+stage has several groups (FSDP shards), one of them on a slow network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import Evidence
+from app.analysis.diagnosis.locations import StageView, Worker
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.replay.layout.dense import FloatArray
+from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
+from app.analysis.replay.robust_statistics import median
+from app.analysis.wording import named
+
+# Transfers shorter than clocks resolve are not compared.
+LEAST_NS: Final = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides whether the network of some ranks of a stage is slow."""
+
+    slow: float = 1.8  # collectives are slow from this ratio to the reference on
+    # The reference is this quantile of all: half of a few may be slow.
+    reference: float = 0.3
+    fewest: int = 2  # ranks of a group, and others that they are held against
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collectives:
+    """The collectives of each stage that has any; stages are the first axis."""
+
+    observation: Observation
+    stages: tuple[int, ...]
+    nodes: tuple[list[int], ...]
+    # (collectives, steps, dp) of each stage: transfers, of several groups each in its own, ns
+    taken_ns: tuple[FloatArray, ...]
+    apart: NDArray[np.bool_]  # (stages, dp): ranks on which they are slow, against their own stage
+
+    @property
+    def by_step(self) -> FloatArray:
+        """Return how many times as long as typical they take, shape (stages, steps).
+
+        On the ranks that are not slow against their own stage.
+        """
+        ratio = np.empty((len(self.stages), len(self.observation.layout.steps)))
+        for index, nodes in enumerate(self.nodes):
+            typical = self.observation.group.durations.ideal_ns[nodes]
+            ratio[index] = self._others_ns(index).sum(axis=0) / max(float(typical.sum()), LEAST_NS)
+        return ratio
+
+    def each(self, index: int) -> FloatArray:
+        """Return the same of each collective of a stage, shape (collectives, steps)."""
+        typical = np.maximum(self.observation.group.durations.ideal_ns[self.nodes[index]], LEAST_NS)
+        return np.asarray(self._others_ns(index) / typical[:, None])
+
+    def _others_ns(self, index: int) -> FloatArray:
+        taken_ns, apart = self.taken_ns[index], self.apart[index]
+        return np.asarray(np.mean(taken_ns[:, :, ~apart] if apart.any() else taken_ns, axis=2))
+
+    @property
+    def incomplete(self) -> NDArray[np.bool_]:
+        """Return of which stages a rank is missing, whom the others may wait for, (stages,)."""
+        absent = self.observation.layout.absent
+        if absent is None:
+            return np.zeros(len(self.stages), dtype=bool)
+        return np.asarray(absent[:, self.stages].any(axis=0))
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Return the workers whose network is slow against their own stage's."""
+        return tuple((dp, self.stages[index]) for index, dp in np.argwhere(self.apart).tolist())
+
+    def without(self, slow: NDArray[np.bool_]) -> dict[int, FloatArray]:
+        """Return typical transfers, by node, shape (1, dp), ns; infinite where they are not slow.
+
+        Parameters
+        ----------
+        slow : bool array, shape (stages,)
+            Stages whose collectives are slow on all ranks.
+        """
+        chosen = self.apart | slow[:, None]
+        if not chosen.any():
+            return {}
+        op = self.observation.layout.nodes.op
+        fast: dict[int, list[FloatArray]] = {}
+        for nodes, taken_ns, ranks in zip(self.nodes, self.taken_ns, chosen, strict=True):
+            for node, own_ns in () if ranks.all() else zip(nodes, taken_ns, strict=True):
+                fast.setdefault(int(op[node]), []).append(own_ns[:, ~ranks].ravel())
+        typical = typical_of(self.observation)
+        typical |= {code: float(median(np.concatenate(parts))) for code, parts in fast.items()}
+        return {
+            node: np.where(ranks, typical[int(op[node])], np.inf)[None]
+            for nodes, ranks in zip(self.nodes, chosen, strict=True)
+            if ranks.any()
+            for node in nodes
+        }
+
+    def evidence(self) -> list[Evidence]:
+        """Return what is said of the ranks that are slow against their own stage."""
+        lines = []
+        for stage, ranks, taken_ns in zip(self.stages, self.apart, self.taken_ns, strict=True):
+            if ranks.any():
+                who = named("DP rank", [str(dp) for dp in np.flatnonzero(ranks).tolist()])
+                lines.append(
+                    Evidence(
+                        f"Collectives of {who} on stage {stage} take "
+                        f"{_times(taken_ns, ranks):.1f}× as long as those of the other "
+                        f"{int((~ranks).sum())}, step after step",
+                        StageView(pp=stage),
+                    )
+                )
+        return lines
+
+
+def collectives_of(observation: Observation) -> Collectives:
+    """Return the collectives over the DP ranks of each stage."""
+    layout, nodes = observation.layout, observation.layout.nodes
+    by_stage: dict[int, list[int]] = {}
+    if layout.dp > 1:
+        for unit in observation.group.graph.units:
+            if unit.across_dp and len(unit.members) == 1:
+                by_stage.setdefault(int(nodes.pp[unit.members[0]]), []).append(unit.members[0])
+    stages = tuple(sorted(by_stage))
+    of_stages = tuple(by_stage[stage] for stage in stages)
+    found = [_by_group(observation, members) for members in of_stages]
+    apart = np.array([ranks for _, ranks in found], dtype=bool).reshape(len(stages), layout.dp)
+    return Collectives(observation, stages, of_stages, tuple(taken for taken, _ in found), apart)
+
+
+def _by_group(observation: Observation, nodes: list[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return the transfers of a stage's collectives, and the ranks whose group is slow.
+
+    A group waits for its own ranks only: where one is slow, transfers are measured from the latest
+    start within each.
+    """
+    layout, taken_ns = observation.layout, observation.recorded_ns[nodes]
+    # what all ranks agree on has one group
+    mine = np.flatnonzero(layout.of_types(*DP_COLLECTIVES)[nodes])
+    slow = _above(median(taken_ns[mine].sum(axis=0)))
+    if layout.absent is not None and layout.absent[:, layout.nodes.pp[nodes[0]]].any():
+        slow[:] = False
+    if slow.any():
+        own = np.array(nodes)[mine]
+        start_ns, own_ns = layout.start_ns[own], taken_ns.copy()
+        ends_ns = start_ns + layout.duration_ns[own]
+        for ranks in (slow, ~slow):
+            latest_ns = start_ns[:, :, ranks].max(axis=2, keepdims=True)
+            own_ns[np.ix_(mine, np.arange(len(layout.steps)), ranks.nonzero()[0])] = np.maximum(
+                ends_ns[:, :, ranks] - latest_ns, 0.0
+            )
+        if _times(own_ns[mine], slow) >= THRESHOLDS.slow:
+            return own_ns, slow
+    return taken_ns, np.zeros(layout.dp, dtype=bool)
+
+
+def _above(time_ns: FloatArray) -> NDArray[np.bool_]:
+    """Return which ranks take far longer than the others; none where either are too few."""
+    slow = time_ns > THRESHOLDS.slow * max(reference_of(time_ns), LEAST_NS)
+    return slow if min(slow.sum(), (~slow).sum()) >= THRESHOLDS.fewest else np.zeros_like(slow)
+
+
+def _times(taken_ns: FloatArray, ranks: NDArray[np.bool_]) -> float:
+    """Return how many times as long as on the others collectives take on some ranks."""
+    time_ns = median(taken_ns.sum(axis=0))
+    return float(time_ns[ranks].mean() / max(float(time_ns[~ranks].mean()), LEAST_NS))
+
+
+def reference_of(ratio: FloatArray) -> float:
+    """Return what most of the faster half of links, stages or ranks reach."""
+    place = int(THRESHOLDS.reference * (ratio.size - 1))
+    return float(np.partition(ratio, place, axis=None)[place])
+
+
+def typical_of(observation: Observation) -> dict[int, float]:
+    """Return the ideal duration of each type, which is the median of all, by op code."""
+    op, ideal = observation.layout.nodes.op, observation.group.durations.ideal_ns
+    return {int(code): float(ideal[op == code][0]) for code in np.unique(op)}

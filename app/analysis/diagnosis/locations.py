@@ -1,0 +1,207 @@
+"""Location of a cause in a job, and the view of the session that shows its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+from app.analysis.json_text import OMITTED, json_name
+from app.analysis.trace.rank_metadata import called
+from app.analysis.wording import named
+
+# DP rank and pipeline stage.
+Worker: TypeAlias = tuple[int, int]
+
+# What reads stored documents makes keys of names as the writer does.
+KEYS: Final[dict[str, Any]] = {"alias_generator": json_name}
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSpells:
+    """When the slowest worker is slow, or the whole network, if not in nearly all steps."""
+
+    steps: int
+    """Number of steps in which it is slow."""
+    of: int
+    """Number of steps that were compared."""
+    times: float
+    """Its slowness in the slow ones: time ÷ that of its stage's peers; of a network, transfer time
+    ÷ that in quiet steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The places of a cause, as far as it has any; what does not apply has no key."""
+
+    links: tuple[tuple[int, int, int], ...] | None = field(default=None, metadata=OMITTED)
+    """Slow links, each between two stages of one DP rank: (DP rank, stage, stage)."""
+    workers: tuple[Worker, ...] = field(default=(), metadata=OMITTED)
+    """Workers at fault, the worst first: (DP rank, stage)."""
+    stage: int | None = field(default=None, metadata=OMITTED)
+    """The stage at fault."""
+    stages: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    """Stages on which it shows."""
+    ranks: tuple[int, ...] = field(default=(), metadata=OMITTED)
+    """Global ranks at fault, one for each of `workers`."""
+    spells: SlowSpells | None = field(default=None, metadata=OMITTED)
+    """When the first of `workers` is slow, or the whole network; none where that is in nearly all
+    steps."""
+    dp: int | None = field(default=None, metadata=OMITTED)
+    """The DP rank at fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """The line of a worker in the table of workers."""
+
+    view: Literal["worker"] = "worker"
+    dp: int
+    """Its DP rank and its stage."""
+    pp: int
+    """Its DP rank and its stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """The row of a stage in the map of workers."""
+
+    view: Literal["stage"] = "stage"
+    pp: int
+    """The stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """The timeline of a training step."""
+
+    view: Literal["step"] = "step"
+    step: int
+    """Its number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """A link in the cause's figure."""
+
+    __pydantic_config__: ClassVar = KEYS
+
+    view: Literal["link"] = "link"
+    dp: int
+    """The DP rank that it belongs to."""
+    from_: int
+    """The stages at its ends."""
+    to: int
+    """The stages at its ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureView:
+    """The cause's own figure, or a part of it."""
+
+    view: Literal["figure"] = "figure"
+    part: str = field(default="", metadata=OMITTED)
+    """``workers``, ``ranks``, ``spread`` or ``squares``; no key where there is one part only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionView:
+    """A region of the page as a whole."""
+
+    view: Literal["map", "scatter"]
+    """The map of workers, or forward against backward times."""
+
+
+View: TypeAlias = WorkerView | StageView | StepView | LinkView | FigureView | RegionView
+
+
+# A serial number of a GPU is too long for a sentence.
+SHORT_NAME: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hosts:
+    """Where workers and ranks run, as sentences name it."""
+
+    hosts: Mapping[int, str]  # by global rank, as far as known
+    ranks: Sequence[Sequence[int]]  # the traced rank of each worker, [dp][pp]
+    gpus: Mapping[int, str] = field(default_factory=dict)  # by global rank, as far as known
+    gpus_of_worker: int = 1  # its tensor- and context-parallel ranks
+    guessed: Collection[str] = ()  # hosts whose names are guesses
+
+    def host(self, worker: Worker) -> str | None:
+        """Return the host of a worker; None where it is not known."""
+        dp, pp = worker
+        return self.hosts.get(self.ranks[dp][pp])
+
+    def whole_host(self, workers: Collection[Worker]) -> str | None:
+        """Name the host that these workers fill: it has no others, and they are on no other.
+
+        None where there is no such host, and where the job has no other: all that are slow there
+        are only all that there are.
+
+        Examples
+        --------
+        >>> hosts = Hosts({0: "node-6", 1: "node-7", 2: "node-6", 3: "node-7"}, [[0, 1], [2, 3]])
+        >>> hosts.whole_host([(0, 1), (1, 1)])
+        'node-7'
+        >>> hosts.whole_host([(0, 1)]) is None
+        True
+        """
+        there = {self.host(worker) for worker in workers}
+        if len(there) != 1:
+            return None
+        host = there.pop()
+        known = [self.hosts.get(rank) for row in self.ranks for rank in row]
+        if host is None or not known.count(host) == len(set(workers)) < len(known):
+            return None
+        return called(host, guessed=host in self.guessed)
+
+    def on(self, rank: int) -> str:
+        """Return " on " and the host and GPU of a rank, or nothing; no long name of a GPU."""
+        host, gpu = self.hosts.get(rank), self.gpus.get(rank, "")
+        if not host:
+            return ""
+        name = f"GPU {gpu}" if gpu.isdecimal() else gpu
+        host = called(host, guessed=host in self.guessed)
+        return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
+
+    def named(self, *workers: Worker) -> str:
+        """Name a worker and its host where that is known, or several workers.
+
+        Examples
+        --------
+        >>> hosts = Hosts({1: "node-7"}, [[0, 1], [2, 3]])
+        >>> hosts.named((0, 1))
+        'worker (0, 1) on node-7'
+        >>> hosts.named((0, 1), (1, 0))
+        'workers (0, 1), (1, 0)'
+        """
+        text = named("worker", [f"({dp}, {pp})" for dp, pp in workers])
+        if len(workers) > 1:
+            return text
+        ((dp, pp),) = workers
+        if self.gpus_of_worker == 1:
+            return text + self.on(self.ranks[dp][pp])
+        # Which of its GPUs it is is not known.
+        host = self.host((dp, pp))
+        return f"{text} on {called(host, guessed=host in self.guessed)}" if host else text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobFacts(Hosts):
+    """What a sentence about a cause can name of its job."""
+
+    # Slowdown if only this operation type kept its recorded durations.
+    by_optype: Mapping[str, float] = field(kw_only=True)
+    # Workers that recorded nothing.
+    absent: tuple[Worker, ...] = field(default=(), kw_only=True)
+
+    @property
+    def last_stage(self) -> int:
+        """Return the number of the last pipeline stage."""
+        return len(self.ranks[0]) - 1
+
+    def has_peers(self, stage: int) -> bool:
+        """Return whether several DP ranks of a stage recorded anything."""
+        return len(self.ranks) - sum(pp == stage for _, pp in self.absent) > 1

@@ -1,0 +1,310 @@
+"""Late first launches of steps and lost time between steps, with the operations recorded there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, LateLaunches, Standstill
+from app.analysis.diagnosis.late_launches import first_delays
+from app.analysis.diagnosis.locations import StepView, Where
+from app.analysis.diagnosis.observation import Observation, summed
+from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed
+from app.analysis.diagnosis.session_view import Signs
+from app.analysis.diagnosis.step_gaps import NS, Passing
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.host_operations import HostOperations
+from app.analysis.trace.model import BETWEEN_STEPS
+from app.analysis.wording import named, percent
+
+# ---- First launches that are late, and what ranks are recorded to do meanwhile -----------------
+
+
+# A rank waits when it does so for this share of what the latest one does; all load their batches.
+_WAITS: Final = 0.1
+
+# By node, shape (steps, dp), ns.
+ByNode = Mapping[int, FloatArray]
+
+
+def recorded_delays(signs: Signs, name: str) -> ByNode:
+    """Return how late launches are while their rank is recorded to do something between steps."""
+    if signs.passing is None or not len(signs.passing.host_operations):
+        return {}
+    operations = signs.passing.host_operations.of(name)
+    return _delays(signs.observation, operations) if len(operations) else {}
+
+
+def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | None:
+    """Return a finding with the launches that wait while ranks are recorded to do what it is."""
+    recorded = recorded_delays(signs, name)
+    if not recorded:
+        return found
+    every = np.max(np.stack(list(recorded.values())), axis=0)
+    layout = signs.observation.layout
+    by_rank = every.sum(axis=0)
+    ranks = np.flatnonzero(by_rank >= _WAITS * by_rank.max()).tolist()
+    by_step = every.max(axis=1)
+    steps = layout.steps[by_step > 0]
+    apart = interval(layout.steps, by_step > 0)
+    who = "all DP ranks" if len(ranks) == layout.dp else named("DP rank", [str(r) for r in ranks])
+    often = f", every {apart} steps" if apart and len(steps) >= FEWEST else ""
+    line = Evidence(
+        f"Launches wait for {by_step[by_step > 0].mean() / 1e6:.0f} ms while {who} "
+        f"{'is' if len(ranks) == 1 else 'are'} recorded to be at {name}, in "
+        f"{listed(steps.tolist())}{often}",
+        StepView(step=int(layout.steps[int(by_step.argmax())])),
+    )
+    late_ns = dict(recorded)
+    if found is None:
+        where = Where(dp=ranks[0]) if len(ranks) == 1 < layout.dp else Where()
+        found = Finding(Change(), (), where)
+    else:
+        late_ns = summed([found.launches.late_ns, recorded])
+    return replace(
+        found,
+        change=Change(on_time={node: late > 0 for node, late in late_ns.items()}),
+        evidence=(*found.evidence, line),
+        launches=replace(found.launches, late_ns=late_ns),
+    )
+
+
+def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
+    """Return how late first operations are launched but for what their ranks are recorded to do."""
+    late = signs.observation.once(first_delays)
+    named = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
+    if not named:
+        return late
+    return {
+        node: np.maximum(delay - sum((of.get(node, 0.0) for of in named), 0.0), 0.0)
+        for node, delay in late.items()
+    }
+
+
+def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
+    """Return how late what is launched next is, and what is first, because of host operations."""
+    layout = observation.layout
+    first = observation.once(first_delays)
+    late: dict[int, FloatArray] = {}
+    for stage in range(layout.pp):
+        nodes = layout.nodes.on(stage)
+        begins = [node for node in first if layout.nodes.pp[node] == stage]
+        left = np.flatnonzero(operations.pp == stage)
+        # What ends a step holds up the next one.
+        for following in (0, 1):
+            if not len(left):
+                break
+            there, at = _in_steps(layout, operations, left, following)
+            of_next = _next_launches(layout, nodes, there)
+            for node in sorted({*of_next[of_next >= 0].tolist(), *begins}):
+                own = late.setdefault(node, np.zeros(layout.start_ns.shape[1:]))
+                mine = (of_next == node) | (node in begins)
+                _add_delays(observation, node, there.chosen(mine), own)
+            left = np.delete(left, at[of_next >= 0])
+    return {node: late_ns for node, late_ns in late.items() if late_ns.any()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InSteps:
+    """Host operations in steps of the most frequent shape, times since the begins of these, ns."""
+
+    step: IntArray  # index
+    dp: IntArray
+    start_ns: FloatArray
+    end_ns: FloatArray
+
+    def chosen(self, mine: NDArray[np.bool_]) -> _InSteps:
+        """Return some of them."""
+        return _InSteps(self.step[mine], self.dp[mine], self.start_ns[mine], self.end_ns[mine])
+
+
+def _in_steps(
+    layout: Layout, operations: HostOperations, some: IntArray, following: int
+) -> tuple[_InSteps, IntArray]:
+    """Return host operations in their steps, or the ones after these, and which have any."""
+    number = operations.step[some] + following
+    step = np.minimum(np.searchsorted(layout.steps, number), len(layout.steps) - 1)
+    begin_ns = layout.begin_ns[step]
+    found = _InSteps(
+        step,
+        operations.dp[some],
+        operations.start_ns[some] - begin_ns,
+        operations.end_ns[some] - begin_ns,
+    )
+    there = layout.steps[step] == number
+    return found.chosen(there), np.flatnonzero(there)
+
+
+def _next_launches(layout: Layout, nodes: IntArray, operations: _InSteps) -> IntArray:
+    """Return which of some nodes is launched next after each; -1 where none is."""
+    if not len(operations.step):
+        return np.empty(0, dtype=np.int64)
+    starts = layout.start_ns[nodes[:, None], operations.step, operations.dp]
+    after = np.where(_follows(starts, operations), starts, np.inf)
+    first = after.argmin(axis=0)
+    return np.where(np.isfinite(after.min(axis=0)), nodes[first], -1)
+
+
+def _follows(starts: FloatArray, operations: _InSteps) -> NDArray[np.bool_]:
+    # What begins in its second half or later follows it: clocks are read one after the other.
+    return np.asarray(starts >= (operations.start_ns + operations.end_ns) / 2)
+
+
+def _add_delays(
+    observation: Observation, node: int, operations: _InSteps, late_ns: FloatArray
+) -> None:
+    """Add how late a node is launched while its rank does something."""
+    delay = observation.delay_ns(node)
+    at = (operations.step, operations.dp)
+    launched = observation.layout.start_ns[node][at]
+    since = np.maximum(operations.start_ns, launched - delay[at])
+    meanwhile = np.minimum(operations.end_ns, launched) - since
+    np.add.at(
+        late_ns, at, np.where(_follows(launched, operations), np.maximum(meanwhile, 0.0), 0.0)
+    )
+    np.minimum(late_ns, delay, out=late_ns)
+
+
+# ---- What is said of time between steps: what ranks do there, and where they do nothing recorded -
+
+
+# A step counts as struck when what is before it is this share of the longest.
+_STRUCK: Final = 0.25
+# What ranks record themselves is not in doubt.
+_RECORDED: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What decides what an empty gap is likeliest to be."""
+
+    # Ranks go on one by one when their begins are this many times as far apart as usual…
+    spread: float = 3.0
+    spread_of_gap: float = 0.02  # …and by this share of the gap
+    alike: float = 0.15  # gaps are alike when their lengths vary by this share
+    collecting: float = 0.1  # garbage is collected for this share of the gap right before it
+    # How sure a guess is at most; no guess is surer than the first one.
+    periodic: float = 0.7
+    one_by_one: float = 0.6
+    once: float = 0.6
+    unknown: float = 0.5
+
+
+THRESHOLDS: Final = Thresholds()
+
+
+def recorded_standstill(signs: Signs, name: str, doing: str) -> Standstill | None:
+    """Return what ranks are recorded to do between steps; `doing` says it in words."""
+    passing = signs.passing
+    if passing is None or name not in passing.named_ns:
+        return None
+    lost_ns = passing.named_ns[name]
+    if not passing.is_worth_naming(lost_ns):
+        return None
+    host_operations = passing.host_operations.of(name)
+    workers = len(set(zip(host_operations.dp.tolist(), host_operations.pp.tolist(), strict=True)))
+    layout = signs.observation.layout
+    some = f"{workers} of {layout.dp * layout.pp} workers do"
+    who = "all workers do" if workers == layout.dp * layout.pp else some
+    if workers == 1:
+        worker = (int(host_operations.dp[0]), int(host_operations.pp[0]))
+        who = f"only {signs.observation.hosts.named(worker)} does"
+    said = f"{doing} between steps for {_how(passing, lost_ns)}; {who}"
+    return Standstill(lost_ns, (_line(passing, lost_ns, said),), _RECORDED, _figure(lost_ns))
+
+
+def empty_standstill(signs: Signs) -> Standstill | None:
+    """Return the time between steps in which nothing is recorded, and what it likeliest is."""
+    passing = signs.passing
+    if passing is None:
+        return None
+    lost_ns = passing.stalled_ns
+    if passing.is_worth_naming(lost_ns):
+        guess = _guess(passing, lost_ns > 0)
+        said = (
+            f"Nothing is recorded between steps for {_how(passing, lost_ns)}; usually "
+            f"{passing.usual_ns / 1e6:.0f} ms pass"
+        )
+        lines = (_line(passing, lost_ns, said), Evidence(guess.text))
+        return Standstill(lost_ns, lines, guess.most, _figure(lost_ns))
+    if not passing.lasting:
+        return None
+    lost_ns = np.where(passing.turns.known, passing.usual_ns, 0.0)
+    said = (
+        f"Nothing is recorded for {_time(passing.usual_ns)} before each step, "
+        f"{percent(passing.usual_ns / passing.turn_ns, 0)} of the time"
+    )
+    most = THRESHOLDS.unknown
+    return Standstill(lost_ns, (_line(passing, lost_ns, said),), most, _figure(lost_ns))
+
+
+def _how(passing: Passing, lost_ns: FloatArray) -> str:
+    """Say how long something takes, before which steps and how often."""
+    struck = lost_ns > _STRUCK * lost_ns.max()
+    mean = _time(float(lost_ns[struck].mean()))
+    known = passing.turns.known
+    if struck.sum() > known.sum() / 2:
+        return f"{mean} before each step"
+    steps = passing.turns.steps
+    apart = interval(steps[known], struck[known])
+    often = f", every {apart} steps" if apart and struck.sum() >= FEWEST else ""
+    each = "" if struck.sum() == 1 else " each time"
+    return f"{mean}{each} before {listed(steps[struck].tolist())}{often}"
+
+
+def _time(time_ns: float) -> str:
+    return f"{time_ns * NS:.1f} s" if time_ns >= 1e9 else f"{time_ns / 1e6:.0f} ms"  # noqa: PLR2004 - a second
+
+
+def _line(passing: Passing, lost_ns: FloatArray, said: str) -> Evidence:
+    return Evidence(said, StepView(step=int(passing.turns.steps[int(lost_ns.argmax())])))
+
+
+def _figure(lost_ns: FloatArray) -> LateLaunches:
+    return LateLaunches(by_step_s=tuple((lost_ns * NS).tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    text: str
+    most: float  # how sure it is at most
+
+
+def _guess(passing: Passing, struck: NDArray[np.bool_]) -> _Guess:
+    """Return what an empty gap is likeliest to be."""
+    turns, gap_ns = passing.turns, passing.stalled_ns[struck]
+    known = turns.known
+    others = known & ~struck
+    gap, collected = float(np.median(gap_ns)), passing.collected_ns
+    collecting = float(np.median(collected[struck]))
+    if collecting >= THRESHOLDS.collecting * gap and (
+        np.median(collected[others]) < THRESHOLDS.collecting * collecting
+    ):
+        text = "Likeliest garbage: it is collected right before, and not before other steps"
+        return _Guess(text, THRESHOLDS.one_by_one)
+    begins = turns.begins_ns[:, turns.begins_ns.min(axis=(0, 2)).argmin()]
+    spread = np.ptp(begins, axis=1)
+    apart, usually = float(np.median(spread[struck])), float(np.median(spread[others]))
+    if apart > max(THRESHOLDS.spread * usually, THRESHOLDS.spread_of_gap * gap):
+        text = (
+            f"Likeliest data: workers go on one by one, {_time(apart)} apart, as when each waits "
+            "for its own batch"
+        )
+        return _Guess(text, THRESHOLDS.one_by_one)
+    saved = "Likeliest a checkpoint or an evaluation"
+    alike = float(np.std(gap_ns)) <= THRESHOLDS.alike * float(np.mean(gap_ns))
+    if interval(turns.steps[known], struck[known]) and alike and struck.sum() >= FEWEST:
+        text = f"{saved}: as long each time, evenly, and all workers go on together"
+        return _Guess(text, THRESHOLDS.periodic)
+    if struck.sum() == 1:
+        text = f"{saved}: there once, and all workers go on together"
+        return _Guess(text, THRESHOLDS.once)
+    text = (
+        "Likeliest data, as when a loader fills its buffer: it comes unevenly, and all workers go "
+        "on together"
+    )
+    return _Guess(text, THRESHOLDS.unknown)

@@ -1,0 +1,160 @@
+"""Kinds of hangs, the ranks to blame, and the sentences of the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from app.analysis.hangs.state import Frame, JobState, Place
+from app.analysis.hangs.wait_graph import Operation
+
+# Ranks that are named in a sentence.
+_NAMED: Final = 4
+
+
+class HangKind(StrEnum):
+    """Why a rank is waited for."""
+
+    NEVER_ENTERED = "never_entered"
+    DEVICE_STUCK = "device_stuck"
+    SILENT = "silent"
+    MISMATCH = "mismatch"
+    ALL_ENTERED = "all_entered"
+    NOTHING_PENDING = "nothing_pending"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A rank that others wait for and that waits for none, or for what cannot come.
+
+    Parameters
+    ----------
+    operation : str
+        What the others wait for, or what it does not complete.
+    evidence : str
+        A sentence.
+    stack : tuple of Frame
+        What its thread does that trains, where that is known; the innermost first.
+    """
+
+    rank: int
+    host: str | None
+    gpu: str | None
+    kind: HangKind
+    operation: str
+    evidence: str
+    since_ns: int | None
+    confidence: float
+    stack: tuple[Frame, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Return its host and GPU as people name them; empty where nothing is known."""
+        return Place(self.host, self.gpu).words
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An operation that ranks wait for, and the ranks that it waits for.
+
+    Parameters
+    ----------
+    distance : int
+        How many operations lie between these ranks and a culprit, this one included.
+    """
+
+    operation: str
+    waiting: tuple[int, ...]
+    waits_for: tuple[int, ...]
+    distance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The verdict on a job that stands still.
+
+    Parameters
+    ----------
+    kind : HangKind
+        Of the culprits; where there are none, what is known instead.
+    waiting : tuple of int
+        Ranks that wait for the culprits, directly or through others.
+    chain : tuple of Link
+        Nearest to the culprits first.
+    confidence : float
+        0 to 1; 0 where no rank is blamed.
+    unknown : tuple of str
+        What is not known, a sentence each.
+    """
+
+    kind: HangKind
+    sentence: str
+    culprits: tuple[Culprit, ...]
+    waiting: tuple[int, ...]
+    chain: tuple[Link, ...]
+    confidence: float
+    remedy: str
+    unknown: tuple[str, ...]
+
+
+REMEDIES: Final = {
+    HangKind.NEVER_ENTERED: (
+        "Read what the rank's processor does (py-spy dump --pid PID on its host); where it holds "
+        "on to a lock or a file, mend that, else restart the job without its host."
+    ),
+    HangKind.DEVICE_STUCK: (
+        "Look for errors of the GPU on its host (dmesg, nvidia-smi -q), cordon the host, and "
+        "restart the job without it."
+    ),
+    HangKind.SILENT: (
+        "Look whether its process and its host are alive; restart the job without the host where "
+        "they are not."
+    ),
+    HangKind.MISMATCH: (
+        "The ranks' programs call collectives in different orders or of different sizes: compare "
+        "the code paths that lead to the operation named here; no machine is to blame."
+    ),
+    HangKind.ALL_ENTERED: (
+        "Every rank has entered the operation: look at the network between the hosts of the group "
+        "(links, switches, NCCL_DEBUG=INFO); no rank is to blame."
+    ),
+    HangKind.NOTHING_PENDING: "No rank waits for another one: look at what all of them do.",
+}
+
+
+def label(job: JobState, operation: Operation) -> str:
+    """Return what an operation is, as people read it."""
+    first = operation.first
+    return f"{first.name} {first.number} of {job.groups[first.group].called}"
+
+
+def code_words(frame: Frame) -> str:
+    """Return a line of code as people read it."""
+    return f"{frame.function} ({frame.file}:{frame.line})"
+
+
+def left_words(job: JobState, rank: int) -> str:
+    """Return what is known of a rank that says nothing."""
+    process = job.processes.get(rank)
+    if process is not None:
+        return f"says nothing ({process.words})"
+    return "says nothing any more" if rank in job.silent else "left nothing"
+
+
+def sentence_words(culprits: Sequence[Culprit], waiting: int) -> str:
+    """Return how many wait for whom, and what is seen of the first one."""
+    first = culprits[0]
+    who = f"{waiting} rank waits" if waiting == 1 else f"{waiting} ranks wait"
+    blamed = rank_words([one.rank for one in culprits])
+    return f"{who} for {blamed}. Rank {first.rank} {first.evidence}."
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """Name some ranks, and count the rest."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _NAMED:
+        return f"ranks {', '.join(map(str, ranks[:_NAMED]))} and {len(ranks) - _NAMED} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,311 @@
+"""Recommended pipeline template around slow workers and uneven stages, judged by replay.
+
+Typical stage times give the cost of a layer, the embedding and the head; each worker's deviation is
+its speed. The planner divides the layers over this heterogeneous cluster. The replay scales each
+recorded duration by new ÷ old time of its stage; transfers between stages stay as recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.diagnosis.causes.kind import Plan
+from app.analysis.diagnosis.causes.registry import KINDS, cause_of
+from app.analysis.diagnosis.finding import Cause
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.mitigation.fixes import (
+    Fix,
+    PlannedTemplate,
+    StageLayers,
+    StageTimes,
+    WithheldTemplate,
+)
+from app.analysis.mitigation.layers.costs import LayerCosts, estimate_costs
+from app.analysis.planning.spec import Layer, MeasuredSession, spec_of_session
+from app.analysis.replay.engine.simulator import Replacement
+from app.analysis.replay.host_delays import launched_step_times
+from app.analysis.replay.layout.dense import FloatArray, IntArray
+from app.analysis.replay.session import Replayed, ShapeGroup
+from app.analysis.trace import model as ops
+from app.analysis.trace.parallelism import layers_per_chunk
+
+if TYPE_CHECKING:
+    from app.analysis.planning.plan import FoundPlan
+
+
+# What a page shows a template for.
+MIN_GAIN: Final = 0.02
+CAUSES: Final = frozenset(kind.name for kind in KINDS.values() if kind.planned_around)
+LAYERS_UNKNOWN: Final = "layers_unknown"
+VIRTUAL_STAGES: Final = "plan.virtual_stages"
+STAGES_DIFFER: Final = "stages_differ"
+_MS_PER_NS: Final = 1e-6
+# A layer takes at least a nanosecond.
+_LEAST_MS: Final = 1e-6
+# Templates whose executions differ by less are both replayed; of gains that differ by less, the
+# steadier template's counts.
+_AS_FAST: Final = 0.01
+_AS_GOOD: Final = 0.001
+# An embedding or a head is said to be there that takes this share of a layer.
+_WORTH_SAYING: Final = 0.1
+
+# In proportion to the parameters of a stage.
+_BY_LAYERS: Final = (ops.PARAMS_ALL_GATHER, ops.GRADS_REDUCE_SCATTER, ops.OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planned:
+    """What templates of a session are made of."""
+
+    replayed: Replayed
+    costs: LayerCosts
+    session: MeasuredSession
+    now_s: float
+    doubted: bool  # whether a slow worker may as well be a heavy stage
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Return the layers of each stage."""
+        return tuple(self.costs.layers.tolist())
+
+
+def recommend_template(
+    observation: Observation,
+    replayed: Replayed,
+    causes: Sequence[Cause],
+    fixes: Sequence[Fix],
+    now_s: float,
+) -> PlannedTemplate | WithheldTemplate | None:
+    """Return a template for a session that has a slow worker or an uneven stage.
+
+    Parameters
+    ----------
+    observation : Observation
+        The session, nothing of it explained.
+    replayed : Replayed
+        The same session, prepared for replay.
+    causes : sequence of Cause
+        What the diagnosis names.
+    fixes : sequence of Fix
+        Of uneven stages the template is the division that is among them.
+    now_s : float
+        The mean step as it is.
+
+    Returns
+    -------
+    PlannedTemplate, WithheldTemplate or None
+        None where no cause calls for a template: what comes by spells is not planned around.
+    """
+    meta, pp = observation.trace.meta, replayed.layout.pp
+    named = [cause for cause in causes if cause.cause in CAUSES]
+    lasting = [cause for cause in named if cause.where.spells is None]
+    if pp == 1 or not lasting:
+        return None
+    layers = layers_per_chunk(meta.extra, pp, meta.sizes.vpp)
+    if layers is None:
+        return WithheldTemplate(
+            LAYERS_UNKNOWN, 'The metadata do not say, as "layers", how many layers each stage has.'
+        )
+    costs = estimate_costs(observation, layers)
+    if all(cause.cause == cause_of(Plan.DIVIDE_LAYERS) for cause in named):
+        divided = next((fix for fix in fixes if fix.division is not None), None)
+        return None if divided is None or costs is None else _of_division(replayed, divided, costs)
+    if meta.sizes.vpp > 1:
+        return WithheldTemplate(VIRTUAL_STAGES, "Templates with virtual stages are not planned.")
+    if costs is None:
+        return WithheldTemplate(
+            STAGES_DIFFER, "Stages do not all compute the same microbatches, forward and backward."
+        )
+    doubted = any(cause.contribution is None for cause in named)
+    return _planned(
+        _Planned(replayed, costs, _measured(observation, costs), now_s, doubted=doubted)
+    )
+
+
+def _of_division(replayed: Replayed, fix: Fix, costs: LayerCosts) -> PlannedTemplate | None:
+    """Return a division of the layers as a template: no unit moves."""
+    division = fix.division
+    if division is None:
+        return None
+    stage = np.array([stage for stage, _ in costs.places])
+    counts = np.array([division.layers[stage][chunk] for stage, chunk in costs.places])
+
+    def by_stage(times: FloatArray) -> tuple[float, ...]:
+        return tuple(np.bincount(stage, weights=times.sum(axis=0) * _MS_PER_NS).tolist())
+
+    passes = np.bincount(replayed.layout.nodes.op, minlength=len(replayed.layout.op_names))
+    (forwards,) = passes[replayed.layout.codes(ops.FORWARD_COMPUTE)].tolist()
+    return PlannedTemplate(
+        layers=StageLayers(
+            tuple(sum(chunks) for chunks in division.today),
+            tuple(sum(chunks) for chunks in division.layers),
+        ),
+        stage_ms=StageTimes(by_stage(costs.level_ns), by_stage(costs.times_ns(counts))),
+        worker_of_stage=tuple(range(replayed.layout.pp)),
+        speed_of_worker=(1.0,) * replayed.layout.pp,
+        embedding=division.embedding_ms >= _WORTH_SAYING * division.layer_ms,
+        head=division.head_ms >= _WORTH_SAYING * division.layer_ms,
+        microbatches=forwards // len(costs.places),
+        proven=division.proven,
+        predicted_step_time=fix.step_time_s,
+        predicted_gain=fix.gain,
+        at_most=fix.at_most,
+    )
+
+
+def _measured(observation: Observation, costs: LayerCosts) -> MeasuredSession:
+    """Return layers, embedding and head as those of a planning problem, and speeds of workers."""
+    forward, backward = _directions(costs.passes)
+
+    def layer(times_ns: FloatArray) -> Layer:
+        return Layer(
+            max(float(times_ns[forward].sum() * _MS_PER_NS), _LEAST_MS),
+            max(float(times_ns[backward].sum() * _MS_PER_NS), _LEAST_MS),
+        )
+
+    ends = [
+        [layer(costs.extra_ns[:, end])] if costs.extra_ns[:, end].any() else [] for end in (0, -1)
+    ]
+    passes = [observation.passes[name] for name in costs.passes]
+    taken = np.add.reduce([one.own_ns[:, 0] for one in passes])
+    return MeasuredSession(
+        layers=(*ends[0], *map(layer, costs.layer_ns.T), *ends[1]),
+        speeds=(costs.level_ns.sum(axis=0)[:, None] / taken).T,
+        microbatches=passes[0].nodes.shape[1],
+    )
+
+
+def _directions(passes: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which passes are forwards, and which belong to backwards."""
+    forward = np.array([name == ops.FORWARD_COMPUTE for name in passes])
+    return forward, ~forward
+
+
+def _planned(problem: _Planned) -> PlannedTemplate:
+    # The planner's compiler takes a second to load: only sessions that need it pay for it.
+    from app.analysis.planning.plan import plan  # noqa: PLC0415 - see above
+
+    found = plan(spec_of_session(problem.session), compare=False)
+    first, *others = (_replayed(contender, problem) for contender in _contenders(found))
+    return next(
+        (one for one in others if one.predicted_gain >= first.predicted_gain - _AS_GOOD), first
+    )
+
+
+def _contenders(found: FoundPlan) -> tuple[FoundPlan, ...]:
+    """Return the plan that executes fastest, and the steadiest that executes about as fast.
+
+    Times vary more in a job than in a plan: the shorter slowest stage is the safer one.
+    """
+    from app.analysis.planning.template import evaluate  # noqa: PLC0415 - see above
+
+    times = {one: evaluate(found.problem, one) for one in found.alternatives}
+    longest = times[found.template].simulated * (1 + _AS_FAST)
+    near = [one for one in times if times[one].simulated <= longest]
+    steadiest = min(near, key=lambda one: (times[one].t_std, times[one].simulated))
+    if steadiest == found.template:
+        return (found,)
+    return (found, replace(found, template=steadiest))
+
+
+def _replayed(found: FoundPlan, problem: _Planned) -> PlannedTemplate:
+    spec, costs, layers = found.problem.spec, problem.costs, problem.layers
+    cuts = [(stage.first, stage.end) for stage in found.template]
+    names = [spec.devices[stage.nodes[0][0]].name for stage in found.template]
+    places = _places(names, len(layers))
+    before = bool(costs.extra_ns[:, 0].any())
+    counts = np.array(_blocks(cuts, sum(layers), before=before), dtype=np.int64)
+    # What is off where a stage is goes with its workers.
+    new_ns = costs.times_ns(counts) / costs.own() * costs.own()[:, places]
+    changed = Changed(
+        places,
+        dict(zip(costs.passes, new_ns / np.maximum(costs.level_ns[:, places], 1.0), strict=True)),
+        counts / costs.layers,
+    )
+    times = problem.replayed.over_steps(
+        lambda group: launched_step_times(group, changed.replacement(group))
+    )
+    recorded_s, after_s = np.mean(times, axis=0).tolist()
+    gain = (recorded_s - after_s) / problem.now_s
+    speeds = problem.session.speeds.min(axis=0)
+    return PlannedTemplate(
+        layers=StageLayers(layers, tuple(counts.tolist())),
+        stage_ms=StageTimes(
+            today=tuple((costs.level_ns.sum(axis=0) * _MS_PER_NS / speeds).tolist()),
+            template=tuple((new_ns.sum(axis=0) * _MS_PER_NS / speeds[places]).tolist()),
+        ),
+        worker_of_stage=tuple(places.tolist()),
+        speed_of_worker=tuple(speeds.tolist()),
+        embedding=costs.embedding_ns >= _WORTH_SAYING * costs.median_layer_ns,
+        head=costs.head_ns >= _WORTH_SAYING * costs.median_layer_ns,
+        microbatches=spec.microbatches,
+        proven=found.optimal,
+        gap=found.gap,
+        predicted_step_time=problem.now_s * (1 - gain),
+        predicted_gain=gain,
+        at_most=problem.doubted or not costs.told_apart,
+    )
+
+
+def _places(names: list[str], stages: int) -> IntArray:
+    """Return whose workers each stage gets, as the number of their stage today.
+
+    Slow workers go where the template wants them; healthy ones stay where they can.
+    """
+    slow = {f"stage {stage}'s worker": stage for stage in range(stages)}
+    places = [slow.get(name) for name in names]
+    free = [stage for stage in range(stages) if stage not in places]
+    for position, place in enumerate(places):
+        if place is None and position in free:
+            places[position] = position
+            free.remove(position)
+    return np.array([free.pop(0) if place is None else place for place in places])
+
+
+def _blocks(cuts: list[tuple[int, int]], total: int, *, before: bool) -> list[int]:
+    """Return how many of the model's layers each stage has, embedding and head not counted."""
+    first, end = int(before), int(before) + total
+    return [max(min(b, end) - max(a, first), 0) for a, b in cuts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed:
+    """What a template changes of a session."""
+
+    places: IntArray  # (pp,): for each stage the stage whose workers it gets
+    # By type of computation, shape (pp,): each stage's time over that of its workers today.
+    passes: Mapping[str, FloatArray]
+    by_layers: FloatArray  # (pp,): layers of each stage over those it has
+
+    def replacement(self, group: ShapeGroup) -> Replacement:
+        """Return what operations of some steps take with the template."""
+        layout, nodes = group.layout, group.layout.nodes
+        recorded = group.durations.recorded_ns
+        at = {
+            key: node
+            for node, key in enumerate(
+                zip(nodes.op.tolist(), nodes.pp.tolist(), nodes.order.tolist(), strict=True)
+            )
+        }
+        factors: dict[int, FloatArray] = {}
+        for name, factor in self.passes.items():
+            factors |= dict.fromkeys(layout.codes(name), factor)
+        moves = set(factors)
+        factors |= dict.fromkeys(layout.codes(*_BY_LAYERS), self.by_layers)
+        changed = [
+            (node, at.get((op, int(self.places[stage]), order), node) if op in moves else node)
+            for (op, stage, order), node in at.items()
+            if op in factors
+        ]
+        own, sources = (list(part) for part in zip(*changed, strict=True))
+        factor = np.array(
+            [factors[int(nodes.op[node])][nodes.pp[node]] for node in own], dtype=np.float64
+        )
+        return Replacement(
+            np.array(own), lambda steps: recorded[sources, steps] * factor[:, None, None]
+        )

@@ -1,0 +1,400 @@
+"""Ditto's method: fold the cluster, plan the virtual one by Oobleck, recover a template.
+
+Node folding (paper, section 5.3) expresses each device in the weakest devices. Recovery (section 6)
+counts devices of each type and ignores nodes, so the stages of a node need not be adjacent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from app.analysis.planning.oobleck import Division, TooLargeToDivideError
+from app.analysis.planning.problem import PlanningProblem, compile_problem, powers_of_two
+from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.planning.spec import DeviceType, Spec
+from app.analysis.planning.template import Node, Stage, Template, t_oobleck
+from app.errors import InfeasiblePlanError
+
+# ---- Node folding: how many of the weakest devices each device is worth (the paper's section 5.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """The virtual cluster: `nodes` nodes of `gpus_per_node` devices of type `weakest`.
+
+    `factors[i]` is what one device of type i is worth.
+    """
+
+    weakest: int
+    factors: tuple[int, ...]
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of virtual devices."""
+        return self.nodes * self.gpus_per_node
+
+
+def fold(spec: Spec) -> Folding:
+    """Fold the cluster, with communication if the specification says so."""
+    totals = [_total_ms(spec, device) for device in spec.devices]
+    weakest = max(range(len(totals)), key=lambda i: (totals[i], -i))
+    heaviest = totals[weakest]
+    factors = [max(math.floor(heaviest / total + 0.5), 1) for total in totals]
+    if spec.fold_with_communication:
+        factors = [
+            _with_communication(spec, weakest, heaviest, total, most)
+            for total, most in zip(totals, factors, strict=True)
+        ]
+    devices = sum(
+        device.gpus * factor for device, factor in zip(spec.devices, factors, strict=True)
+    )
+    # Ditto knows one number of devices a node; where they differ, one that fits them all.
+    per_node = math.gcd(*(device.gpus_per_node for device in spec.devices))
+    return Folding(weakest, tuple(factors), devices // per_node, per_node)
+
+
+def _total_ms(spec: Spec, device: DeviceType) -> float:
+    times = spec.times_of(device)
+    return math.fsum(times.forward_ms) + math.fsum(times.backward_ms)
+
+
+def _with_communication(spec: Spec, weakest: int, heaviest: float, total: float, most: int) -> int:
+    """Return the d of 1..most whose ``p(d)`` is closest to `total`."""
+    per_node = spec.devices[weakest].gpus_per_node
+    layers = len(spec.layers)
+    across = math.fsum(spec.network.allreduce_across_ms) / layers
+
+    def inside(devices: int) -> float:
+        # as in the authors' program, a table for powers of two serves all numbers
+        power = 1 << (devices - 1).bit_length() if devices > 1 else 0
+        rows = spec.network.allreduce_in_node_ms
+        return math.fsum(row.get(power, 0.0) for row in rows) / layers
+
+    def p(d: int) -> float:
+        whole, rest = divmod(d, per_node)
+        communication = (rest * inside(rest) + whole * per_node * inside(per_node)) / d
+        return heaviest / d + whole * across + layers * communication
+
+    return min(range(1, most + 1), key=lambda d: (abs(p(d) - total), d))
+
+
+# ---- From a virtual template back to real devices: the paper's section 6 -----------------------
+# Recovery counts devices of each type. It does not look at nodes: where the stages are put into
+# nodes afterwards, a node's stages need not follow each other in the pipeline.
+
+
+# A device is used only where it replaces more than this of itself (the authors' greedy).
+CODE_RULE_SHARE = 0.6
+
+Piece = tuple[int, int, int]  # first layer, end, option
+
+
+class UnrecoverableError(Exception):
+    """The virtual template cannot be made of the real devices; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """A template of the first virtual stages: devices used of each type, stages."""
+
+    used: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    cost: int
+
+
+def recover(
+    problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int]]
+) -> Template | None:
+    """Merge virtual one-device stages by dynamic programming (Algorithm 2).
+
+    Parameters
+    ----------
+    virtual : list of (first layer, end)
+
+    Returns
+    -------
+    Template or None
+        None where the devices do not allow it.
+    """
+    devices = problem.spec.devices
+    choices = [
+        (i, x, factor * x, problem.option_index(i, x))
+        for i, (device, factor) in enumerate(zip(devices, folding.factors, strict=True))
+        for x in powers_of_two(device.gpus_per_node)
+    ]
+    limits = tuple(device.gpus for device in devices)
+    nothing = _Partial((0,) * len(devices), (), 0)
+    best: list[_Partial | None] = [nothing] + [None] * len(virtual)
+    for at in range(1, len(virtual) + 1):
+        # as in the authors' program, a single stage is tried before any longer template
+        for single in (True, False):
+            for kind, gpus, covered, option in choices:
+                before = best[at - covered] if covered <= at else None
+                if before is None or (at == covered) != single:
+                    continue
+                used = tuple(n + gpus * (i == kind) for i, n in enumerate(before.used))
+                piece = (virtual[at - covered][0], virtual[at - 1][1], option)
+                pieces = (*before.pieces, piece)
+                cost = _cost(problem, pieces) if used[kind] <= limits[kind] else None
+                standing = best[at]
+                if cost is not None and (standing is None or cost < standing.cost):
+                    best[at] = _Partial(used, pieces, cost)
+    last = best[-1]
+    return None if last is None else into_nodes(problem, last.pieces)
+
+
+def recover_greedily(
+    problem: PlanningProblem, folding: Folding, virtual: list[tuple[int, int, int]], rule: str
+) -> Template:
+    """Give the strongest devices to the stages where they help most (Algorithm 1).
+
+    Parameters
+    ----------
+    virtual : list of (first layer, end, devices)
+        A template of the virtual cluster.
+    rule : str
+        ``paper``, or ``code``: also leave stages alone of which a device would replace too little.
+
+    Raises
+    ------
+    UnrecoverableError
+        Devices remain or missing.
+    """
+    devices = problem.spec.devices
+    weakest = folding.weakest
+    widths = [gpus for *_, gpus in virtual]
+    pieces: list[Piece] = [
+        (first, end, problem.option_index(weakest, gpus)) for first, end, gpus in virtual
+    ]
+    replaced = [False] * len(pieces)
+    order = sorted(
+        (i for i in range(len(devices)) if i != weakest),
+        key=lambda i: (
+            -folding.factors[i],
+            int(problem.cost_ps[problem.option_index(i, 1), -1, 0]),
+        ),
+    )
+    for kind in order:
+        remaining = devices[kind].gpus
+        while remaining > 0:
+            tries = []
+            for j, width in enumerate(widths):
+                share = min(width / folding.factors[kind], remaining)
+                if replaced[j] or (rule == "code" and share <= CODE_RULE_SHARE):
+                    continue
+                gpus = min(_power_of_two(share), _largest_fitting(remaining, kind, problem))
+                option = problem.option_index(kind, gpus)
+                changed = tuple(
+                    (first, end, option if i == j else index)
+                    for i, (first, end, index) in enumerate(pieces)
+                )
+                cost = _cost(problem, changed)
+                if cost is not None:
+                    tries.append((cost, j, gpus, option))
+            if not tries:
+                raise UnrecoverableError(
+                    f"no stage remains for {remaining} of {devices[kind].gpus} {devices[kind].name}"
+                )
+            _, j, gpus, option = min(tries)
+            pieces[j] = (*pieces[j][:2], option)
+            replaced[j] = True
+            remaining -= gpus
+    weak = sum(width for width, done in zip(widths, replaced, strict=True) if not done)
+    if weak != devices[weakest].gpus:
+        raise UnrecoverableError(
+            f"the other stages need {weak} {devices[weakest].name}, "
+            f"there are {devices[weakest].gpus}"
+        )
+    template = into_nodes(problem, tuple(pieces))
+    if template is None:
+        raise UnrecoverableError("its stages do not fit into the nodes")
+    return template
+
+
+def _power_of_two(devices: float) -> int:
+    """Return the smallest power of two that is at least `devices`."""
+    power = 1
+    while power < devices:
+        power *= 2
+    return power
+
+
+def _largest_fitting(remaining: int, kind: int, problem: PlanningProblem) -> int:
+    return powers_of_two(min(remaining, problem.spec.devices[kind].gpus_per_node))[-1]
+
+
+def _cost(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> int | None:
+    """Return Oobleck's time, which both programs recover by; it knows no transfers."""
+    times = [int(problem.cost_ps[option, end, first]) for first, end, option in pieces]
+    return t_oobleck(times, problem.spec.microbatches)
+
+
+def into_nodes(problem: PlanningProblem, pieces: tuple[Piece, ...]) -> Template | None:
+    """Put stages into nodes, the widest first; None where they do not fit."""
+    free: dict[Node, int] = {
+        (i, n): device.gpus_per_node
+        for i, device in enumerate(problem.spec.devices)
+        for n in range(device.nodes)
+    }
+    nodes: dict[int, Node] = {}
+    for position in sorted(
+        range(len(pieces)), key=lambda j: (-problem.options[pieces[j][2]].gpus, j)
+    ):
+        option = problem.options[pieces[position][2]]
+        fitting = (
+            node for node, gpus in free.items() if node[0] == option.device and gpus >= option.gpus
+        )
+        node = next(fitting, None)
+        if node is None:
+            return None
+        free[node] -= option.gpus
+        nodes[position] = node
+    return tuple(
+        Stage(first, end, option, (nodes[position],))
+        for position, (first, end, option) in enumerate(pieces)
+    )
+
+
+# ---- Ditto: fold the cluster, plan the virtual one with Oobleck, recover a template from that ----
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTemplate:
+    """A template of the virtual cluster: (first layer, end, devices) of each stage, T_oobleck."""
+
+    stages: tuple[tuple[int, int, int], ...]
+    t_oobleck_ps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DittoPlan:
+    """A recovered template with all that led to it."""
+
+    folding: Folding
+    virtual: VirtualTemplate
+    template: Template
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyPlan:
+    """A greedily recovered template, and the virtual one that it came from."""
+
+    folding: Folding
+    virtual: VirtualTemplate
+    template: Template
+
+
+def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> DittoPlan:
+    """Plan with node folding and the dynamic program.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        There are more virtual devices than layers, or the recovery ends nowhere.
+    """
+    folding = fold(problem.spec)
+    if folding.gpus > problem.layers:
+        raise InfeasiblePlanError(
+            f"Ditto needs a layer for each of its {folding.gpus} virtual devices, "
+            f"the model has {problem.layers}",
+            code="plan.ditto_too_few_layers",
+        )
+    division = _divide(
+        problem, virtual_spec(problem.spec, folding, nodes=folding.gpus, per_node=1), budget,
+        stages=folding.gpus,
+    )  # fmt: skip
+    virtual = _template(division, folding.gpus)
+    if virtual is None:
+        raise _no_answer()
+    template = recover(problem, folding, [(first, end) for first, end, _ in virtual.stages])
+    if template is None:
+        raise _no_answer()
+    return DittoPlan(folding, virtual, template)
+
+
+def oobleck_templates(
+    problem: PlanningProblem, folding: Folding, budget: SearchBudget
+) -> tuple[VirtualTemplate, ...]:
+    """Return Oobleck's templates of the virtual cluster, one for each number of stages.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        The virtual cluster is too large for the divide and conquer.
+    """
+    spec = virtual_spec(problem.spec, folding, nodes=folding.nodes, per_node=folding.gpus_per_node)
+    if folding.nodes > problem.layers:
+        return ()
+    division = _divide(problem, spec, budget)
+    found = (_template(division, stages) for stages in division.stage_counts())
+    return tuple(template for template in found if template is not None)
+
+
+def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> GreedyPlan:
+    """Plan with node folding and the greedy recovery.
+
+    The virtual templates are tried from the best on, until the devices come out even.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        No virtual template can be recovered.
+    """
+    folding = fold(problem.spec)
+    templates = oobleck_templates(problem, folding, budget)
+    reasons = []
+    for virtual in sorted(templates, key=lambda template: template.t_oobleck_ps):
+        try:
+            template = recover_greedily(
+                problem, folding, list(virtual.stages), problem.spec.greedy_rule
+            )
+        except UnrecoverableError as error:
+            reasons.append(str(error))
+            continue
+        return GreedyPlan(folding, virtual, template)
+    detail = f": on the best one {reasons[0]}" if reasons else ""
+    raise InfeasiblePlanError(
+        f"the greedy recovery ends on none of {len(reasons)} virtual templates{detail}",
+        code="plan.no_answer",
+    )
+
+
+def virtual_spec(spec: Spec, folding: Folding, *, nodes: int, per_node: int) -> Spec:
+    """Return the specification of the virtual cluster."""
+    weakest = spec.devices[folding.weakest]
+    device = DeviceType(weakest.name, nodes, per_node, weakest.speed, times=weakest.times)
+    return replace(spec, devices=(device,), allow_idle=False, replicate=False)
+
+
+def _divide(
+    problem: PlanningProblem, spec: Spec, budget: SearchBudget, *, stages: int | None = None
+) -> Division:
+    try:
+        return Division(compile_problem(spec), "t_oobleck", budget, stages=stages)
+    except TooLargeToDivideError as error:
+        raise InfeasiblePlanError(
+            f"the virtual cluster of {spec.gpus} devices is too large for Oobleck's divide and "
+            f"conquer over {problem.layers} layers: {error}",
+            code="plan.too_large",
+        ) from error
+
+
+def _template(division: Division, stages: int) -> VirtualTemplate | None:
+    cost = division.cost(stages)
+    if cost is None:
+        return None
+    options = division.problem.options
+    parts = tuple(
+        (first, end, options[option].gpus) for (first, end, option), _ in division.parts(stages)
+    )
+    return VirtualTemplate(parts, cost)
+
+
+def _no_answer() -> InfeasiblePlanError:
+    return InfeasiblePlanError(
+        "Ditto's recovery ends nowhere: its choices do not add up to the virtual stages",
+        code="plan.no_answer",
+    )

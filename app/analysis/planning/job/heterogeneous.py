@@ -1,0 +1,357 @@
+"""Pipelines over nodes of several types: feasible batches within a time, and equal divisions."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.planning.job.cuts import cover, most_microbatches
+from app.analysis.planning.job.space import (
+    JobPipeline,
+    JobPlan,
+    Space,
+    Unit,
+    fronts,
+    padded,
+    template_of,
+)
+from app.analysis.planning.problem import divisors
+
+# ---- Pipelines over nodes of several types: which of them can do a batch within a time ---------
+
+
+IntArray = NDArray[np.int64]
+
+
+class MixedSearch:
+    """Pipelines at given sizes over nodes of several types.
+
+    Parameters
+    ----------
+    some : tuple of int
+        Numbers of pipelines that are looked into, ascending. Of several, memory is that of the
+        last one, and synchronization that of the first one: the least that it can be.
+    """
+
+    def __init__(self, space: Space, units: tuple[Unit, ...], some: tuple[int, ...]) -> None:
+        self.space, self.units, self.some = space, units, some
+        self.dp = dp = some[-1]
+        types = len(space.spec.devices)
+        self.shape = np.array([device.nodes for device in space.spec.devices], dtype=np.int64)
+        self.sizes = np.array([unit.nodes for unit in units], dtype=np.int64).reshape(-1, types)
+        self.replicas = np.array([unit.replicas for unit in units], dtype=np.int64)
+        orders = np.array([padded(unit.order, types) for unit in units], dtype=np.int64)
+        self.points, self.starts = fronts(
+            self.sizes,
+            orders.reshape(-1, types),
+            space.slots // self.replicas,
+            space.arrays,
+            space.static(dp),
+            space.layers,
+            space.microbatches,
+            1,
+        )
+        tails = {}
+        for unit in units:
+            key = unit.order, sum(unit.nodes), unit.replicas
+            if key not in tails:
+                synchronization, _ = space.tail_parts_ps(unit, some[0])
+                _, step = space.tail_parts_ps(unit, dp)
+                tails[key] = synchronization + step
+        self.tails = np.array(
+            [tails[unit.order, sum(unit.nodes), unit.replicas] for unit in units], dtype=np.int64
+        )
+
+        # units that differ in their order only
+        same = np.unique(np.column_stack([self.sizes, self.replicas]), axis=0, return_inverse=True)[
+            1
+        ]
+        self.same: IntArray = same.reshape(-1)
+
+    def _cover(self, most: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the table of `cover`, its choices, and the units that these number."""
+        by_most = np.lexsort((-most, self.same))
+        units = by_most[np.flatnonzero(np.diff(self.same[by_most], prepend=-1))]
+        units = units[most[units] > 0]
+        worth = most[units] * self.replicas[units]
+        table, choice = cover(self.sizes[units], self.replicas[units], worth, self.shape, self.dp)
+        return table, choice, units
+
+    def possible(self, time_ps: int) -> tuple[int, ...]:
+        """Return the numbers of pipelines that are not proven to take longer than a time."""
+        most = most_microbatches(self.points, self.starts, time_ps, self.tails)
+        table, _, _ = self._cover(most)
+        final = table.max(axis=1) if self.space.spec.allow_idle else table[:, -1]
+        return tuple(dp for dp in self.some if final[dp] >= self.space.microbatches)
+
+    def plan_within(self, time_ps: int) -> JobPlan | None:
+        """Return a plan that takes at most `time_ps`; None where there is none."""
+        most = most_microbatches(self.points, self.starts, time_ps, self.tails)
+        table, choice, useful = self._cover(most)
+        final = table[self.dp] if self.space.spec.allow_idle else table[self.dp, -1:]
+        if final.max() < self.space.microbatches:
+            return None
+        state = int(final.argmax()) + table.shape[1] - len(final)
+        found = walk(choice, self.sizes[useful], self.replicas[useful], self.shape, self.dp, state)
+        chosen = useful[found].tolist()
+        return self._plan(chosen, most)
+
+    @property
+    def longest_ps(self) -> int:
+        """Return a time in which any pipeline can do all microbatches."""
+        return int(self.points[:, 0].max()) * (self.space.microbatches + 1) + int(self.tails.max())
+
+    def share(self, chosen: list[int]) -> JobPlan | None:
+        """Return the plan of some units that shares the batch best; None where one does not fit."""
+        if any(self.starts[i] == self.starts[i + 1] for i in chosen):
+            return None
+        count = self.replicas[chosen]
+        low, high = 0, self.longest_ps
+        while low < high:
+            middle = (low + high) // 2
+            most = most_microbatches(self.points, self.starts, middle, self.tails)[chosen]
+            if most.min() > 0 and (most * count).sum() >= self.space.microbatches:
+                high = middle
+            else:
+                low = middle + 1
+        most = most_microbatches(self.points, self.starts, low, self.tails)
+        return self._plan(chosen, most)
+
+    def _plan(self, chosen: list[int], most: IntArray) -> JobPlan:
+        """Share the batch: of pipelines that can do more than all of it, the slowest do less."""
+        pipelines = [unit for unit in chosen for _ in range(self.replicas[unit])]
+        shares = shares_of(
+            [self._times(unit, int(most[unit])) for unit in pipelines], self.space.microbatches
+        )
+        used = [0] * len(self.shape)
+        planned = []
+        at = 0
+        for unit_number in chosen:
+            unit = self.units[unit_number]
+            nodes = tuple(
+                (kind, used[kind] + node) for kind in unit.order for node in range(unit.nodes[kind])
+            )
+            for kind in unit.order:
+                used[kind] += unit.nodes[kind]
+            for share in shares[at : at + unit.replicas]:
+                template = template_of(self.space, unit, self.dp, share)
+                if template is None:
+                    raise AssertionError(unit)  # its front has a cut
+                planned.append(JobPipeline(template, share, nodes))
+            at += unit.replicas
+        return JobPlan(self.space, tuple(planned))
+
+    def _times(self, unit: int, most: int) -> IntArray:
+        """Return ``[n - 1]``: what a unit's pipeline takes for 1 to `most` microbatches."""
+        points = self.points[self.starts[unit] : self.starts[unit + 1]]
+        number = np.arange(most)[:, None]
+        times: IntArray = (points[:, 0] + number * points[:, 1]).min(axis=1) + self.tails[unit]
+        return times
+
+
+def shares_of(times: list[IntArray], microbatches: int) -> list[int]:
+    """Return each pipeline's microbatches: all of them, the slowest pipeline as fast as can be.
+
+    Parameters
+    ----------
+    times : list of int64 arrays
+        For each pipeline ``[n - 1]``, what it takes for n microbatches, up to what it may do.
+    """
+    shares = [len(one) for one in times]
+    heap = [(-int(one[-1]), i) for i, one in enumerate(times) if len(one) > 1]
+    heapq.heapify(heap)
+    for _ in range(sum(shares) - microbatches):
+        _, i = heapq.heappop(heap)
+        shares[i] -= 1
+        if shares[i] > 1:
+            heapq.heappush(heap, (-int(times[i][shares[i] - 1]), i))
+    return shares
+
+
+def walk(  # noqa: PLR0913, PLR0917 - as `cover`
+    choice: IntArray, sizes: IntArray, replicas: IntArray, shape: IntArray, d: int, state: int
+) -> list[int]:
+    """Return the units with which `cover` reached a state with d pipelines."""
+    strides = np.cumprod([1, *(shape[:0:-1] + 1)])[::-1]
+    chosen = []
+    while d:
+        chosen.append(unit := int(choice[d, state]))
+        state -= int((sizes[unit] * strides).sum())
+        d -= int(replicas[unit])
+    return chosen
+
+
+# ---- Plans on several types in which nodes of some types, divided as equally as can be, make units
+
+
+# Bisection for a first plan ends within this, a fraction.
+_CLOSE: Final = 1e-4
+# Numbers of units that are tried where they are not equal: all up to the first, then each this many
+# times the one before.
+_ALL_NUMBERS: Final = 12
+_NEXT_NUMBER: Final = 1.12
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """All nodes of some types as units; `types` has a bit for each type."""
+
+    types: int
+    units: tuple[Unit, ...]
+
+    @property
+    def pipelines(self) -> int:
+        """Return the pipelines of all units."""
+        return sum(unit.replicas for unit in self.units)
+
+
+def equal_divisions(space: Space) -> tuple[Division, ...]:
+    """Return divisions of all nodes of some types into equal units."""
+    shape = [device.nodes for device in space.spec.devices]
+    return tuple(
+        Division(_bits(kinds), (unit,) * count)
+        for kinds in _sets(len(shape))
+        for count in divisors(math.gcd(*(shape[kind] for kind in kinds)))
+        for replicas in divisors(space.slots)
+        if is_possible(space, unit := unit_of(space, _of(kinds, shape, count), replicas))
+    )
+
+
+def near_divisions(space: Space) -> tuple[Division, ...]:
+    """Return divisions of all nodes of some types into units that differ by a node of each type.
+
+    Nodes that are left over of a type go where the units are slowest.
+    """
+    shape = [device.nodes for device in space.spec.devices]
+    found = []
+    for kinds in _sets(len(shape)):
+        for count in _numbers(sum(shape[kind] for kind in kinds)):
+            parts = _parts(space, kinds, count)
+            for replicas in divisors(space.slots):
+                units = tuple(unit_of(space, part, replicas) for part in parts)
+                if all(is_possible(space, unit) for unit in set(units)):
+                    found.append(Division(_bits(kinds), units))
+    return tuple(found)
+
+
+def divided(space: Space, divisions: Sequence[Division], dp: int) -> JobPlan | None:
+    """Return the best plan of divisions of sets of types.
+
+    Parameters
+    ----------
+    dp : int
+        What memory and synchronization assume at first; the plan is costed with its own.
+    """
+    spec = space.spec
+    distinct = {unit: n for n, unit in enumerate({u: 0 for one in divisions for u in one.units})}
+    mixed = MixedSearch(space, tuple(distinct), (dp,))
+    if not len(mixed.points):
+        return None
+    counted = [Counter(distinct[unit] for unit in one.units) for one in divisions]
+    members = np.array([unit for one in counted for unit in one])
+    number = np.array([many for one in counted for many in one.values()])
+    starts = np.cumsum([0, *map(len, counted[:-1])])
+    sets = np.array([one.types for one in divisions])
+    low, high = 0, mixed.longest_ps
+    chosen: list[int] = []
+    while low < high * (1 - _CLOSE):
+        middle = (low + high) // 2
+        most = most_microbatches(mixed.points, mixed.starts, middle, mixed.tails)[members]
+        worth = np.add.reduceat(most * number * mixed.replicas[members], starts)
+        worth[np.minimum.reduceat(most, starts) == 0] = 0
+        total, picked = _best_partition(sets, worth, len(spec.devices))
+        if total >= space.microbatches:
+            chosen, high = picked, middle
+        else:
+            low = middle + 1
+    units = [unit for i in chosen for unit in divisions[i].units]
+    pipelines = sum(unit.replicas for unit in units)
+    if not chosen or pipelines > space.microbatches or spec.fixed.dp not in {None, pipelines}:
+        return None
+    some = list(dict.fromkeys(units))
+    exact = MixedSearch(space, tuple(some), (pipelines,))
+    return exact.share([some.index(unit) for unit in units])
+
+
+def _sets(types: int) -> Iterator[tuple[int, ...]]:
+    for size in range(1, types + 1):
+        yield from itertools.combinations(range(types), size)
+
+
+def _bits(kinds: tuple[int, ...]) -> int:
+    return sum(1 << kind for kind in kinds)
+
+
+def _numbers(most: int) -> Iterator[int]:
+    number = 1
+    while number <= most:
+        yield number
+        factor = _NEXT_NUMBER if number > _ALL_NUMBERS else 1.0
+        number = max(number + 1, int(number * factor))
+
+
+def _parts(space: Space, kinds: tuple[int, ...], count: int) -> list[list[int]]:
+    """Return the nodes of each type of each of some units that share all nodes."""
+    block = space.arrays.block.tolist()
+    parts = [[0] * len(block) for _ in range(count)]
+    speed = [0.0] * count
+    for kind in sorted(kinds, key=lambda kind: block[kind]):
+        each, more = divmod(space.spec.devices[kind].nodes, count)
+        slowest = set(sorted(range(count), key=lambda i: speed[i])[:more])
+        for i, part in enumerate(parts):
+            part[kind] = each + (i in slowest)
+            speed[i] += part[kind] / block[kind]
+    return parts
+
+
+def _of(kinds: tuple[int, ...], shape: Sequence[int], count: int) -> list[int]:
+    return [nodes // count if kind in kinds else 0 for kind, nodes in enumerate(shape)]
+
+
+def unit_of(space: Space, nodes: Sequence[int], replicas: int) -> Unit:
+    """Return a unit: it passes the types with most memory first, where most is in flight."""
+    capacity = space.arrays.capacity
+    used = [kind for kind, number in enumerate(nodes) if number]
+    order = tuple(sorted(used, key=lambda kind: (-capacity[kind], kind)))
+    return Unit(tuple(nodes), order, replicas)
+
+
+def is_possible(space: Space, unit: Unit) -> bool:
+    """Return whether a unit has no more stages than blocks, and those that are asked for."""
+    stages = space.stages(unit)
+    return 0 < stages <= space.layers and space.spec.fixed.pp in {None, stages}
+
+
+def _best_partition(sets: IntArray, worth: IntArray, types: int) -> tuple[int, list[int]]:
+    """Return the most that a partition of the types into sets is worth, and a choice for each set.
+
+    Parameters
+    ----------
+    sets : int64 array, shape (choices,)
+        Types of each choice, a bit for each.
+    worth : int64 array, shape (choices,)
+        What the nodes of all of them do, divided as it says; nothing: it cannot be used.
+    """
+    whole = (1 << types) - 1
+    single: dict[int, int] = {}
+    for choice in np.argsort(worth, kind="stable").tolist():
+        if worth[choice] > 0:
+            single[int(sets[choice])] = choice
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for covered in range(1, whole + 1):
+        for some, choice in single.items():
+            rest = best.get(covered ^ some)
+            # the set with the lowest type goes first: each partition once
+            if some & covered == some and some & -some == covered & -covered and rest is not None:
+                total = rest[0] + int(worth[choice])
+                if covered not in best or total > best[covered][0]:
+                    best[covered] = total, [*rest[1], choice]
+    return best.get(whole, (0, []))

@@ -1,0 +1,100 @@
+"""Plans after the loss of nodes: intact pipelines stay, the rest is regrouped.
+
+As in Oobleck (Jang et al., SOSP 2023), templates are planned beforehand; remaining nodes of broken
+pipelines form new pipelines where they fit, and the batch is shared anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from app.analysis.planning.job.costs import OPTIMIZER_BYTES
+from app.analysis.planning.job.heterogeneous import MixedSearch
+from app.analysis.planning.job.space import JobPlan, Space, Unit, space_of
+from app.analysis.planning.problem import divisors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AfterLoss:
+    """The plan after nodes of one type are lost; None where no pipelines hold the model."""
+
+    device: int
+    lost: int
+    plan: JobPlan | None
+    kept: int  # pipelines that stay as they are
+    moved_bytes: float  # weights and optimizer states that new pipelines need
+
+
+def after_losses(plan: JobPlan) -> tuple[AfterLoss, ...]:
+    """Return the plan after 1, 2, … nodes of each type are lost, as many as the job asks for."""
+    spec, sizes = plan.space.spec, plan.space.sizes
+    # unlike pipelines run plain 1F1B
+    space = plan.space if sizes.interleave == 1 else space_of(spec, replace(sizes, interleave=1))
+    return tuple(
+        _after(plan, space, kind, lost)
+        for lost in range(1, spec.losses + 1)
+        for kind, device in enumerate(spec.devices)
+        if lost <= device.nodes
+    )
+
+
+def _after(plan: JobPlan, space: Space, kind: int, lost: int) -> AfterLoss:
+    """Lose nodes where the fewest pipelines break: in one pipeline after another."""
+    units = units_of_plan(plan)
+    broken: list[int] = []
+    number = lost
+    for position in sorted(range(len(units)), key=lambda i: units[i].nodes[kind], reverse=True):
+        if number > 0 and units[position].nodes[kind]:
+            broken.append(position)
+            number -= units[position].nodes[kind]
+    kept = [unit for i, unit in enumerate(units) if i not in broken]
+    rest = [sum(units[i].nodes[t] for i in broken) for t in range(len(space.spec.devices))]
+    rest[kind] -= lost - max(number, 0)
+    fresh = _fresh(space, rest, {units[i] for i in broken})
+    best: JobPlan | None = None
+    new: list[Unit] = []
+    for added in (fresh, []):
+        shared = _shared(space, kept + added)
+        if shared is not None and (best is None or shared.time_ps < best.time_ps):
+            best, new = shared, added
+    each = space.layers * space.arrays.block_parameters * space.sizes.tp
+    each += 2 * space.arrays.table_parameters * space.sizes.tp
+    size = space.spec.transformer.number_bytes + OPTIMIZER_BYTES
+    return AfterLoss(kind, lost, best, sum(unit.replicas for unit in kept), len(new) * each * size)
+
+
+def units_of_plan(plan: JobPlan) -> list[Unit]:
+    """Return the units of a plan, each once, in the order of its pipelines."""
+    units = []
+    at = 0
+    while at < plan.dp:
+        units.append(plan.pipelines[at].template.unit)
+        at += units[-1].replicas
+    return units
+
+
+def _fresh(space: Space, nodes: list[int], broken: set[Unit]) -> list[Unit]:
+    """Return units on what is left of the broken ones' nodes: one of all, as many as can be."""
+    kinds = [kind for kind, number in enumerate(nodes) if number > 0]
+    order = next((unit.order for unit in broken), ())
+    for replicas in sorted(divisors(space.slots), reverse=True):
+        unit = Unit(tuple(nodes), tuple(k for k in order if k in kinds), replicas)
+        if (
+            kinds
+            and len(unit.order) == len(kinds)
+            and space.stages(unit) <= space.layers
+            and len(MixedSearch(space, (unit,), (replicas,)).points)
+        ):
+            return [unit]
+    return []
+
+
+def _shared(space: Space, units: list[Unit]) -> JobPlan | None:
+    """Return the plan of some units with the batch shared anew."""
+    dp = sum(unit.replicas for unit in units)
+    if not units or dp > space.microbatches:
+        return None
+    distinct = list(Counter(units))
+    mixed = MixedSearch(space, tuple(distinct), (dp,))
+    return mixed.share([distinct.index(unit) for unit in units])

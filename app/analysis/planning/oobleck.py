@@ -1,0 +1,312 @@
+"""Oobleck's divide and conquer over stages, layers and sets of devices of several types.
+
+T(S', u, v, x) is one template for layers [u, v) in S' stages on the device set x; several nodes are
+divided into two sets, a node into halves. One template is kept for each, which is not always the
+optimum: the best whole need not consist of the best parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.compiled import compiled
+from app.analysis.planning.problem import PlanningProblem
+from app.analysis.planning.search.budget import SearchBudget
+from app.analysis.planning.search.kernels import FAR
+
+IntArray = NDArray[np.int64]
+
+# Entries of all tables; each is 48 bytes.
+MOST_ENTRIES: Final = 20_000_000
+NO_OPTION: Final = -1
+
+# What an entry holds: first index of the table.
+_TOTAL, _SLOWEST, _POSITION, _TAIL, _CUT, _SPLIT = range(6)
+
+
+class TooLargeToDivideError(Exception):
+    """The divide and conquer would need too much memory, or its time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSet:
+    """Whole nodes of each type, or a part of one node: `gpus` devices of type `device`."""
+
+    nodes: tuple[int, ...]
+    device: int = -1
+    gpus: int = 0
+
+
+Part = tuple[int, int, int]  # first layer, end, option
+
+
+class Division:
+    """Divide and conquer on a problem."""
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        objective: str,
+        budget: SearchBudget,
+        *,
+        stages: int | None = None,
+    ) -> None:
+        """Fill all tables.
+
+        Parameters
+        ----------
+        objective : str
+            ``t_std`` or ``t_oobleck``.
+        stages : int, optional
+            Only templates with as many stages as devices everywhere are wanted if it equals the
+            number of devices (Ditto's virtual template).
+
+        Raises
+        ------
+        TooLargeToDivideError
+            It would take too much memory or time, or the budget is spent.
+        """
+        self.problem = problem
+        self.layers = problem.layers
+        self.one_each = stages is not None and stages == problem.spec.gpus
+        self.standard = objective != "t_oobleck"
+        self.sets: list[DeviceSet] = []
+        self.index: dict[DeviceSet, int] = {}
+        self.fewest: list[int] = []
+        self.most: list[int] = []
+        everything = DeviceSet(tuple(device.nodes for device in problem.spec.devices))
+        for device_set in self._all_sets(everything.nodes):
+            self._register(device_set)
+        entries = sum(
+            (b - a + 1) * (self.layers + 1) ** 2
+            for a, b in zip(self.fewest, self.most, strict=True)
+        )
+        if entries > MOST_ENTRIES:
+            raise TooLargeToDivideError(f"its tables would have {entries} entries")
+        self.splits = [self._split_pairs(device_set) for device_set in self.sets]
+        operations = self._operations()
+        if operations > budget.most_divisions:
+            raise TooLargeToDivideError(f"about {operations:.0e} divisions would be looked at")
+        offsets = np.cumsum(
+            [0] + [b - a + 1 for a, b in zip(self.fewest, self.most, strict=True)]
+        ).astype(np.int64)
+        self.offsets = offsets
+        self.table = np.full(
+            (6, self.layers + 1, self.layers + 1, int(offsets[-1])), FAR, dtype=np.int64
+        )
+        for x in range(len(self.sets)):
+            if budget.spent:
+                raise TooLargeToDivideError("the time is up")
+            option = self._single_option(self.sets[x])
+            _fill(
+                self.table, offsets, np.array(self.fewest), np.array(self.most), x, self.splits[x],
+                problem.cost_ps[option] if option != NO_OPTION else problem.cost_ps[0],
+                option != NO_OPTION, problem.spec.microbatches, self.standard,
+            )  # fmt: skip
+        self.everything = self.index[everything]
+
+    def _operations(self) -> float:
+        """Estimate how many divisions there are: of stages and devices, times those of layers."""
+        fewest, most = np.array(self.fewest), np.array(self.most)
+        divided = 0
+        for splits in self.splits:
+            left, right = splits[:, 0], splits[:, 1]
+            ways = (most[left] - fewest[left] + 1) * (most[right] - fewest[right] + 1)
+            divided += int(ways.sum())
+        return divided * self.layers**3 / 6
+
+    def stage_counts(self) -> range:
+        """Return the numbers of stages that a template of the whole cluster may have."""
+        return range(self.fewest[self.everything], self.most[self.everything] + 1)
+
+    def cost(self, stages: int) -> int | None:
+        """Return the kept template's cost with that number of stages; None where there is none."""
+        row = self._row(self.everything, stages)
+        entry = self.table[:, 0, self.layers, row]
+        if entry[_TOTAL] >= FAR:
+            return None
+        return _objective(entry, stages, self.problem.spec.microbatches, standard=self.standard)
+
+    def parts(self, stages: int) -> list[tuple[Part, DeviceSet]]:
+        """Return the stages of the template that was kept, with the devices of each."""
+        return self._parts(self.everything, stages, 0, self.layers)
+
+    def _row(self, x: int, stages: int) -> int:
+        return int(self.offsets[x]) + stages - self.fewest[x]
+
+    def _parts(self, x: int, stages: int, u: int, v: int) -> list[tuple[Part, DeviceSet]]:
+        entry = self.table[:, u, v, self._row(x, stages)]
+        if stages == 1:
+            return [((u, v, self._single_option(self.sets[x])), self.sets[x])]
+        cut = int(entry[_CUT])
+        pair, left = divmod(int(entry[_SPLIT]), self.layers + 1)
+        a, b = (int(n) for n in self.splits[x][pair])
+        return self._parts(a, left, u, cut) + self._parts(b, stages - left, cut, v)
+
+    def _all_sets(self, nodes: tuple[int, ...]) -> list[DeviceSet]:
+        """Return every set, those with fewer devices first."""
+        devices = self.problem.spec.devices
+        none = (0,) * len(nodes)
+        parts = {
+            DeviceSet(none, i, size)
+            for i, device in enumerate(devices)
+            for size in _part_sizes(device.gpus_per_node)
+        }
+        wholes = {
+            DeviceSet(chosen)
+            for chosen in itertools.product(*(range(n + 1) for n in nodes))
+            if any(chosen)
+        }
+        return sorted(parts, key=lambda part: part.gpus) + sorted(
+            wholes, key=lambda whole: sum(whole.nodes)
+        )
+
+    def _register(self, device_set: DeviceSet) -> None:
+        devices = self.problem.spec.devices
+        gpus = device_set.gpus or sum(
+            n * device.gpus_per_node for n, device in zip(device_set.nodes, devices, strict=True)
+        )
+        self.index[device_set] = len(self.sets)
+        self.sets.append(device_set)
+        most = min(gpus, self.layers)
+        nodes = max(sum(device_set.nodes), 1)
+        self.fewest.append(min(gpus if self.one_each else nodes, most))
+        self.most.append(most)
+
+    def _node(self, device_set: DeviceSet) -> tuple[int, int] | None:
+        """Return type and devices of a single node or a part of one."""
+        if device_set.gpus:
+            return device_set.device, device_set.gpus
+        if sum(device_set.nodes) != 1:
+            return None
+        kind = device_set.nodes.index(1)
+        return kind, self.problem.spec.devices[kind].gpus_per_node
+
+    def _single_option(self, device_set: DeviceSet) -> int:
+        node = self._node(device_set)
+        if node is None or node[1] & (node[1] - 1):
+            return NO_OPTION
+        return self.problem.option_index(*node)
+
+    def _split_pairs(self, device_set: DeviceSet) -> IntArray:
+        """Return the ways to divide a set in two, in the programs' order."""
+        node = self._node(device_set)
+        if node is not None:
+            kind, gpus = node
+            if gpus == 1:
+                return np.zeros((0, 2), dtype=np.int64)
+            left = _left_part(gpus)
+            none = (0,) * len(device_set.nodes)
+            pair = [self.index[DeviceSet(none, kind, size)] for size in (left, gpus - left)]
+            return np.array([pair], dtype=np.int64)
+        pairs = []
+        for chosen in _subsets(device_set.nodes):
+            if chosen != device_set.nodes:
+                rest = tuple(n - c for n, c in zip(device_set.nodes, chosen, strict=True))
+                pairs.append((self.index[DeviceSet(chosen)], self.index[DeviceSet(rest)]))
+        return np.array(pairs, dtype=np.int64)
+
+
+def _left_part(gpus: int) -> int:
+    """Return how many devices of a node the left part has: half, or the largest power of two."""
+    power = 1 << (gpus.bit_length() - 1)
+    return power // 2 if power == gpus else power
+
+
+def _part_sizes(gpus: int) -> set[int]:
+    """Return the sizes of the parts into which a node is divided, without the node itself."""
+    if gpus == 1:
+        return set()
+    left = _left_part(gpus)
+    sizes = {left, gpus - left}
+    return sizes.union(*(_part_sizes(size) for size in sizes))
+
+
+def _subsets(nodes: tuple[int, ...], start: int = 0) -> list[tuple[int, ...]]:
+    """Return the choices of nodes from types `start` on, none of the earlier ones, not empty."""
+    found = []
+    for kind in range(start, len(nodes)):
+        for number in range(1, nodes[kind] + 1):
+            chosen = tuple(number if i == kind else 0 for i in range(len(nodes)))
+            found.append(chosen)
+            found.extend(
+                tuple(a + b for a, b in zip(chosen, more, strict=True))
+                for more in _subsets(nodes, kind + 1)
+            )
+    return found
+
+
+def _objective(entry: IntArray, stages: int, microbatches: int, *, standard: bool) -> int:
+    total, slowest, position, tail = (int(n) for n in entry[:4])
+    if standard:
+        return total + (microbatches - 1) * slowest
+    if stages == 1:
+        return 4 * total
+    return total + (microbatches - stages + position + 1) * slowest + tail
+
+
+@compiled  # pragma: no cover - coverage does not see compiled code
+def _fill(  # noqa: PLR0913, PLR0917, C901, PLR0912 - compiled loops over plain arrays
+    table: IntArray,
+    offsets: IntArray,
+    fewest: IntArray,
+    most: IntArray,
+    x: int,
+    splits: IntArray,
+    single: IntArray,
+    has_single: bool,  # noqa: FBT001 - compiled code takes arguments by position
+    microbatches: int,
+    standard: bool,  # noqa: FBT001 - as above
+) -> None:
+    """Fill the entries of device set x, whose parts are filled."""
+    layers = table.shape[1] - 1
+    for u in range(layers):
+        for v in range(u + 1, layers + 1):
+            for stages in range(fewest[x], min(most[x], v - u) + 1):
+                row = offsets[x] + stages - fewest[x]
+                if stages == 1:
+                    if has_single:
+                        table[_TOTAL, u, v, row] = single[v, u]
+                        table[_SLOWEST, u, v, row] = single[v, u]
+                        table[_POSITION, u, v, row] = 0
+                        table[_TAIL, u, v, row] = single[v, u]
+                    continue
+                best = FAR
+                for cut in range(u + 1, v):
+                    for pair in range(splits.shape[0]):
+                        a, b = splits[pair, 0], splits[pair, 1]
+                        begin = max(fewest[a], stages - min(most[b], v - cut))
+                        end = min(most[a], cut - u, stages - fewest[b])
+                        row_a = offsets[a] - fewest[a]
+                        row_b = offsets[b] - fewest[b] + stages
+                        for left in range(begin, end + 1):
+                            one, two = row_a + left, row_b - left
+                            total = table[_TOTAL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            if total >= best:
+                                continue  # also where one of them is not possible
+                            slowest = table[_SLOWEST, cut, v, two]
+                            if table[_SLOWEST, u, cut, one] > slowest:
+                                slowest = table[_SLOWEST, u, cut, one]
+                                position = table[_POSITION, u, cut, one]
+                                tail = table[_TAIL, u, cut, one] + table[_TOTAL, cut, v, two]
+                            else:
+                                position = table[_POSITION, cut, v, two] + left
+                                tail = table[_TAIL, cut, v, two]
+                            if standard:
+                                value = total + (microbatches - 1) * slowest
+                            else:
+                                value = total + (microbatches - stages + position + 1) * slowest
+                                value += tail
+                            if value < best:
+                                best = value
+                                table[_TOTAL, u, v, row] = total
+                                table[_SLOWEST, u, v, row] = slowest
+                                table[_POSITION, u, v, row] = position
+                                table[_TAIL, u, v, row] = tail
+                                table[_CUT, u, v, row] = cut
+                                table[_SPLIT, u, v, row] = pair * (layers + 1) + left

@@ -1,0 +1,339 @@
+"""CUSUM control charts: evidence accumulated over steps for each subject.
+
+A step adds the log-likelihood ratio of "slow" to "as usual", with the variance of means of several
+steps, so that lasting noise is no evidence. The amount is bounded by how rare such a step is in
+this job. Sums are exact multiples of 2^-16 and do not depend on batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.pulse.columns import Bool, Float64, Int64
+from app.analysis.pulse.measurements import COMPUTING, OF_JOB, REST, Subjects
+from app.analysis.pulse.medians import median_of_columns, median_of_rows
+
+# A false start has a probability of about exp(-18) a step.
+_NOTICED: Final = 18.0
+_CLEARED: Final = 14.0
+# Half of the smallest slowdown that is looked for, as a logarithm: of a rank or stage, of the job.
+_SLACK: Final = 0.05
+_STAGE_SLACK: Final = 0.06
+_JOB_SLACK: Final = 0.08
+# Slack also is at least that many standard deviations of means of a stretch.
+_SLACK_DEVIATIONS: Final = 4.0
+# What a step of the whole job adds at most: bursts of a dozen steps are no change.
+_JOB_CAP: Final = 1.0
+_LOWEST: Final = -3.0
+# Noise has heavier tails than a normal distribution of the same variance.
+_HEAVY_TAILS: Final = 1.4
+# Of autocorrelated noise, first order with a coefficient r, sums vary (1 + r) / (1 - r) times as
+# much as of independent one; means of blocks say less of it (r = 0.8: 4.8 of 9; 0.9: 6.2 of 19).
+_LONG_MEMORY: Final = 2.0
+# Slack in the first stretches, of which noise is hardly known: by a half more in the first.
+_NEW: Final = 0.5
+_LEAST_DEVIATION: Final = 0.003
+# A single step is slow from that many standard deviations on, and from this residual on.
+_HICCUP: Final = 4.0
+_LEAST_HICCUP: Final = 0.02
+# Steps in a block whose means are compared.
+_BLOCK: Final = 8
+_RARE: Final = (1e-3, 0.3)
+# What is taken for granted about hiccups: how many were seen, and how many followed at once.
+_PRIOR_STEPS: Final = 500.0
+_PRIOR_OWN: Final = 150.0
+_PRIOR_HICCUPS: Final = 20.0
+_PRIOR_FOLLOWED: Final = 0.05
+_FORGETS: Final = 0.98
+_FORGETS_OWN: Final = 0.9
+_VARIANCE_FOLLOWS: Final = 1 / 8
+# Spells: steps that are slow, as a share of all.
+_SPELLS: Final = 0.2
+_NO_SPELLS: Final = 0.02
+_GRID: Final = 2.0**16
+NOT_RISING: Final = -1
+
+
+def _floats(value: float = 0.0) -> Float64:
+    return np.full(0, value)
+
+
+@dataclass(slots=True)
+class Charts:
+    """One chart a subject, and what each has learned about its noise; arrays of [subjects]."""
+
+    # Evidence for being slow or, of those that are noticed, for being as usual again.
+    score: Float64 = field(default_factory=_floats)
+    rise: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    # The same for spells.
+    spells: Float64 = field(default_factory=_floats)
+    ready: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    noticed: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    # Who was noticed at any time since the last stretch ended.
+    touched: Bool = field(default_factory=lambda: np.empty(0, np.bool_))
+    # Of those that are noticed: by how much, as a logarithm.
+    height: Float64 = field(default_factory=_floats)
+    slack: Float64 = field(default_factory=_floats)
+    variance: Float64 = field(default_factory=_floats)
+    deviation: Float64 = field(default_factory=_floats)
+    cap: Float64 = field(default_factory=_floats)
+    one_step: Float64 = field(default_factory=_floats)
+    blocks: Float64 = field(default_factory=_floats)
+    stretches: Float64 = field(default_factory=_floats)
+    middle: Float64 = field(default_factory=_floats)
+    learned: Float64 = field(default_factory=_floats)
+    own_steps: Float64 = field(default_factory=_floats)
+    own_hiccups: Float64 = field(default_factory=_floats)
+    steps: float = 0.0
+    hiccups: float = 0.0
+    followed: float = 0.0
+
+    def grow(self, at: Int64, number: int) -> None:
+        """Make room for subjects that are new; those that are known get the columns `at`."""
+        for name in _ARRAYS:
+            old = getattr(self, name)
+            new: NDArray[np.generic]
+            if old.dtype == np.float64:
+                new = np.full(number, np.nan if name in _UNKNOWN else 0.0)
+            else:
+                new = np.full(number, NOT_RISING if name == "rise" else 0, old.dtype)
+            new[at] = old
+            setattr(self, name, new)
+
+    # ---- evidence --------------------------------------------------------------------------
+
+    def run(self, values: Float64, numbers: Int64) -> Course:
+        """Return how evidence goes on through some steps, and change nothing.
+
+        Parameters
+        ----------
+        values : float64[steps, subjects]
+            Residuals; what is missing is no evidence.
+        numbers : int64[steps]
+            The numbers of these steps.
+        """
+        with np.errstate(invalid="ignore"):
+            added = 2 * self.slack / self.variance * (values - self.slack)
+            lowest = np.fmax(_LOWEST, -1.5 * self.cap)
+            np.clip(added, lowest, self.cap, out=added)
+            if self.noticed.any():
+                half = self.height / 2
+                down = np.clip(-2 * half / self.variance * (values - half), -self.cap, 5.0)
+                added = np.where(self.noticed, down, added)
+            slow = values > self.hiccup
+            share = np.clip(3 * self.hiccup_share(), _NO_SPELLS, _SPELLS / 2)
+        silent = np.isnan(added)
+        silent |= ~self.ready
+        added *= _GRID
+        np.rint(added, out=added)
+        added /= _GRID
+        added[silent] = 0.0
+        # Of a slow step, and of another one.
+        weights = np.log([_SPELLS / share, (1 - _SPELLS) / (1 - share)])
+        weights = np.rint(weights * _GRID) / _GRID
+        spelled = np.where(slow, weights[0], weights[1])
+        silent |= self.noticed
+        spelled[silent] = 0.0
+        spelled[:, :OF_JOB] = 0.0
+        score, spells = _summed(added, self.score), _summed(spelled, self.spells)
+        needed = np.where(self.noticed, _CLEARED, _NOTICED)
+        crossed = (score >= needed) | (spells >= _NOTICED)
+        return Course(score, spells, crossed, self.rise, numbers)
+
+    def take(self, course: Course, step: int) -> None:
+        """Go on from a step of a course, by its place in it."""
+        self.rise = course.rise(step)
+        self.score = course.score[step].copy()
+        self.spells = course.spells[step].copy()
+
+    def is_cleared(self) -> Int64:
+        """Return those that are as usual again."""
+        return np.flatnonzero(self.noticed & (self.score >= _CLEARED))
+
+    def is_noticed(self) -> Int64:
+        """Return those that got slow, the clearest first."""
+        found = np.flatnonzero(~self.noticed & (self.score >= _NOTICED))
+        return found[np.argsort(-self.score[found], kind="stable")]
+
+    def has_spells(self) -> Int64:
+        """Return those with spells."""
+        return np.flatnonzero(~self.noticed & (self.spells >= _NOTICED))
+
+    def open(self, subject: int, height: float) -> None:
+        """Look from here on for the end."""
+        self.noticed[subject] = self.touched[subject] = True
+        self.height[subject] = max(height, 1.2 * self.slack[subject])
+        self.forget(subject)
+
+    def close(self, subject: int) -> None:
+        """Look from here on for the next beginning."""
+        self.noticed[subject] = False
+        self.forget(subject)
+
+    def forget(self, subject: int) -> None:
+        """Drop the evidence there is."""
+        self.score[subject] = 0.0
+        self.spells[subject] = 0.0
+        self.rise[subject] = NOT_RISING
+
+    def postpone_spells(self, subject: int) -> bool:
+        """Return whether a subject is slow right now, which is no spell yet; it counts on then."""
+        if self.score[subject] < _NOTICED / 3:
+            return False
+        self.spells[subject] = _NOTICED - 1
+        return True
+
+    @property
+    def quiet(self) -> Bool:
+        """Return who is neither noticed nor suspected."""
+        return ~self.noticed & ~self.touched & (self.score < _NOTICED / 3)
+
+    @property
+    def hiccup(self) -> Float64:
+        """Return from which residual on a single step is slow."""
+        return np.asarray(np.fmax(1.5 * self.slack, _HICCUP * self.deviation))
+
+    def hiccup_share(self) -> Float64:
+        """Return how often a single step is slow, by subject; as often as in the job at least."""
+        common = (self.hiccups + _RARE[0] * _PRIOR_STEPS) / (self.steps + _PRIOR_STEPS)
+        own = (self.own_hiccups + _PRIOR_OWN * common) / (self.own_steps + _PRIOR_OWN)
+        return np.clip(np.maximum(own, common), *_RARE)
+
+    # ---- learning --------------------------------------------------------------------------
+
+    def learn(self, values: Float64, middle: Float64, subjects: Subjects, quiet: Bool) -> None:
+        """Learn about noise from a stretch of steps.
+
+        Parameters
+        ----------
+        values : float64[steps, subjects]
+            Residuals of the stretch; a number of steps that is a multiple of eight.
+        middle : float64[subjects]
+            Their medians.
+        quiet : bool[subjects]
+            Of whom to learn.
+        """
+        self.touched = self.noticed.copy()
+        there = ~np.isnan(values)
+        seen = there.sum(axis=0)
+        enough = (seen >= len(values) // 2) & quiet
+        if not enough.any():
+            return
+        with np.errstate(invalid="ignore"):
+            one = (1.4826 * median_of_columns(np.abs(values - middle))) ** 2
+            # Hiccups are counted by themselves.
+            bound = np.fmax(_HICCUP * np.sqrt(one), _LEAST_HICCUP)
+            clipped = np.clip(values, middle - bound, middle + bound)
+            clipped[~there] = 0.0
+            number = there.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
+            means = clipped.reshape(-1, _BLOCK, values.shape[1]).sum(axis=1)
+            means /= np.maximum(number, 1)
+            block = _BLOCK * ((means - means.mean(axis=0)) ** 2).sum(axis=0) / (len(means) - 1)
+        ready = self.ready & enough
+        # Of the medians of two stretches half the square of their difference is known.
+        far = (middle - self.middle) ** 2 / 2
+        far = np.where(np.isnan(far), 2 * block / len(values), far)
+        for kept, new in ((self.one_step, one), (self.blocks, block), (self.stretches, far)):
+            first = enough & np.isnan(kept)
+            kept[first] = new[first]
+            old = enough & ~first & ~np.isnan(new)
+            kept[old] += _VARIANCE_FOLLOWS * (new[old] - kept[old])
+        self.middle[enough] = middle[enough]
+        if ready.any():
+            self._count_hiccups(values, np.where(ready, seen, 0), subjects, ready)
+        self.ready |= enough
+        self.learned += enough
+        self._set(subjects)
+
+    def _count_hiccups(self, values: Float64, seen: Int64, subjects: Subjects, ready: Bool) -> None:
+        with np.errstate(invalid="ignore"):
+            slow = (values > self.hiccup) & ready
+        number = slow.sum(axis=0)
+        again = (slow[1:] & slow[:-1]).sum(axis=0)
+        ranks = subjects.of_ranks if len(subjects.ranks) > 1 else subjects.of_stages
+        self.steps = _FORGETS * self.steps + float(seen[ranks].sum())
+        self.hiccups = _FORGETS * self.hiccups + float(number[ranks].sum())
+        self.followed = _FORGETS * self.followed + float(again[ranks].sum())
+        self.own_steps += np.where(ready, (_FORGETS_OWN - 1) * self.own_steps + seen, 0)
+        self.own_hiccups += np.where(ready, (_FORGETS_OWN - 1) * self.own_hiccups + number, 0)
+
+    def _set(self, subjects: Subjects) -> None:
+        """Make of what is known what evidence is weighed by."""
+        least = np.full(subjects.number, _SLACK)
+        least[subjects.of_stages] = _STAGE_SLACK
+        least[[REST, COMPUTING]] = _JOB_SLACK
+        one, block, stretch = _shared(
+            np.stack([self.one_step, self.blocks, self.stretches]), subjects
+        )
+        self.deviation = np.sqrt(one)
+        self.slack = np.fmax(least, _SLACK_DEVIATIONS * np.sqrt(stretch))
+        self.slack *= 1 + _NEW / np.maximum(self.learned, 1)
+        # 0 where steps are independent, 1 where noise never forgets within a block.
+        known = np.fmax(one, _LEAST_DEVIATION**2)
+        memory = np.clip((block / known - 1) / (_BLOCK - 1), 0, 1)
+        long = block * (1 + _LONG_MEMORY * memory**2)
+        self.variance = _HEAVY_TAILS * np.fmax(known, long)
+        again = (self.followed + _PRIOR_FOLLOWED) / (self.hiccups + _PRIOR_HICCUPS)
+        rare = -np.log(self.hiccup_share())
+        # Of three slow steps in a row.
+        self.cap = (rare + 2 * min(-np.log(min(again, 1.0)), 7.0)) / 3
+        self.cap = np.minimum(self.cap, rare)
+        self.cap[[REST, COMPUTING]] = np.minimum(self.cap[[REST, COMPUTING]], _JOB_CAP)
+
+
+_ARRAYS: Final = tuple(
+    f.name for f in fields(Charts) if f.name not in ("steps", "hiccups", "followed")
+)
+_UNKNOWN: Final = frozenset(
+    {"slack", "variance", "deviation", "cap", "one_step", "blocks", "stretches", "middle"}
+)
+
+
+def _shared(own: Float64, subjects: Subjects) -> Float64:
+    """Return variances, [kinds, subjects], that are at least what is usual among the ranks."""
+    ranks = own[:, subjects.of_ranks]
+    usual = median_of_rows(ranks)[:, None]
+    several = ((~np.isnan(ranks)).sum(axis=1) > 1)[:, None]
+    shared = own.copy()
+    shared[:, subjects.of_ranks] = np.where(several, np.fmax(0.5 * ranks, usual), ranks)
+    return shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """How evidence goes on; arrays of [steps, subjects].
+
+    Parameters
+    ----------
+    before : int64[subjects]
+        The steps at which scores last began to rise, before all of these.
+    numbers : int64[steps]
+    """
+
+    score: Float64
+    spells: Float64
+    crossed: Bool
+    before: Int64
+    numbers: Int64
+
+    def rise(self, step: int) -> Int64:
+        """Return at which steps scores last began to rise, as they are after a step."""
+        zero = self.score[step::-1] <= 0
+        found, last = zero.any(axis=0), step - np.argmax(zero, axis=0)
+        begun = np.where(found, self.numbers[np.minimum(last + 1, step)], self.before)
+        begun[~found & (self.before == NOT_RISING)] = self.numbers[0]
+        begun[zero[0]] = NOT_RISING
+        return begun
+
+
+def _summed(added: Float64, start: Float64) -> Float64:
+    """Return sums that never fall below 0."""
+    total = np.cumsum(added, axis=0)
+    lowest = np.minimum(total, -start)
+    np.minimum.accumulate(lowest, axis=0, out=lowest)
+    total -= lowest
+    return total

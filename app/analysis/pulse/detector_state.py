@@ -1,0 +1,181 @@
+"""Serialization of a detector between batches."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from app.analysis.pulse.control_charts import Charts
+from app.analysis.pulse.detector import Detector, Watch
+from app.analysis.pulse.expected_times import Expected, History, Trail
+from app.analysis.pulse.heartbeats import Beats, Sign
+from app.analysis.pulse.notices import Evidence, Ledger, Notice, NoticeKind, Part
+from app.analysis.pulse.stalls import StallCount, Stalls
+from app.analysis.pulse.step_assembly import Gathering
+from app.analysis.pulse.suspects import Case, Suspects
+from app.errors import UnknownDocumentError
+
+VERSION: Final = 1
+_CLASSES: Final = {
+    cls.__name__: cls
+    for cls in (
+        *(Detector, Gathering, Watch, Expected, Charts, History, Trail, Suspects, Case),
+        *(Stalls, StallCount, Ledger, Notice, Evidence, Beats, Sign),
+    )
+}
+_FIELDS: Final = {
+    name: tuple(field.name for field in fields(cls)) for name, cls in _CLASSES.items()
+}
+_ENUMS: Final = {cls.__name__: cls for cls in (NoticeKind, Part)}
+# What JSON holds as it is.
+_SCALARS: Final = frozenset({int, float, str, bool, type(None)})
+# Most of it is noise, of which no level makes less.
+_LEVEL: Final = 1
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+# What reading says of bytes that are no state.
+_DAMAGED: Final = (
+    *(zstandard.ZstdError, zlib.error, zipfile.BadZipFile, EOFError),
+    *(ValueError, KeyError, TypeError),
+)
+
+
+def to_bytes(detector: Detector) -> bytes:
+    """Return a detector's state; compressed, and only arrays and plain values."""
+    arrays: list[NDArray[Any]] = []
+    tree = _plain(detector, arrays)
+    text = json.dumps({"version": VERSION, "state": tree}, separators=(",", ":"))
+    body = io.BytesIO()
+    np.savez(
+        body,
+        state=np.frombuffer(text.encode(), np.uint8),
+        allow_pickle=False,
+        **{f"a{number}": array for number, array in enumerate(arrays)},
+    )
+    return zstandard.compress(body.getbuffer(), _LEVEL)
+
+
+def from_bytes(body: bytes) -> Detector:
+    """Return the detector whose state this is.
+
+    Raises
+    ------
+    UnknownDocumentError
+        The state is of another version, or damaged.
+    """
+    try:
+        whole = zstandard.decompress(body) if body.startswith(_ZSTD) else zlib.decompress(body)
+        with np.load(io.BytesIO(whole), allow_pickle=False) as stored:
+            document = json.loads(stored["state"].tobytes())
+            if document["version"] == VERSION:
+                detector = _object(document["state"], stored)
+    except _DAMAGED as error:
+        raise UnknownDocumentError("the state of a pulse is damaged") from error
+    if document["version"] != VERSION:
+        message = f"the state of a pulse is of version {document['version']}, not {VERSION}"
+        raise UnknownDocumentError(message)
+    if not isinstance(detector, Detector):
+        raise UnknownDocumentError("the state is not that of a pulse")
+    return detector
+
+
+def _plain(value: object, arrays: list[NDArray[Any]]) -> Any:  # noqa: ANN401, PLR0911 - a tree of JSON
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, np.ndarray):
+        narrow = value.astype(np.float32) if value.dtype == np.float64 else value
+        # What was rounded is kept so; all else is exact.
+        same = narrow is not value and np.array_equal(narrow, value, equal_nan=True)
+        arrays.append(narrow if same else value)
+        return {"wide" if same else "array": len(arrays) - 1}
+    if isinstance(value, StrEnum):
+        return {"enum": type(value).__name__, "value": value.value}
+    if is_dataclass(value):
+        name = type(value).__name__
+        kept = {field: _plain(getattr(value, field), arrays) for field in _FIELDS[name]}
+        return {"class": name, "fields": kept}
+    if isinstance(value, dict):
+        return _plain_dict(value, arrays)
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: _all_plain(value, arrays)}
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _plain_dict(value: dict[Any, Any], arrays: list[NDArray[Any]]) -> dict[str, Any]:
+    keys = _all_plain(value.keys(), arrays)
+    classes = {type(item) for item in value.values()}
+    if len(classes) == 1 and (name := next(iter(classes)).__name__) in _FIELDS:
+        # One for each rank: field by field there are few parts instead of thousands.
+        columns = {
+            field: _column([getattr(item, field) for item in value.values()], arrays)
+            for field in _FIELDS[name]
+        }
+        return {"table": name, "keys": keys, "columns": columns}
+    kind = "counter" if isinstance(value, Counter) else "dict"
+    return {kind: list(zip(keys, _all_plain(value.values(), arrays), strict=True))}
+
+
+def _column(values: list[Any], arrays: list[NDArray[Any]]) -> Any:  # noqa: ANN401 - a tree of JSON
+    if {type(value) for value in values} == {int}:
+        with contextlib.suppress(OverflowError):
+            arrays.append(np.array(values, np.int64))
+            return {"integers": len(arrays) - 1}
+    return _all_plain(values, arrays)
+
+
+def _all_plain(values: Collection[Any], arrays: list[NDArray[Any]]) -> list[Any]:
+    if _SCALARS.issuperset(map(type, values)):
+        return list(values)
+    return [_plain(value, arrays) for value in values]
+
+
+def _object(tree: Any, arrays: Any) -> Any:  # noqa: ANN401, PLR0911, C901 - a tree of JSON
+    if not isinstance(tree, dict):
+        return tree
+    match tree:
+        case {"array": number}:
+            return arrays[f"a{number}"]
+        case {"wide": number}:
+            return arrays[f"a{number}"].astype(np.float64)
+        case {"integers": number}:
+            return arrays[f"a{number}"].tolist()
+        case {"enum": name, "value": value}:
+            return _ENUMS[name](value)
+        case {"class": name, "fields": kept}:
+            return _CLASSES[name](**{key: _object(item, arrays) for key, item in kept.items()})
+        case {"table": name, "keys": keys, "columns": columns}:
+            given = [_items(columns[field], arrays) for field in columns]
+            make = _CLASSES[name]
+            rows = zip(*given, strict=True)
+            items = [make(**dict(zip(columns, row, strict=True))) for row in rows]
+            return dict(zip(_items(keys, arrays), items, strict=True))
+        case {"counter": pairs}:
+            return Counter({_object(k, arrays): _object(v, arrays) for k, v in pairs})
+        case {"dict": pairs}:
+            return {_object(k, arrays): _object(v, arrays) for k, v in pairs}
+        case {"tuple": items}:
+            return tuple(_items(items, arrays))
+        case {"list": items}:
+            return _items(items, arrays)
+        case _:
+            raise UnknownDocumentError("the state of a pulse holds something else than values")
+
+
+def _items(trees: Any, arrays: Any) -> list[Any]:  # noqa: ANN401 - trees of JSON
+    if isinstance(trees, dict):
+        return list(_object(trees, arrays))
+    return [_object(tree, arrays) if isinstance(tree, dict) else tree for tree in trees]

@@ -1,1 +1,0 @@
-"""What is expected of a process group, and the evidence that something is slower."""

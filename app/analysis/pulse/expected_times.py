@@ -1,0 +1,500 @@
+"""Expected computing and step times, residuals of the last steps, and their trends.
+
+Residuals are logarithms of measured to expected: ranks against peers, stages against other stages,
+the job against its own past. Trends are kept as at most 64 means of stretches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from app.analysis.pulse.columns import Bool, Float64, Int64, Steps
+from app.analysis.pulse.measurements import COMPUTING, REST, Measured, Stretch, Subjects
+from app.analysis.pulse.medians import (
+    Ordered,
+    median_of,
+    median_of_columns,
+    median_of_others,
+    median_of_rows,
+)
+
+# ---- How long a rank is expected to compute, and a step to take --------------------------------
+
+
+# By how much what is usual follows what is measured at the end of each stretch of steps.
+_FOLLOWS: Final = 1 / 16
+# How far it follows: what is farther from its beginning is a drift.
+_RANK_FOLLOWS: Final = 0.03
+_JOB_FOLLOWS: Final = 0.06
+# A rank that differs from its peers from its first step on by less than this is usual: three times
+# what is common in the job, within these bounds.
+_USUAL_OFFSET: Final = (0.02, 0.06)
+_USUAL_SPREADS: Final = 3.0
+# Where this share of ranks differs by more, the job's devices are of several kinds.
+_SEVERAL_KINDS: Final = 1 / 3
+# Where tokens moved by more than that, computing of all ranks is not judged.
+_SAME_TOKENS: Final = 0.05
+# Of more hosts in a stage one does not move the median.
+_FEW_HOSTS: Final = 4
+# Of the least squares of tokens: what is taken for granted, as a sum of squares, and what remains
+# of what was learned after each stretch.
+_PRIOR: Final = 0.05
+_REMEMBERS: Final = 0.97
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """Logarithms of measured to expected.
+
+    Parameters
+    ----------
+    values : float64[steps, subjects]
+        Ranks against their peers, stages against other stages, the job against its own past.
+    logs : float64[steps, stages]
+        Logarithm of the computing of each stage, by its usual number of tokens.
+    own_past : float64[steps, stages]
+        Computing of each stage against its own past, whatever others do.
+    lengths : float64[steps, ranks]
+        Logarithm of tokens to the usual number; 0 where unknown.
+    """
+
+    values: Float64
+    logs: Float64
+    own_past: Float64
+    lengths: Float64
+
+
+def _one() -> Float64:
+    return np.empty(0)
+
+
+@dataclass(slots=True)
+class Expected:
+    """What is usual in a process group; learned from its steps."""
+
+    offset: Float64 = field(default_factory=_one)
+    first_offset: Float64 = field(default_factory=_one)
+    shift: Float64 = field(default_factory=_one)
+    level: Float64 = field(default_factory=_one)
+    first_level: Float64 = field(default_factory=_one)
+    origin: Float64 = field(default_factory=_one)
+    rest_ns: float = np.nan
+    rest_share: float = np.nan
+    rest_offset: float = 0.0
+    usual_step_ns: float = np.nan
+    tokens: float = np.nan
+    usual_tokens: float = np.nan
+    slope: Float64 = field(default_factory=lambda: np.array([1.0, 0.0]))
+    information: Float64 = field(default_factory=lambda: np.eye(2) * _PRIOR)
+
+    def grow(self, before: Subjects, after: Subjects) -> None:
+        """Make room for ranks and stages that are new."""
+        new = len(after.ranks) - len(before.ranks)
+        self.offset = np.append(self.offset, np.zeros(new))
+        self.first_offset = np.append(self.first_offset, np.full(new, np.nan))
+        at = np.searchsorted(after.stages, before.stages)
+        for name in ("shift", "level", "first_level", "origin"):
+            values = np.full(len(after.stages), 0.0 if name == "shift" else np.nan)
+            values[at] = getattr(self, name)
+            setattr(self, name, values)
+
+    # ---- residuals -------------------------------------------------------------------------
+
+    def measured(self, steps: Steps) -> Measured:
+        """Return what is measured in steps, before any of them is learned from."""
+        return Measured.of(steps, self._lengths(steps.measures["tokens"]))
+
+    def residuals(self, seen: Measured, subjects: Subjects) -> Residuals:
+        """Return how far steps are from what is expected."""
+        lengths, logs = seen.lengths, seen.logs
+        if lengths.any():
+            logs = logs - (self.slope[0] * lengths + self.slope[1] * lengths**2)
+        logs = logs - self.offset
+        values = np.full((len(logs), subjects.number), np.nan)
+        middle = np.empty((len(logs), len(subjects.stages)))
+        for stage in range(len(subjects.stages)):
+            members = subjects.members(stage)
+            part = logs[:, members]
+            ordered = Ordered.of(part)
+            middle[:, stage] = ordered.median()
+            if ordered.count is not None:
+                # Of a few ranks that are left of a stage it does not follow what the others do.
+                middle[2 * ordered.count <= len(members), stage] = np.nan
+            values[:, subjects.first_rank + members] = part - _of_peers(ordered, subjects, members)
+        own_past = middle - self.level
+        if len(subjects.stages) > 1:
+            moved = middle - self.origin - self.shift
+            values[:, subjects.of_stages] = moved - median_of_others(moved)
+        elif len(subjects.ranks) == 1:
+            values[:, subjects.of_stages] = own_past
+        values[:, REST] = self._rest(seen.stretch.step_ns, seen.stretch.longest_ns)
+        values[:, COMPUTING] = self._computing(own_past, seen.known_tokens)
+        return Residuals(values, middle, own_past, lengths)
+
+    def _lengths(self, tokens: Float64) -> Float64:
+        known: Bool = (tokens > 0) | np.isnan(tokens)
+        whole = known.all(axis=1) & (tokens > 0).any(axis=1)
+        if not whole.any():
+            return np.zeros_like(tokens)
+        if np.isnan(self.tokens):
+            self.tokens = float(np.nanmedian(tokens[whole][0]))
+        lengths = np.log(np.where(tokens > 0, tokens, self.tokens) / self.tokens)
+        return np.where(np.asarray(whole)[:, None], lengths, 0.0)
+
+    def _rest(self, step: Float64, longest: Float64) -> Float64:
+        # Pipelines wait in proportion to what they compute, other jobs do not: what allows more.
+        rest = np.fmax(self.rest_ns, longest * self.rest_share)
+        expected = longest + rest
+        good = (step > 0) & (expected > 0)
+        return np.log(np.where(good, step, np.nan) / np.where(good, expected, 1)) - self.rest_offset
+
+    def _computing(self, own_past: Float64, known_tokens: Float64) -> Float64:
+        same = np.abs(np.log(known_tokens / self.usual_tokens)) < _SAME_TOKENS
+        return np.where(same, median_of_rows(own_past), np.nan)
+
+    # ---- learning --------------------------------------------------------------------------
+
+    def fit_lengths(self, values: Float64, lengths: Float64, subjects: Subjects) -> None:
+        """Learn how computing grows with tokens, and correct the residuals that it came from.
+
+        Recursive least squares on what differs between ranks in the same step and between steps of
+        the same rank, so that neither a slow rank nor a slow step counts.
+
+        Parameters
+        ----------
+        values : float64[steps, subjects]
+            Residuals; those of ranks are corrected in place.
+        lengths : float64[steps, ranks]
+        """
+        if not lengths.any():
+            return
+        ranks = values[:, subjects.of_ranks]
+        terms = np.stack([lengths, lengths**2])
+        for stage in range(len(subjects.stages)):
+            members = subjects.members(stage)
+            if len(members) > 1:
+                terms[:, :, members] -= terms[:, :, members].mean(axis=2, keepdims=True)
+            else:
+                terms[:, :, members] = 0
+        terms -= terms.mean(axis=1, keepdims=True)
+        if np.abs(terms[0]).max(initial=0) < 1e-3:  # noqa: PLR2004
+            return
+        centered = ranks - median_of_columns(ranks)
+        seen = ~np.isnan(centered)
+        if not seen.any():
+            return
+        bound = 4 * np.median(np.abs(centered[seen])) + 1e-6
+        clipped = np.where(seen, np.clip(centered, -bound, bound), 0)
+        design = terms[:, seen]
+        self.information = _REMEMBERS * self.information + design @ design.T
+        change = np.linalg.solve(self.information, design @ clipped[seen])
+        self.slope = self.slope + change
+        ranks -= np.tensordot(change, terms, axes=1)
+
+    def learn(
+        self,
+        stretch: Residuals,
+        middle: Float64,
+        steps: Stretch,
+        subjects: Subjects,
+        *,
+        quiet: Bool,
+    ) -> Float64:
+        """Learn from a stretch of steps what is usual, and return by how much ranks were moved.
+
+        Parameters
+        ----------
+        middle : float64[subjects]
+            Medians of the residuals of the stretch.
+        quiet : bool[subjects]
+            Who is not noticed or suspected: what others do does not become usual.
+        """
+        ranks = subjects.of_ranks
+        moved = self._learn_offsets(stretch.values[:, ranks], middle[ranks], quiet[ranks])
+        known = median_of(steps.tokens[steps.tokens > 0])
+        same = bool(abs(np.log(known / self.usual_tokens)) < _SAME_TOKENS)
+        against = middle[subjects.of_stages]
+        self._learn_levels(stretch, against, subjects, quiet, same_tokens=same)
+        if not same:
+            self.usual_tokens = known
+        self._learn_rest(float(middle[REST]), steps, quiet=bool(quiet[REST]))
+        return moved
+
+    def _learn_offsets(self, values: Float64, middle: Float64, quiet: Bool) -> Float64:
+        enough = (~np.isnan(values)).sum(axis=0) >= len(values) // 2
+        known = enough & ~np.isnan(middle)
+        new = np.isnan(self.first_offset) & known
+        moved = np.zeros_like(self.offset)
+        if new.any():
+            seen = np.concatenate([middle[new], self.offset[~np.isnan(self.first_offset)]])
+            spread = 1.4826 * np.median(np.abs(seen))
+            limit = float(np.clip(_USUAL_SPREADS * spread, *_USUAL_OFFSET))
+            several = np.mean(np.abs(seen) > limit) > _SEVERAL_KINDS
+            limit = np.inf if several else limit
+            self.first_offset[new] = np.clip(middle[new], -limit, limit)
+            moved[new] = self.first_offset[new] - self.offset[new]
+            self.offset[new] = self.first_offset[new]
+        old = ~new & quiet & known
+        first, offset = self.first_offset[old], self.offset[old]
+        step = _FOLLOWS * np.clip(middle[old], -_RANK_FOLLOWS, _RANK_FOLLOWS)
+        # A rank may get faster for good.
+        offset = np.minimum(offset + step, first + _RANK_FOLLOWS)
+        slower = offset < first - _RANK_FOLLOWS
+        self.offset[old] = offset
+        self.first_offset[old] = np.where(slower, offset + _RANK_FOLLOWS, first)
+        return moved
+
+    def followed(self, subject: int, subjects: Subjects) -> float:
+        """Return how much of a subject's growth has become usual, as a logarithm."""
+        if subject == REST:
+            return self.rest_offset
+        if subject == COMPUTING:
+            return float(np.nanmedian(self.level - self.first_level))
+        if subject < subjects.first_rank:
+            return float(self.shift[subject - subjects.of_stages.start])
+        rank = subject - subjects.first_rank
+        return float(self.offset[rank] - self.first_offset[rank])
+
+    def rebase(self, rank: int, by: float) -> None:
+        """Take a rank's difference to its peers as usual from here on."""
+        self.offset[rank] += by
+        self.first_offset[rank] += by
+
+    def _learn_levels(
+        self,
+        stretch: Residuals,
+        against: Float64,
+        subjects: Subjects,
+        quiet: Bool,
+        *,
+        same_tokens: bool,
+    ) -> None:
+        past = median_of_columns(stretch.own_past)
+        for stage in range(len(subjects.stages)):
+            if np.isnan(self.level[stage]):
+                continue
+            if quiet[COMPUTING] and quiet[subjects.of_stages][stage] and not np.isnan(past[stage]):
+                self.level[stage] += _FOLLOWS * past[stage]
+                limit = self.first_level[stage] + _JOB_FOLLOWS
+                if same_tokens:
+                    self.level[stage] = min(self.level[stage], limit)
+                else:
+                    self.level[stage] += (1 - _FOLLOWS) * past[stage]
+                    self.first_level[stage] = self.level[stage]
+                self.first_level[stage] = min(self.first_level[stage], self.level[stage] + 0.03)
+            if quiet[subjects.of_stages][stage] and not np.isnan(against[stage]):
+                step = _FOLLOWS * min(max(against[stage], -_RANK_FOLLOWS), _RANK_FOLLOWS)
+                self.shift[stage] = min(self.shift[stage] + step, _RANK_FOLLOWS)
+
+    def begin_levels(self, logs: Float64) -> None:
+        """Take the medians of stages as usual where nothing is known yet.
+
+        Parameters
+        ----------
+        logs : float64[steps, stages]
+            Logarithms of computing in a stretch; NaN where too little is known.
+        """
+        unknown = np.isnan(self.level)
+        if not unknown.any():
+            return
+        middle = median_of_columns(logs)
+        new = unknown & ~np.isnan(middle)
+        for values in (self.level, self.first_level, self.origin):
+            values[new] = middle[new]
+
+    def _learn_rest(self, far: float, steps: Stretch, *, quiet: bool) -> None:
+        step, longest = steps.step_ns, steps.longest_ns
+        good = ~np.isnan(step) & ~np.isnan(longest) & (longest > 0)
+        if not good.any():
+            return
+        if np.isnan(self.usual_step_ns) or quiet:
+            self.usual_step_ns = median_of(step[good])
+        if np.isnan(self.rest_ns):
+            self.rest_ns = median_of((step - longest)[good])
+            self.rest_share = median_of((step / longest - 1)[good])
+        elif quiet:
+            step_by = _FOLLOWS * min(max(far, -_JOB_FOLLOWS), _JOB_FOLLOWS)
+            self.rest_offset = min(self.rest_offset + step_by, _JOB_FOLLOWS)
+
+
+def _of_peers(ordered: Ordered, subjects: Subjects, members: Int64) -> Float64:
+    """Return for each rank of a stage the median of its peers.
+
+    Where few hosts share a stage, these are the ranks of other hosts: the ranks of one are slow
+    together, and are half of all or more.
+    """
+    hosts = subjects.host_of[members]
+    names = np.unique(hosts)
+    if not 1 < len(names) <= _FEW_HOSTS or names[0] < 0:
+        return ordered.median_of_others()
+    logs = ordered.values
+    others = np.empty_like(logs)
+    for host in names:
+        others[:, hosts == host] = median_of_rows(logs[:, hosts != host])[:, None]
+    # Where all others are missing, the ranks of its own host are left.
+    alone = np.isnan(others).any(axis=1)
+    if alone.any():
+        others[alone] = np.where(
+            np.isnan(others[alone]), median_of_others(logs[alone]), others[alone]
+        )
+    return others
+
+
+# ---- The last steps of a process group, as far as notices need them ----------------------------
+
+
+KEPT: Final = 128
+# Of each step, next to the residuals: see `Stretch`.
+_JOB: Final = ("step_ns", "longest_ns", "tokens")
+
+
+def _wide() -> Float64:
+    return np.empty((0, 0))
+
+
+@dataclass(slots=True)
+class History:
+    """Rows of the last `KEPT` steps.
+
+    Parameters
+    ----------
+    numbers, ends_ns : int64[steps]
+    values : float64[steps, subjects]
+        Residuals; see `Residuals`.
+    logs, own_past : float64[steps, stages]
+    lengths : float64[steps, ranks]
+    job : float64[steps, 3]
+        Step, longest computing and tokens.
+    parts_ns : float64[steps, parts]
+    """
+
+    numbers: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    values: Float64 = field(default_factory=_wide)
+    logs: Float64 = field(default_factory=_wide)
+    own_past: Float64 = field(default_factory=_wide)
+    lengths: Float64 = field(default_factory=_wide)
+    job: Float64 = field(default_factory=lambda: np.empty((0, len(_JOB))))
+    parts_ns: Float64 = field(default_factory=lambda: np.empty((0, 4)))
+
+    def grow(self, columns: dict[str, tuple[Int64, int]]) -> None:
+        """Give arrays more columns: by name, where those that are there go, and how many."""
+        for name, (at, number) in columns.items():
+            old = getattr(self, name)
+            new = np.full((len(old), number), np.nan)
+            new[:, at] = old
+            setattr(self, name, new)
+
+    def add(self, numbers: Int64, ends_ns: Int64, residuals: Residuals, stretch: Stretch) -> None:
+        """Add steps; all are kept until `trim`. Residuals are rounded: the state is small then."""
+        job = np.stack([getattr(stretch, name) for name in _JOB], axis=1)
+        for name, rows in (
+            *(("numbers", numbers), ("ends_ns", ends_ns), ("values", _rounded(residuals.values))),
+            *(("logs", residuals.logs), ("own_past", residuals.own_past)),
+            *(("lengths", _rounded(residuals.lengths)), ("job", job)),
+            ("parts_ns", stretch.parts_ns),
+        ):
+            setattr(self, name, np.concatenate([getattr(self, name), rows]))
+
+    def trim(self) -> None:
+        """Forget all but the last steps."""
+        if len(self.numbers) > KEPT:
+            for name in self.__slots__:
+                setattr(self, name, getattr(self, name)[-KEPT:])
+
+    def last(self, count: int) -> tuple[Residuals, Stretch]:
+        """Return the last steps."""
+        rows = slice(len(self.numbers) - count, None)
+        residuals = Residuals(
+            self.values[rows], self.logs[rows], self.own_past[rows], self.lengths[rows]
+        )
+        step, longest, tokens = self.job[rows].T
+        return residuals, Stretch(step, longest, tokens, self.parts_ns[rows])
+
+
+def _rounded(values: Float64) -> Float64:
+    return values.astype(np.float32).astype(np.float64)
+
+
+# ---- How residuals moved since a process group began, kept in few numbers ----------------------
+
+
+_MOST: Final = 64
+_DAY_NS: Final = 86_400 * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A steady growth: as a share a day, and the step at which it began."""
+
+    per_day: float
+    from_step: int
+
+
+@dataclass(slots=True)
+class Trail:
+    """Means of stretches of steps; when there are too many, each two become one.
+
+    Parameters
+    ----------
+    values : float64[points, subjects]
+    steps, ends_ns : int64[points]
+    stride : int
+        How many stretches a point is the mean of.
+    """
+
+    values: Float64 = field(default_factory=lambda: np.empty((0, 0)))
+    steps: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    stride: int = 1
+    pending: Float64 = field(default_factory=lambda: np.empty((0, 0)))
+
+    def grow(self, at: Int64, number: int) -> None:
+        """Make room for subjects that are new."""
+        for name in ("values", "pending"):
+            old = getattr(self, name)
+            new = np.full((len(old), number), np.nan)
+            new[:, at] = old
+            setattr(self, name, new)
+
+    def add(self, values: Float64, step: int, end_ns: int) -> None:
+        """Add the means of a stretch that ended with a step."""
+        self.pending = np.concatenate([self.pending, values[None]])
+        if len(self.pending) < self.stride:
+            return
+        self.values = np.concatenate([self.values, self.pending.mean(axis=0)[None]])
+        self.steps = np.append(self.steps, step)
+        self.ends_ns = np.append(self.ends_ns, end_ns)
+        self.pending = self.pending[:0]
+        if len(self.values) >= _MOST:
+            self.values = (self.values[::2] + self.values[1::2]) / 2
+            self.steps, self.ends_ns = self.steps[1::2], self.ends_ns[1::2]
+            self.stride *= 2
+
+    def slope(self, subject: int) -> Slope | None:
+        """Return how a subject grew: level at first, then a line; the best such bend.
+
+        Returns
+        -------
+        Slope or None
+            None where too little is known, or it did not grow.
+        """
+        known = ~np.isnan(self.values[:, subject])
+        values, ends, steps = self.values[known, subject], self.ends_ns[known], self.steps[known]
+        if len(values) < 4:  # noqa: PLR2004
+            return None
+        days = (ends - ends[0]) / _DAY_NS
+        best: tuple[float, float, int] | None = None
+        for bend in range(len(values) - 2):
+            ramp = np.maximum(days - days[bend], 0)
+            design = np.stack([np.ones_like(ramp), ramp], axis=1)
+            found, *_ = np.linalg.lstsq(design, values, rcond=None)
+            error = float(((values - design @ found) ** 2).sum())
+            if best is None or error < best[0]:
+                best = error, float(found[1]), int(steps[bend])
+        if best is None or best[1] <= 0:
+            return None
+        return Slope(per_day=best[1], from_step=best[2])

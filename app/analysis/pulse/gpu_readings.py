@@ -1,0 +1,185 @@
+"""GPU readings compared with those of peers, as evidence of a notice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Final, Self
+
+import numpy as np
+
+from app.analysis.pulse.columns import MOST_RANKS
+from app.analysis.pulse.packing import pack, unpack
+
+# Why clocks are low, by the bits of NVML's `nvmlClocksEventReasons`. Idle, a clock that someone has
+# set, and following other GPUs are no reasons to look for.
+REASONS: Final[Mapping[int, str]] = {
+    0x04: "its limit of power",
+    0x08: "the hardware",
+    0x20: "its temperature",
+    0x40: "the hardware's limit of temperature",
+    0x80: "the supply of power",
+}
+_POWER: Final = 0x04
+# What is older than this says nothing of now; one comes each minute.
+LIVES_NS: Final = 180 * 1_000_000_000
+# Clocks and temperatures of healthy GPUs differ by less.
+_LOW_CLOCK: Final = 0.95
+_HOT_C: Final = 10
+# Corrected errors are many where there are any.
+_MANY_ERRORS: Final = 100
+_NAMED: Final = 3
+_COMPARED: Final = ("clock_mhz", "temperature_c", "ecc_corrected", "ecc_uncorrected")
+_UNKNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a GPU says of itself; None where it does not tell.
+
+    Parameters
+    ----------
+    at_ns : int
+        When it was received, since the epoch.
+    throttle : int or None
+        Bits as in `REASONS`.
+    ecc_corrected, ecc_uncorrected : int or None
+        Errors of its memory since the driver was loaded.
+    memory_used : int or None
+        Bytes.
+    xids : tuple of int
+        Codes of the driver's errors since the job began, the last ones.
+    """
+
+    at_ns: int
+    clock_mhz: int | None = None
+    most_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_mw: int | None = None
+    throttle: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    memory_used: int | None = None
+    xids: tuple[int, ...] = ()
+
+
+_NUMBERS: Final = tuple(one.name for one in fields(Reading) if one.name != "xids")
+
+
+def joined(before: Mapping[int, Reading], came: Mapping[int, Reading]) -> dict[int, Reading]:
+    """Return the last reading of each rank that still says something, of `MOST_RANKS` at most.
+
+    Whoever sends may name any rank, at any time.
+    """
+    together = {**before, **came}
+    newest_ns = max((one.at_ns for one in together.values()), default=0)
+    alive = [rank for rank, one in together.items() if newest_ns - one.at_ns <= LIVES_NS]
+    return {rank: together[rank] for rank in sorted(alive)[:MOST_RANKS]}
+
+
+def to_bytes(readings: Mapping[int, Reading]) -> bytes:
+    """Return the readings of ranks as few bytes."""
+    ranks = sorted(readings)
+    columns = {"rank": np.array(ranks, np.int64)}
+    for name in _NUMBERS:
+        values = [getattr(readings[rank], name) for rank in ranks]
+        known = [_UNKNOWN if value is None else value for value in values]
+        columns[name] = np.array(known, np.int64)
+    xids = {str(rank): list(readings[rank].xids) for rank in ranks if readings[rank].xids}
+    return pack(columns, steps=("rank",), more={"xids": xids})
+
+
+def from_bytes(body: bytes | None) -> dict[int, Reading]:
+    """Return the readings that were kept, by rank.
+
+    Raises
+    ------
+    UnknownDocumentError
+        They are of another version.
+    """
+    if body is None:
+        return {}
+    columns, more = unpack(body)
+    lists = [columns[name].tolist() for name in _NUMBERS]
+    found = {}
+    for rank, *values in zip(columns["rank"].tolist(), *lists, strict=True):
+        told = {
+            name: value for name, value in zip(_NUMBERS, values, strict=True) if value != _UNKNOWN
+        }
+        found[rank] = Reading(**told, xids=tuple(more["xids"].get(str(rank), ())))
+    return found
+
+
+def unlike_peers(
+    ranks: Collection[int],
+    readings: Mapping[int, Reading],
+    hosts: Mapping[int, str],
+    now_ns: int,
+) -> str | None:
+    """Return what GPUs of blamed ranks say that those of their peers do not; None where nothing.
+
+    Peers are the others of the same host or, where all of these are blamed, all others.
+    """
+    fresh = {rank: one for rank, one in readings.items() if now_ns - one.at_ns <= LIVES_NS}
+    near: dict[str, list[Reading]] = {}
+    for rank in fresh.keys() - ranks:
+        near.setdefault(hosts.get(rank, ""), []).append(fresh[rank])
+    everywhere = _Peers.of([one for some in near.values() for one in some])
+    of_host = {host: _Peers.of(some) for host, some in near.items() if host}
+    parts = []
+    for rank in sorted(set(ranks) & fresh.keys()):
+        said = list(_unlike(fresh[rank], of_host.get(hosts.get(rank, ""), everywhere)))
+        if said:
+            parts.append(f"the GPU of rank {rank} {', '.join(said)}")
+    more = len(parts) - _NAMED
+    return "; ".join(parts[:_NAMED]) + (f"; and {more} more" if more > 0 else "") or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """What GPUs say together; `usual` are the medians of what any tells, by name."""
+
+    number: int
+    usual: Mapping[str, float]
+    common: int  # bits of `REASONS` that most have
+
+    @classmethod
+    def of(cls, readings: Sequence[Reading]) -> Self:
+        known = {
+            name: [told for one in readings if (told := getattr(one, name)) is not None]
+            for name in _COMPARED
+        }
+        common = 0
+        for bit in REASONS:
+            common |= bit * (2 * sum(_has(one, bit) for one in readings) > len(readings))
+        return cls(
+            len(readings),
+            {name: float(median(told)) for name, told in known.items() if told},
+            common,
+        )
+
+
+def _unlike(own: Reading, peers: _Peers) -> Iterator[str]:
+    usual = peers.usual
+    clock = usual.get("clock_mhz")
+    if own.clock_mhz is not None and clock is not None and own.clock_mhz < _LOW_CLOCK * clock:
+        yield f"runs at {own.clock_mhz:,} MHz where its peers run at {clock:,.0f}"
+    # Healthy GPUs under load are at their limit of power.
+    asked = REASONS if peers.number else REASONS.keys() - {_POWER}
+    held = [REASONS[bit] for bit in sorted(asked) if _has(own, bit) and not peers.common & bit]
+    if held:
+        yield f"is slowed down by {' and '.join(held)}"
+    heat = usual.get("temperature_c")
+    if own.temperature_c is not None and heat is not None and own.temperature_c >= heat + _HOT_C:
+        yield f"has {own.temperature_c} °C, its peers {heat:.0f}"
+    if (own.ecc_uncorrected or 0) > usual.get("ecc_uncorrected", 0):
+        yield f"has {own.ecc_uncorrected:,} uncorrected errors of memory"
+    if (own.ecc_corrected or 0) > usual.get("ecc_corrected", 0) + _MANY_ERRORS:
+        yield f"has {own.ecc_corrected:,} corrected errors of memory"
+    if own.xids:
+        yield f"reported XID {', '.join(str(code) for code in dict.fromkeys(own.xids))}"
+
+
+def _has(one: Reading, bit: int) -> bool:
+    return bool((one.throttle or 0) & bit)

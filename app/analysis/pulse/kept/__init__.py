@@ -1,1 +1,0 @@
-"""What is kept of a pulse: rows as blocks, and sums of minutes and hours."""

@@ -1,0 +1,184 @@
+"""Subjects under watch (job, stages, ranks) and measurements of stretches of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.pulse.columns import Bool, Float64, Int64, Steps
+from app.analysis.pulse.medians import median_of_rows
+
+# ---- What is computed of steps before anything about them is learned: once for many of them ----
+
+
+_PARTS = ("wait_ns", "data_ns", "optimizer_ns", "gc_ns")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Measures of the job in some steps.
+
+    Parameters
+    ----------
+    step_ns : float64[steps]
+        Median over the ranks.
+    longest_ns : float64[steps]
+        The longest computing of any rank.
+    tokens : float64[steps]
+        Median over the ranks; 0 where unknown.
+    parts_ns : float64[steps, parts]
+        Waiting, data, optimizer and garbage collection, the median of the ranks.
+    """
+
+    step_ns: Float64
+    longest_ns: Float64
+    tokens: Float64
+    parts_ns: Float64
+
+    def some(self, rows: slice) -> Stretch:
+        """Return some of the steps."""
+        return Stretch(
+            self.step_ns[rows], self.longest_ns[rows], self.tokens[rows], self.parts_ns[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Steps, and what follows from each of them alone.
+
+    Parameters
+    ----------
+    steps : Steps
+    there : bool[steps, ranks]
+        Who sent the step.
+    logs : float64[steps, ranks]
+        Logarithm of a rank's own computing; NaN where it says nothing.
+    lengths : float64[steps, ranks]
+        Logarithm of tokens to the usual number; 0 where unknown.
+    known_tokens : float64[steps]
+        Median over the ranks of which they are known.
+    stretch : Stretch
+    """
+
+    steps: Steps
+    there: Bool
+    logs: Float64
+    lengths: Float64
+    known_tokens: Float64
+    stretch: Stretch
+
+    @classmethod
+    def of(cls, steps: Steps, lengths: Float64) -> Measured:
+        """Return what is measured in some steps."""
+        measures = steps.measures
+        # Whether a pause of the collector is part of computing is unknown: it never counts.
+        own = own_computing(measures)
+        tokens = measures["tokens"]
+        middle = median_of_rows(tokens)
+        collecting = measures["gc_ns"]
+        parts = [median_of_rows(measures[name]) for name in _PARTS]
+        more = np.maximum(collecting - parts[-1][:, None], 0)
+        known = np.isnan(tokens) | (tokens > 0)
+        return cls(
+            steps,
+            ~np.isnan(measures["step_ns"]),
+            np.log(np.where(own > 0, own, np.nan)),
+            lengths,
+            middle if known.all() else median_of_rows(np.where(tokens > 0, tokens, np.nan)),
+            Stretch(
+                median_of_rows(measures["step_ns"]),
+                np.fmax.reduce(own + more, axis=1),
+                middle,
+                np.stack(parts, axis=1),
+            ),
+        )
+
+    def some(self, rows: slice) -> Measured:
+        """Return some of the steps."""
+        return Measured(
+            self.steps.some(rows),
+            self.there[rows],
+            self.logs[rows],
+            self.lengths[rows],
+            self.known_tokens[rows],
+            self.stretch.some(rows),
+        )
+
+
+def own_computing(measures: Mapping[str, Float64]) -> Float64:
+    """Return computing without the collector; NaN where it took more than half."""
+    computing = measures["compute_ns"]
+    own = computing - measures["gc_ns"]
+    return np.where(own > computing / 2, own, np.nan)
+
+
+# ---- What is watched: two measures of the whole job, each stage, each rank ---------------------
+
+
+# What a step takes longer than computing explains, and computing of all ranks.
+REST: Final = 0
+COMPUTING: Final = 1
+OF_JOB: Final = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subjects:
+    """The subjects of a process group, as columns: of the job, of its stages, of its ranks.
+
+    Parameters
+    ----------
+    ranks : int64[ranks]
+        Global ranks, in the order in which they came.
+    stages : int64[stages]
+        Pipeline stages, rising.
+    stage_of : int64[ranks]
+        Index of each rank's stage.
+    host_of : int64[ranks]
+        A number for each host; -1 where it is not known.
+    """
+
+    ranks: Int64
+    stages: Int64
+    stage_of: Int64
+    host_of: Int64
+
+    @classmethod
+    def of(cls, ranks: Int64, pp_ranks: Int64, hosts: Mapping[int, str]) -> Subjects:
+        """Return those of some ranks."""
+        stages, stage_of = np.unique(pp_ranks, return_inverse=True)
+        number = {name: index for index, name in enumerate(sorted(set(hosts.values())))}
+        host_of = [number[hosts[rank]] if rank in hosts else -1 for rank in ranks.tolist()]
+        return cls(ranks, stages, stage_of.astype(np.int64), np.array(host_of, np.int64))
+
+    @property
+    def number(self) -> int:
+        """Return how many there are."""
+        return OF_JOB + len(self.stages) + len(self.ranks)
+
+    @property
+    def first_rank(self) -> int:
+        """Return the column of the first rank."""
+        return OF_JOB + len(self.stages)
+
+    @property
+    def of_stages(self) -> slice:
+        """Return the columns of stages."""
+        return slice(OF_JOB, self.first_rank)
+
+    @property
+    def of_ranks(self) -> slice:
+        """Return the columns of ranks."""
+        return slice(self.first_rank, self.number)
+
+    def members(self, stage: int) -> Int64:
+        """Return the indices of the ranks of a stage, by its index."""
+        return np.flatnonzero(self.stage_of == stage)
+
+    def places_in(self, later: Subjects) -> Int64:
+        """Return which columns of a later, larger group these are."""
+        stages = np.searchsorted(later.stages, self.stages) + OF_JOB
+        ranks = np.arange(len(self.ranks)) + later.first_rank
+        return np.concatenate([np.arange(OF_JOB), stages, ranks])

@@ -1,0 +1,209 @@
+"""Compact storage of pulse rows, integer columns, and the stage and host of each rank.
+
+Rows are sorted by rank and step, so that differences are small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import zstandard
+
+from app.analysis.pulse.columns import ARRAYS, MEASURES, NO_BEAT, Int64, Pulses, Steps, joined
+from app.errors import UnknownDocumentError
+
+# ---- Columns of whole numbers as few bytes, and back -------------------------------------------
+
+
+VERSION: Final = 1
+# Most of it is noise, of which no level makes less.
+_LEVEL: Final = 1
+_WIDTHS: Final = (1, 2, 4, 8)
+_HEAD_BYTES: Final = 4
+
+
+def pack(
+    columns: Mapping[str, Int64],
+    *,
+    steps: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return columns as bytes: each in as few bytes a value as it needs, then zstd.
+
+    Parameters
+    ----------
+    columns : mapping of str to int64[…]
+        They may differ in length.
+    steps : sequence of str
+        Columns of which what is added to the value before is stored.
+    more : mapping, optional
+        Plain values that are kept with them.
+    """
+    told, parts = [], []
+    for name, values in columns.items():
+        stepped = name in steps
+        plain = np.diff(values, prepend=np.int64(0)) if stepped else values
+        least = int(plain.min()) if len(plain) else 0
+        # Modulo 2⁶⁴, as is what is undone below.
+        above = plain.astype(np.int64).view(np.uint64) - np.uint64(least % (1 << 64))
+        most = int(above.max()) if len(above) else 0
+        width = next(width for width in _WIDTHS if most < 1 << (8 * width))
+        narrow = above.astype(f"<u{width}").view(np.uint8).reshape(len(above), width)
+        # The bytes of one weight lie together: the high ones hardly differ.
+        parts.append(np.ascontiguousarray(narrow.T).tobytes())
+        told.append([name, len(values), least, width, stepped])
+    head = json.dumps({"version": VERSION, "columns": told, "more": more or {}}).encode()
+    body = b"".join([len(head).to_bytes(_HEAD_BYTES, "little"), head, *parts])
+    return zstandard.compress(body, _LEVEL)
+
+
+def unpack(body: bytes) -> tuple[dict[str, Int64], dict[str, Any]]:
+    """Return the columns and the plain values.
+
+    Raises
+    ------
+    UnknownDocumentError
+        They are of another version.
+    """
+    plain = zstandard.decompress(body)
+    start = _HEAD_BYTES + int.from_bytes(plain[:_HEAD_BYTES], "little")
+    head = json.loads(plain[_HEAD_BYTES:start])
+    if head["version"] != VERSION:
+        message = f"what is kept of a pulse is of version {head['version']}, not {VERSION}"
+        raise UnknownDocumentError(message)
+    columns = {}
+    for name, size, least, width, stepped in head["columns"]:
+        stop = start + size * width
+        planes = np.frombuffer(plain[start:stop], np.uint8).reshape(width, size)
+        narrow = np.ascontiguousarray(planes.T).view(f"<u{width}").reshape(size)
+        values = (narrow.astype(np.uint64) + np.uint64(least % (1 << 64))).view(np.int64)
+        columns[name] = np.cumsum(values) if stepped else values
+        start = stop
+    return columns, head["more"]
+
+
+# ---- Rows of a pulse as a block: sorted by rank and step, so that few bytes say what changes ----
+
+
+# From one row to the next these grow steadily, or stay.
+_STEPPED: Final = ("step", "rank", "dp_rank", "pp_rank", "time_ns", "since_ns")
+
+
+def to_block(rows: Pulses) -> bytes:
+    """Return rows as a block; their order is not kept."""
+    order = np.lexsort((rows.time_ns, rows.step, rows.rank))
+    columns = {name: getattr(rows, name)[order] for name in ARRAYS}
+    return pack(columns, steps=_STEPPED, more={"phases": list(rows.phases)})
+
+
+def from_block(body: bytes) -> Pulses:
+    """Return the rows of a block, sorted by rank, step and time.
+
+    Raises
+    ------
+    UnknownDocumentError
+        It is of another version.
+    """
+    columns, more = unpack(body)
+    return Pulses(**columns, phases=tuple(more["phases"]))
+
+
+def rows_of(steps: Steps, which: slice) -> Pulses:
+    """Return whole steps as rows: one a step and rank that is there."""
+    there = ~np.isnan(steps.measures["step_ns"][which])
+    step, rank = np.nonzero(there)
+    columns = {
+        "attempt": np.full(len(step), steps.attempt, np.int64),
+        "step": steps.steps[which][step],
+        "rank": steps.ranks[rank],
+        "dp_rank": steps.dp_ranks[rank],
+        "pp_rank": steps.pp_ranks[rank],
+        "time_ns": steps.ended_ns[which][there],
+        "phase": np.full(len(step), NO_BEAT, np.int64),
+        "since_ns": np.zeros(len(step), np.int64),
+    }
+    measures = {
+        name: np.rint(steps.measures[name][which][there]).astype(np.int64) for name in MEASURES
+    }
+    return Pulses(**(columns | measures), phases=())
+
+
+def in_order(parts: list[Pulses]) -> Pulses:
+    """Return rows of several blocks in the order of time."""
+    rows = joined(parts)
+    return rows.take(np.argsort(rows.time_ns, kind="stable"))
+
+
+# ---- Where the ranks of an attempt are, as its pulse tells it: stage and host of each ----------
+
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """The places of ranks.
+
+    Parameters
+    ----------
+    ranks : int64[ranks]
+        Global ranks, rising.
+    stages : int64[ranks]
+        Pipeline stage; `UNKNOWN` where that is not told.
+    host_of : int64[ranks]
+        Index into `hosts`; `UNKNOWN` likewise.
+    hosts : tuple of str
+        Names, in order.
+    """
+
+    ranks: Int64
+    stages: Int64
+    host_of: Int64
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ranks: Int64, stages: Int64, hosts: Mapping[int, str]) -> Self:
+        """Return the places of some ranks, in any order."""
+        order = np.argsort(ranks, kind="stable")
+        names = tuple(sorted({hosts[rank] for rank in ranks.tolist() if rank in hosts}))
+        number = {name: index for index, name in enumerate(names)}
+        host_of = [number.get(hosts.get(rank, ""), UNKNOWN) for rank in ranks[order].tolist()]
+        return cls(ranks[order], stages[order], np.array(host_of, np.int64), names)
+
+    def of_ranks(self, ranks: Int64) -> Places:
+        """Return the places of other ranks, unknown where they are not among these."""
+        at = np.minimum(np.searchsorted(self.ranks, ranks), max(0, len(self.ranks) - 1))
+        if not len(self.ranks):
+            nowhere = np.full(len(ranks), UNKNOWN)
+            return Places(ranks, nowhere, nowhere, ())
+        known = self.ranks[at] == ranks
+        return Places(
+            ranks,
+            np.where(known, self.stages[at], UNKNOWN),
+            np.where(known, self.host_of[at], UNKNOWN),
+            self.hosts,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return them as few bytes; the same places are the same bytes."""
+        columns = {"ranks": self.ranks, "stages": self.stages, "host_of": self.host_of}
+        return pack(columns, steps=("ranks",), more={"hosts": list(self.hosts)})
+
+
+def places_from(body: bytes | None) -> Places:
+    """Return what was kept; no ranks where nothing was.
+
+    Raises
+    ------
+    UnknownDocumentError
+        They are of another version.
+    """
+    if body is None:
+        none = np.empty(0, np.int64)
+        return Places(none, none, none, ())
+    columns, more = unpack(body)
+    return Places(columns["ranks"], columns["stages"], columns["host_of"], tuple(more["hosts"]))

@@ -1,1 +1,0 @@
-"""Whom the evidence is about: notices are opened, changed and cleared."""

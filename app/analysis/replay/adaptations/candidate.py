@@ -1,0 +1,273 @@
+"""Candidate for a replay: steps, dependencies, and discrepancy from the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.clock_alignment import RankClocks, align, one_clock
+from app.analysis.replay.engine.executors import executor_of
+from app.analysis.replay.engine.replay import Executor
+from app.analysis.replay.engine.simulator import Durations, OwnDurations, Simulator, own_durations
+from app.analysis.replay.layout.dense import FloatArray, Layout
+from app.analysis.replay.layout.dependency_graph import Graph
+from app.analysis.replay.missing_operations import (
+    RecreatedOperations,
+    arriving_last,
+    recreate,
+    with_typical_transfers,
+)
+from app.analysis.trace.model import GRADS_REDUCE_SCATTER, PARAMS_ALL_GATHER
+
+# ---- How far a replay of recorded durations is from the recording, for a model on trial --------
+
+
+# What an adaptation on trial has to take off the discrepancy, as a share of a step.
+LEAST_GAIN: Final = 0.005
+# Operations whose ends are in memory at a time.
+_AT_A_TIME: Final = 1 << 16
+
+
+def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None) -> FloatArray:
+    """Return how long each step took as recorded, shape (steps,), ns.
+
+    From the first start to the last end of a step; where steps are chained, from the last end of
+    the step before, in whose place a step that follows no recorded one takes when the rank could
+    begin it that ends it.
+
+    Parameters
+    ----------
+    ends : float64 array, shape (pp, steps, dp), or None
+        What `stage_ends` returns, where it is known.
+    """
+    of_stages = stage_ends(layout) if ends is None else ends
+    last = of_stages.max(axis=(0, 2), initial=0.0)
+    if not graph.chained:
+        return np.asarray(last)
+    times = np.diff(layout.begin_ns - layout.begin_ns[0] + last, prepend=0.0)
+    for step in np.flatnonzero(opens_window(layout)).tolist():
+        node, dp = _closing(layout, step)
+        own_ns = layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], step, dp]
+        times[step] = last[step] - own_ns.min() + _opened(layout, graph.turn_ns)[step, dp]
+    return np.asarray(times)
+
+
+def _closing(layout: Layout, step: int) -> tuple[int, int]:
+    """Return the node and the DP rank that a step is over with.
+
+    Without a pipeline ranks leave the last collective together, and the last one to come held it
+    up, whoever ends the step some moments later.
+    """
+    meets = np.flatnonzero(layout.of_types(PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER))
+    if layout.pp == 1 and len(meets):
+        node = int(meets[layout.launch[meets].argmax()])
+        return node, int(layout.start_ns[node, step].argmax())
+    ends_ns = layout.start_ns[:, step] + layout.duration_ns[:, step]
+    last, dp = np.unravel_index(int(ends_ns.argmax()), ends_ns.shape)
+    return int(last), int(dp)
+
+
+def opens_window(layout: Layout) -> NDArray[np.bool_]:
+    """Return which steps follow no recorded one, shape (steps,)."""
+    return np.asarray(np.diff(layout.steps, prepend=layout.steps[0]) != 1)
+
+
+def stage_begins(layout: Layout, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
+    """Return when stages could begin steps where these are chained, shape (pp, steps, dp), ns.
+
+    That is when one ended the step before, by the clock of the step's own begin, and `turn_ns` has
+    passed; in a step that follows no recorded one its first start, or the start of what its rank
+    does before. `ends` is what `stage_ends` returns.
+    """
+    begins = np.empty(ends.shape)
+    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
+    opens = np.flatnonzero(opens_window(layout))
+    opened_ns = _opened(layout, turn_ns)[opens]
+    for stage, of_stage in enumerate(begins):
+        own_ns = layout.start_ns[layout.nodes.on(stage)[:, None], opens]
+        of_stage[opens] = own_ns.min(axis=0) - opened_ns
+    return begins
+
+
+def _opened(layout: Layout, turn_ns: float) -> FloatArray:
+    """Return how long before its first start a rank could begin a step, shape (steps, dp), ns.
+
+    Of steps that follow no recorded one: what its rank is recorded to do before, such as loading
+    the batch, but for what usually passes there.
+    """
+    if layout.opened_ns is None:
+        return np.zeros(layout.start_ns.shape[1:])
+    return np.maximum(layout.opened_ns - turn_ns, 0.0)
+
+
+def stage_ends(layout: Layout) -> FloatArray:
+    """Return when each stage's last operation of a step ends, shape (pp, steps, dp), ns."""
+    _, steps, dp = layout.start_ns.shape
+    latest = np.full((layout.pp, steps, dp), -np.inf)
+    block = max(_AT_A_TIME // (steps * dp), 1)
+    for stage, ends in enumerate(latest):
+        nodes = layout.nodes.on(stage)
+        for first in range(0, len(nodes), block):
+            some = nodes[first : first + block]
+            of_block = layout.start_ns[some] + layout.duration_ns[some]
+            np.maximum(ends, of_block.max(axis=0), out=ends)
+    return latest
+
+
+def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
+    """Return how far the replay of recorded durations is from the recording, relative to it."""
+    own = [own_durations(*pair)[0] for pair in zip(layouts, graphs, strict=True)]
+    executors = [
+        executor_of(layout, graph, values.min(axis=(1, 2)), values.size)
+        for layout, graph, values in zip(layouts, graphs, own, strict=True)
+    ]
+    return off_recording(zip(layouts, graphs, own, executors, strict=True)).mean
+
+
+class OffRecording(NamedTuple):
+    """How far a replay is from the recording, relative to it.
+
+    A few steps that begin late are no fault of the model. They hide one that lets all steps take
+    too long, which brings the mean step nearer and the typical one away.
+    """
+
+    mean: float  # of the time of all steps together: the discrepancy
+    typical: float  # of the median step
+
+    def moves_away(self, before: OffRecording) -> bool:
+        """Return whether the typical step is further off than before."""
+        return self.typical > before.typical + LEAST_GAIN
+
+    def is_nearer_than(self, other: OffRecording) -> bool:
+        """Return whether the typical step is nearer, or else the mean one."""
+        if self.typical <= other.typical - LEAST_GAIN:
+            return True
+        return self.mean <= other.mean - LEAST_GAIN and not self.moves_away(other)
+
+
+def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> OffRecording:
+    """Return the same of groups of steps, each with its durations without waiting."""
+    recorded, simulated = [], []
+    for layout, graph, durations, executor in groups:
+        simulator = Simulator(layout, Durations(durations, np.zeros(len(durations))), executor)
+        simulated.append(simulator.step_times([simulator.keep()])[0])
+        recorded.append(recorded_times(layout, graph))
+    recorded_ns, simulated_ns = np.concatenate(recorded), np.concatenate(simulated)
+    if not simulated_ns.sum() > 0:
+        return OffRecording(float("inf"), float("inf"))
+    return OffRecording(
+        abs(float(recorded_ns.sum() / simulated_ns.sum()) - 1),
+        abs(float(np.median(recorded_ns / np.maximum(simulated_ns, 1.0))) - 1),
+    )
+
+
+# ---- A session's steps on their way to a replay, and what an adaptation would make of them -----
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How steps were recorded."""
+
+    # Whether starts are readings of clocks, so that steps can be compared with one another.
+    absolute: bool
+    # Whether all of them are readings of the clock of one host.
+    one_clock: bool = False
+    # Whether collectives within computations are recorded only while these wait for them.
+    only_waits: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Steps of each shape and their dependencies."""
+
+    arranged: tuple[Layout, ...]  # as recorded
+    layouts: tuple[Layout, ...]  # by one clock, and with what the recorder lost
+    graphs: tuple[Graph, ...]
+    own: tuple[OwnDurations, ...]  # without waiting
+    clocks: RankClocks
+    recreated: RecreatedOperations
+    recording: Recording
+
+    @property
+    def absolute(self) -> bool:
+        """Return whether steps can be compared with one another."""
+        return self.recording.absolute
+
+    @cached_property
+    def executors(self) -> tuple[Executor, ...]:
+        """Return what replays each shape, as long as no ideal duration is negative."""
+        return tuple(
+            executor_of(layout, graph, own.min(axis=(1, 2)), own.size)
+            for layout, graph, (own, _) in zip(self.layouts, self.graphs, self.own, strict=True)
+        )
+
+    @property
+    def discrepancy(self) -> float:
+        """Return how far the replay of recorded durations is from the recording, relative to it."""
+        return self.off_recording.mean
+
+    @cached_property
+    def off_recording(self) -> OffRecording:
+        """Return the same of all steps together and of the typical one."""
+        own = (own for own, _ in self.own)
+        return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))
+
+    @classmethod
+    def of(cls, arranged: Sequence[Layout], graphs: Sequence[Graph], recording: Recording) -> Draft:
+        """Align the clocks of recorded steps and make anew what the recorder lost."""
+        aligned, clocks = (
+            one_clock(arranged, absolute=recording.absolute)
+            if recording.one_clock
+            else align(arranged, graphs, absolute=recording.absolute)
+        )
+        layouts, recreated = recreate(aligned, graphs)
+        layouts = [arriving_last(layout) for layout in layouts]
+        own = tuple(
+            (with_typical_transfers(layout, graph, own_ns), clamped)
+            for layout, graph in zip(layouts, graphs, strict=True)
+            for own_ns, clamped in [own_durations(layout, graph)]
+        )
+        parts = tuple(arranged), tuple(layouts), tuple(graphs), own
+        return cls(*parts, clocks, recreated, recording)
+
+    def with_graphs(self, graphs: Sequence[Graph]) -> Draft:
+        """Return the draft with other dependencies; what moves data together stays the same."""
+        return replace(self, graphs=tuple(graphs))
+
+    def recorded_otherwise(
+        self, arranged: Sequence[Layout], graphs: Sequence[Graph] | None = None
+    ) -> Draft:
+        """Return the draft as it is with other recorded times, and maybe other dependencies."""
+        return Draft.of(arranged, self.graphs if graphs is None else graphs, self.recording)
+
+    def proposal(self, found: Sequence[tuple[Layout, Sign] | None]) -> Proposal | None:
+        """Return the draft with some layouts as they were found to be; None with none of them.
+
+        Parameters
+        ----------
+        found : sequence of (Layout, Sign) or None
+            For each arranged layout the one that takes its place, and its sign; None where it
+            stays.
+        """
+        signs = [item[1] for item in found if item is not None]
+        if not signs:
+            return None
+        arranged = [
+            layout if item is None else item[0]
+            for layout, item in zip(self.arranged, found, strict=True)
+        ]
+        return Proposal(signs[0], self.recorded_otherwise(arranged))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """What calls for an adaptation, and the steps with it."""
+
+    sign: Sign
+    draft: Draft

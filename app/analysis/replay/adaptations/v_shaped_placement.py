@@ -1,0 +1,138 @@
+"""Placement of model chunks on stages: V shapes and bidirectional pipelines.
+
+With interleaving, microbatches pass chunk 0 of all stages, then chunk 1. In a V (ZB-V, DualPipeV)
+they turn back at the last stage; DualPipe has two copies of the model, with microbatches from
+either end. The metadata may name the placement; else the recorded receives show it: in a V the
+last stage receives nothing for its second chunk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from app.analysis.replay.adaptations.kind import Sign
+from app.analysis.replay.layout.pipeline import Route, VirtualStage
+from app.analysis.trace.model import FORWARD_COMPUTE, FORWARD_RECV, FORWARD_SEND, Trace
+
+# Key of the metadata: the stage of each chunk of the model, in the order of a forward.
+PLACEMENT: Final = "placement"
+# In a V half of what the ends of the pipeline compute is transferred, else all of it.
+_HALF: Final = 0.75
+_V_CHUNKS: Final = 2
+_REGULARLY: Final = 0.98
+
+
+def find_placement(trace: Trace) -> tuple[tuple[Route, ...], Sign] | None:
+    """Return the routes of forwards; None where chunk follows chunk."""
+    given = placement_of(trace)
+    if given is not None:
+        default = tuple(sorted(given[0], key=lambda stage: (stage[1], stage[0])))
+        return None if given == (default,) else (given, Sign(("the metadata say so",), 1.0))
+    sizes = trace.meta.sizes
+    if sizes.vpp != _V_CHUNKS or sizes.pp == 1:
+        return None
+    share = _turns_back(trace)
+    if share is None:
+        return None
+    last = sizes.pp - 1
+    there = tuple((stage, 0) for stage in range(sizes.pp))
+    back = tuple((last - i, 1) for i in range(sizes.pp))
+    if _passes_both_chunks(trace):
+        where = f"stage {last} goes on with what it has computed itself, stage 0 ends the model"
+        return (there + back,), Sign((where,), share)
+    where = f"microbatches of chunk 0 enter at stage 0, those of chunk 1 at stage {last}"
+    return (there, back), Sign((where,), share)
+
+
+def placement_of(trace: Trace) -> tuple[Route, ...] | None:
+    """Return the routes that the metadata give; None where they give none that can be.
+
+    ``placement`` is a list with the stage of each chunk of the model, such as ``[0, 1, 1, 0]``, or
+    a mapping of chunk to stage; of microbatches that enter at both ends a list of two such lists,
+    ``[[0, 1], [1, 0]]``. A stage numbers its chunks in that order.
+    """
+    given = trace.meta.extra.get(PLACEMENT)
+    if not given:
+        return None
+    several = isinstance(given, Sequence) and all(isinstance(part, list) for part in given)
+    count: Counter[int] = Counter()
+    routes = []
+    for part in given if several else [given]:
+        route = _route(part, trace.meta.sizes.pp, count)
+        if route is None:
+            return None
+        routes.append(route)
+    return tuple(routes) if max(count.values()) <= trace.meta.sizes.vpp else None
+
+
+def _route(given: object, pp: int, count: Counter[int]) -> Route | None:
+    """Return a route; `count` is how many chunks each stage has so far."""
+    if isinstance(given, Mapping):
+        keys = [str(number) for number in range(len(given))]
+        named = {str(key): value for key, value in given.items()}
+        given = [named.get(key) for key in keys]
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        return None
+    route: list[VirtualStage] = []
+    for stage in given:
+        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < pp:
+            return None
+        route.append((stage, count[stage]))
+        count[stage] += 1
+    return tuple(route)
+
+
+def _turns_back(trace: Trace) -> float | None:
+    """Return how surely microbatches turn back at the last stage; None where they do not."""
+    last = trace.meta.sizes.pp - 1
+    sent, received = _of(trace, FORWARD_SEND, 0), _of(trace, FORWARD_RECV, last)
+    if sent or received:
+        share = max(
+            part / max(_of(trace, FORWARD_COMPUTE, stage), 1)
+            for part, stage in ((sent, 0), (received, last))
+            if part
+        )
+        return 1.0 if share <= _HALF else None
+    return _by_time(trace)
+
+
+def _of(trace: Trace, name: str, stage: int) -> int:
+    return int(((trace.op == trace.op_names.index(name)) & (trace.pp == stage)).sum())
+
+
+def _passes_both_chunks(trace: Trace) -> bool:
+    """Return whether microbatches pass the last stage's second chunk when they passed its first.
+
+    In a V they do. Where they enter at both ends those of the second chunk are others.
+    """
+    forwards = trace.op == trace.op_names.index(FORWARD_COMPUTE)
+    last = np.flatnonzero(forwards & (trace.pp == trace.meta.sizes.pp - 1))
+    last = last[np.lexsort((trace.mb[last], trace.rank[last], trace.step[last]))]
+    first, second = last[trace.mc[last] == 0], last[trace.mc[last] == 1]
+    same = all(
+        np.array_equal(column[first], column[second])
+        for column in (trace.step, trace.rank, trace.mb)
+    )
+    if not same or not len(first):
+        return False
+    ended = trace.start_ns[first] + trace.duration_ns[first]
+    return bool((trace.start_ns[second] >= ended).mean() >= _REGULARLY)
+
+
+def _by_time(trace: Trace) -> float | None:
+    """Tell by when the second chunk of a microbatch begins at both ends of the pipeline."""
+    second = (trace.op == trace.op_names.index(FORWARD_COMPUTE)) & (trace.mc == 1)
+    starts = []
+    for stage in (0, trace.meta.sizes.pp - 1):
+        rows = np.flatnonzero(second & (trace.pp == stage))
+        rows = rows[np.lexsort((trace.mb[rows], trace.dp[rows], trace.step[rows]))]
+        starts.append(trace.start_ns[rows])
+    first, last = starts
+    if not len(first) or len(first) != len(last):
+        return None
+    share = float((last < first).mean())
+    return share if share >= _REGULARLY else None

@@ -1,0 +1,221 @@
+"""Delays of hosts: late launches of operations, and gaps between steps.
+
+Times are nanoseconds. A launch delay is the time since the last operation that the launched one
+depends on. A gap counts only between consecutive recorded steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.engine.replay import ON_TIME, RECORDED
+from app.analysis.replay.engine.simulator import FAULT_NS, Replacement
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
+from app.analysis.replay.layout.dependency_graph import Graph
+from app.analysis.replay.robust_statistics import median
+from app.analysis.replay.session import Replayed, ShapeGroup, begins_of, ends_of, follows_of
+from app.analysis.trace.model import BACKWARD_COMPUTE, BACKWARD_SEND, FORWARD_COMPUTE, FORWARD_SEND
+
+# ---- How late hosts launch operations, and steps with other durations where they do so again ----
+
+
+NS: Final = 1e-9
+# What a host launches as soon as it can.
+LAUNCHED: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, FORWARD_SEND, BACKWARD_SEND)
+ALL_STEPS: Final = slice(None)
+# Elements that one call of NumPy works on.
+_AT_A_TIME: Final = 1 << 16
+
+
+def launch_delays(group: ShapeGroup, steps: slice = ALL_STEPS) -> tuple[FloatArray, int]:
+    """Return how late each operation was launched after all that it depends on.
+
+    Returns
+    -------
+    delays : float64 array, shape (nodes, steps, dp)
+        Nanoseconds. Slightly negative values are clock noise and kept.
+    clamped : int
+        Delays at fault (-10 ms or less) that count as 0.
+    """
+    layout = group.layout
+    delays = _since_ready(layout, group.graph, steps)
+    faulty = delays <= FAULT_NS
+    clamped = int(np.count_nonzero(faulty))
+    if clamped:
+        delays[faulty] = 0.0
+    if clamped and layout.padding is not None:
+        # Ranks that run fewer microbatches than fill the pipeline launch their first backward
+        # before what others do first: nothing is at fault.
+        counts = layout.padding.counts[steps]
+        clamped = int(np.count_nonzero(faulty[:, counts == counts.max()]))
+    chain = group.simulator.executor.program.chain
+    if chain is None:
+        return delays, clamped
+    for stage in range(layout.pp):
+        begins = begins_of(group, stage)[steps]
+        for node in (node for node, own in chain.begins.items() if own == stage):
+            late = np.minimum(delays[node], layout.start_ns[node, steps] - begins)
+            clamped += int((late <= FAULT_NS).sum())
+            delays[node] = np.where(late <= FAULT_NS, 0.0, late)
+    return delays, clamped
+
+
+def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
+    """Return how long after the last end that it follows each operation starts, ns."""
+    start, duration = layout.start_ns[:, steps], layout.duration_ns[:, steps]
+    delays = start.copy(order="C")
+    # Those that follow equally many go together: in short steps calling costs most.
+    alike: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for unit in graph.units:
+        for node, after in zip(unit.members, unit.after, strict=True):
+            alike[len(after)].append((node, *after))
+    at_a_time = max(1, _AT_A_TIME // start[0].size)
+    for count, listed in alike.items():
+        for first in range(0, len(listed) if count else 0, at_a_time):
+            columns = np.array(listed[first : first + at_a_time]).T
+            nodes, ready = columns[0], np.full((1, 1, 1), -np.inf)
+            for before in columns[1:]:
+                end = start[before] + duration[before]
+                if graph.lags_ns:
+                    pairs = zip(nodes.tolist(), before.tolist(), strict=True)
+                    end += np.array([graph.lag_ns(*pair) for pair in pairs])[:, None, None]
+                ready = np.maximum(ready, end)
+            delays[nodes] -= ready
+    return delays
+
+
+def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
+    """Return what `launch_delays` does, computed once; it is not to be written to."""
+    return group.once(launch_delays)
+
+
+def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
+    """Return the same of some nodes, shape (nodes, steps, dp)."""
+    return np.asarray(kept_delays(group)[0][nodes])
+
+
+def launched_step_times(group: ShapeGroup, *replacements: Replacement) -> FloatArray:
+    """Replay steps as they were and with each replacement, hosts launching as late as they did.
+
+    A slow worker hides late launches of the others; without it they count. Those of receives and
+    collectives do not: in recorded jobs they are seconds late, behind what was not recorded.
+
+    Returns
+    -------
+    float64 array, shape (steps, 1 + replacements)
+        Seconds.
+    """
+    count = len(group.layout.nodes)
+    takes = np.full((1 + len(replacements), count), RECORDED, dtype=np.int32)
+    first = 0
+    for row, item in zip(takes[1:], replacements, strict=True):
+        row[item.nodes] = np.arange(first, first + len(item.nodes))
+        first += len(item.nodes)
+    own = group.layout.of_types(*LAUNCHED)
+    late = np.broadcast_to(np.where(own, np.arange(count), ON_TIME).astype(np.int32), takes.shape)
+    times_ns = group.simulator.coded_step_times(
+        takes,
+        lambda steps: np.concatenate([item.times_ns(steps) for item in replacements]),
+        late,
+        kept_delays(group)[0],
+    )
+    return times_ns.T * NS
+
+
+# ---- What passes between a step and the next: of the job, and of each worker -------------------
+# Only where both steps are recorded and follow one another: what passes between recorded windows is
+# unknown, and no time is lost in it.
+
+
+# Of fewer turns no median tells what usually passes.
+FEWEST_TURNS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """What passes before each step, ns; NaN where the step before is not recorded."""
+
+    steps: IntArray  # (steps,): ascending
+    # (steps,): from the last end of any worker in the step before to the first start of any;
+    # negative where steps overlap. Where ranks go on by themselves, what regularly passes at most:
+    # a launch after that is late.
+    gap_ns: FloatArray
+    # (steps, pp, dp): from a worker's last end in the step before to its own first start
+    by_worker_ns: FloatArray
+    # begins_ns, ends_ns: (steps, pp, dp): a worker's first start and last end, ns of the epoch
+    begins_ns: FloatArray
+    ends_ns: FloatArray
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Return which steps follow a recorded one."""
+        return np.asarray(np.isfinite(self.gap_ns))
+
+    @property
+    def usual_ns(self) -> float:
+        """Return what passes between steps in the median; 0 where that is not known."""
+        known = self.gap_ns[self.known]
+        return max(float(median(known)), 0.0) if len(known) else 0.0
+
+
+def turns_of(replayed: Replayed) -> Turns:
+    """Return what passes between the steps of a session, those of all shapes.
+
+    Nothing is known where starts are no readings of clocks, and where stages go on to the next step
+    by themselves at once: there a step takes from the end of the one before to its own.
+    """
+    groups = replayed.groups
+    order = np.argsort(np.concatenate([group.layout.steps for group in groups]))
+    steps = replayed.steps
+    begins, ends = (
+        np.concatenate([bounds(group) for group in groups], axis=1)[:, order].transpose(1, 0, 2)
+        for bounds in (_begins, _finishes)
+    )
+    following = np.diff(steps, prepend=steps[0] - 2) == 1
+    chained, regularly_ns = replayed.graph.chained, replayed.graph.turn_ns
+    if not replayed.absolute or (chained and not regularly_ns):
+        following[:] = False
+    gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
+    gap[1:] = begins.min(axis=(1, 2))[1:] - ends.max(axis=(1, 2))[:-1]
+    if chained:
+        gap = np.minimum(gap, regularly_ns)
+    by_worker[1:] = begins[1:] - ends[:-1]
+    gap[~following], by_worker[~following] = np.nan, np.nan
+    return Turns(steps, gap, by_worker, begins, ends)
+
+
+def between_steps_ns(replayed: Replayed) -> float:
+    """Return what usually passes between the end of a step and the begin of the next, ns.
+
+    0 where steps overlap, where it is part of each step, where the recording does not tell, for a
+    single worker, and in pipelines, whose stages fill and drain in each step.
+    """
+    layout = replayed.layout
+    if layout.pp > 1 or layout.dp == 1 or replayed.graph.chained:
+        return 0.0
+    return turns_of(replayed).usual_ns
+
+
+def _begins(group: ShapeGroup) -> FloatArray:
+    """Return when each stage begins a step, shape (pp, steps, dp), ns of the epoch."""
+    layout = group.layout
+    begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
+    # What follows nothing comes first; and what is launched first, where the dependency model has
+    # another order than the job.
+    roots = np.array([node for node, after in group.once(follows_of).items() if not after])
+    for stage, own in enumerate(begins):
+        mine = layout.nodes.on(stage)
+        first = mine[layout.launch[mine].argmin()]
+        nodes = np.append(roots[layout.nodes.pp[roots] == stage], first)
+        own[:] = layout.start_ns[nodes].min(axis=0)
+    return begins + layout.begin_ns[:, None]
+
+
+def _finishes(group: ShapeGroup) -> FloatArray:
+    """Return when each stage ends a step, shape (pp, steps, dp), ns of the epoch."""
+    return ends_of(group) + group.layout.begin_ns[:, None]

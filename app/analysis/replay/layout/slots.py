@@ -1,0 +1,449 @@
+"""Slots: the operation of its step to which each row of a trace belongs.
+
+A *kind* is an op type on a stage; the operations of a kind in a lane have slots 0, 1, … in launch
+order. Where a recorder lost some, microbatch and chunk identify the slot, else time: a send
+follows its computation, a receive precedes it, and all others keep the times of their peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.dense import FloatArray as DenseFloatArray
+from app.analysis.replay.layout.dense import IntArray as DenseIntArray
+from app.analysis.replay.layout.pipeline import DIRECTIONS, Flow, agreed_order, transferred
+from app.analysis.replay.robust_statistics import median_of_known
+from app.analysis.trace import model as ops
+from app.analysis.trace.model import Trace
+
+# ---- Which operations a lane lacks, told by the times of those that it has ---------------------
+
+
+# Clock noise of one host.
+TOLERANCE_NS: Final = 1e6
+# Being on the wrong side of a computation costs this many times the distance.
+IMPOSSIBLE: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Says how badly operations fit the slots of their kind."""
+
+    # Given steps and DP ranks, an instant for each slot, shape (lanes, slots); NaN where unknown.
+    expected: Callable[[DenseIntArray, DenseIntArray], DenseFloatArray]
+    # Given starts, ends and expected instants, what putting one there costs.
+    cost: Callable[[DenseFloatArray, DenseFloatArray, DenseFloatArray], DenseFloatArray]
+
+
+class LaneTimes:
+    """When the operations that have their place began and ended, NaN for the others."""
+
+    def __init__(
+        self,
+        start: DenseIntArray,
+        end: DenseFloatArray,
+        filled: NDArray[np.bool_],
+        begin: DenseFloatArray,
+    ) -> None:
+        self._start = np.where(filled, start, np.nan)
+        self._end = np.where(filled, end, np.nan)
+        self._begin = begin
+
+    def put(
+        self,
+        nodes: DenseIntArray,
+        step: DenseIntArray,
+        dp: DenseIntArray,
+        start: DenseFloatArray,
+        end: DenseFloatArray,
+    ) -> None:
+        """Enter times of nodes, shape (lanes, nodes), of some steps and DP ranks."""
+        self._start[nodes, step[:, None], dp[:, None]] = start
+        self._end[nodes, step[:, None], dp[:, None]] = end
+
+    def begin(self, step: DenseIntArray) -> DenseFloatArray:
+        """Return when steps begin."""
+        return np.asarray(self._begin[step])
+
+    def starts(
+        self, nodes: DenseIntArray, step: DenseIntArray, dp: DenseIntArray
+    ) -> DenseFloatArray:
+        """Return starts of nodes, shape (lanes, nodes)."""
+        return np.asarray(self._start[nodes[None], step[:, None], dp[:, None]])
+
+    def ends(self, nodes: DenseIntArray, step: DenseIntArray, dp: DenseIntArray) -> DenseFloatArray:
+        """Return ends of nodes, shape (lanes, nodes)."""
+        return np.asarray(self._end[nodes[None], step[:, None], dp[:, None]])
+
+    def typical(self, nodes: DenseIntArray) -> DenseFloatArray:
+        """Return when each node usually starts after its step's begin."""
+        since = self._start[nodes] - self._begin[:, None]
+        return median_of_known(since.reshape(len(nodes), -1).T)
+
+
+def after(times: LaneTimes, computes: DenseIntArray) -> Judge:
+    """Judge sends: launched when the computation has ended whose result they carry away."""
+    return Judge(
+        lambda step, dp: times.ends(computes, step, dp),
+        lambda starts, _, expected: _one_sided(starts - expected),
+    )
+
+
+def before(times: LaneTimes, computes: DenseIntArray) -> Judge:
+    """Judge receives: ended when the computation that they feed begins."""
+    return Judge(
+        lambda step, dp: times.starts(computes, step, dp),
+        lambda _, ends, expected: _one_sided(expected - ends),
+    )
+
+
+def by_typical_start(times: LaneTimes, nodes: DenseIntArray) -> Judge:
+    """Judge all others: they begin when they do in other lanes."""
+    typical = times.typical(nodes)
+    return Judge(
+        lambda step, _: times.begin(step)[:, None] + typical,
+        lambda starts, _, expected: np.abs(starts - expected),
+    )
+
+
+def _one_sided(distance: DenseFloatArray) -> DenseFloatArray:
+    """Return what being so far from a computation costs; negative is on the wrong side of it."""
+    return np.where(distance < -TOLERANCE_NS, -IMPOSSIBLE * distance, np.abs(distance))
+
+
+def bridged(times: DenseFloatArray) -> DenseFloatArray:
+    """Fill unknown times between known ones, row by row."""
+    known = ~np.isnan(times)
+    filled = np.where(known, times, 0.0)
+    place = np.arange(times.shape[1])
+    for row in np.flatnonzero(known.any(axis=1) & ~known.all(axis=1)).tolist():
+        filled[row] = np.interp(place, place[known[row]], times[row, known[row]])
+    return filled
+
+
+def assign(costs: DenseFloatArray) -> DenseIntArray:
+    """Give each operation a slot, rising, at the least total cost.
+
+    Parameters
+    ----------
+    costs : float64 array, shape (lanes, operations, shifts)
+        Of giving operation i the slot i + shift.
+
+    Returns
+    -------
+    int64 array, shape (lanes, operations)
+    """
+    lanes, count, width = costs.shape
+    shifts = np.arange(width)
+    total = np.zeros((lanes, width))
+    choice = np.empty((count, lanes, width), dtype=np.int64)
+    for operation in range(count):
+        best = np.minimum.accumulate(total, axis=1)
+        fresh = np.ones((lanes, width), dtype=bool)
+        fresh[:, 1:] = total[:, 1:] < best[:, :-1]
+        choice[operation] = np.maximum.accumulate(np.where(fresh, shifts, 0), axis=1)
+        total = best + costs[:, operation]
+    lane = np.arange(lanes)
+    shift = total.argmin(axis=1)
+    slots = np.empty((lanes, count), dtype=np.int64)
+    for operation in range(count - 1, -1, -1):
+        slots[:, operation] = operation + shift
+        shift = choice[operation, lane, shift]
+    return slots
+
+
+# ---- Which row is which operation of its step, also where recorders lost some ------------------
+# A *kind* is an op type on a stage; a lane's operations of a kind have slots 0, 1, … in the order
+# of their launch. With nothing lost, the recorded order is the slot. With gaps in the order it
+# still is. Renumbered without gaps, microbatch and chunk tell the slot, and else time: a send is
+# launched when its computation has ended, a receive ends before its computation begins, and all
+# other operations keep the times of their peers.
+
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+_UNKNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """Operations of the steps of one shape as columns of equal length.
+
+    `row` is the place in the trace, `step` an index into the steps, `kind` is op type × PP + stage.
+    """
+
+    row: IntArray
+    step: IntArray
+    dp: IntArray
+    kind: IntArray
+    order: IntArray
+    # (steps × dp, kinds): how many operations of each kind a lane has run, where some run fewer
+    # microbatches than others; None where all run as many
+    own: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Operations as dense arrays of the shape (nodes, steps, dp).
+
+    `missing` is None where every operation is there; times are 0 where it says so.
+    """
+
+    start_ns: IntArray
+    duration_ns: FloatArray
+    missing: NDArray[np.bool_] | None
+    mb: NDArray[np.int32]
+    mc: NDArray[np.int32]
+
+
+def place(
+    trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
+) -> Placed:
+    """Give every row its place.
+
+    Parameters
+    ----------
+    rows : StepRows
+        Never more than `shape` of a lane and kind.
+    shape : int64 array, shape (kinds,)
+    size : (steps, dp)
+    """
+    return _Placing(trace, rows, shape, flow, size).result()
+
+
+class _Placing:
+    def __init__(
+        self, trace: Trace, rows: StepRows, shape: IntArray, flow: Flow, size: tuple[int, int]
+    ) -> None:
+        self.trace, self.rows, self.shape, self.flow = trace, rows, shape, flow
+        self.steps, self.dp = size
+        whole = np.broadcast_to(shape, (self.steps * self.dp, len(shape)))
+        self.own = whole if rows.own is None else rows.own
+        self.first = np.concatenate(([0], np.cumsum(shape)))
+        self.group = (rows.step * self.dp + rows.dp) * len(shape) + rows.kind
+        self.slot = rows.order.copy()
+
+    def result(self) -> Placed:
+        lanes = self.steps * self.dp
+        counts = np.bincount(self.group, minlength=lanes * len(self.shape))
+        full = counts.reshape(lanes, -1) == self.own
+        beyond = self.slot >= self.own.ravel()[self.group]
+        ragged = ~full.ravel()[self.group]
+        if (beyond & ~ragged).any():
+            self._renumber(~ragged)
+        if self.rows.own is not None:
+            self._place_fewer(~ragged)
+        if ragged.any():
+            self._resolve(ragged, counts)
+        unknown = self._unknown(ragged)
+        start, duration, filled = self._fill()
+        if len(unknown):
+            self._infer_by_time(unknown, start, duration, filled)
+            start, duration, filled = self._fill()
+        mb, mc = self._names()
+        missing = None if filled.all() else ~filled
+        return Placed(start, duration, missing, mb, mc)
+
+    def _renumber(self, chosen: NDArray[np.bool_]) -> None:
+        """Close the gaps in the numbers of the chosen lanes."""
+        rows = np.flatnonzero(chosen)
+        rows = rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
+        group = self.group[rows]
+        first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+        length = np.diff(first, append=len(group))
+        self.slot[rows] = np.arange(len(rows)) - np.repeat(first, length)
+
+    def _place_fewer(self, whole: NDArray[np.bool_]) -> None:
+        """Let names tell the slots of lanes that have run less than others; else they come first.
+
+        Schedules that do chunk after chunk leave out some of each.
+        """
+        fewer = whole & (self.own.ravel()[self.group] < self.shape[self.rows.kind])
+        for kind in np.unique(self.rows.kind[fewer]).tolist():
+            mine = np.flatnonzero(fewer & (self.rows.kind == kind))
+            in_order = self.slot[mine]
+            self._resolve_by_name(kind, mine)
+            names = np.unique(self.trace.mb[self.rows.row[self.rows.kind == kind]])
+            microbatch = np.searchsorted(names, self.trace.mb[self.rows.row[mine]])
+            share = self.own.ravel()[self.group[mine]] / self.shape[kind]
+            if (microbatch >= np.rint(share * len(names))).any():
+                # they are called otherwise on other ranks
+                self.slot[mine] = in_order
+
+    def _resolve(self, ragged: NDArray[np.bool_], counts: IntArray) -> None:
+        """Find the slots of lanes that lack operations of a kind."""
+        rows = np.flatnonzero(ragged)
+        order, kind = self.rows.order[rows], self.rows.kind[rows]
+        beyond = np.zeros(len(counts), dtype=bool)
+        beyond[self.group[rows[order >= self.shape[kind]]]] = True
+        numbered = ~beyond[self.group[rows]]
+        if (numbered & (order >= counts[self.group[rows]])).any():
+            # there are gaps: the recorder numbers what it loses
+            self.slot[rows] = np.where(numbered, order, _UNKNOWN)
+            rows, kind = rows[~numbered], kind[~numbered]
+        self.slot[rows] = np.where(self.shape[kind] == 1, 0, _UNKNOWN)
+        for code in np.unique(kind[self.shape[kind] > 1]).tolist():
+            self._resolve_by_name(code, rows[kind == code])
+
+    def _resolve_by_name(self, kind: int, ragged: IntArray) -> None:
+        """Let microbatch and chunk tell the slots of one kind."""
+        every = np.flatnonzero(self.rows.kind == kind)
+        mb = self.trace.mb[self.rows.row].astype(np.int64)
+        mc = self.trace.mc[self.rows.row].astype(np.int64) + 1
+        key = mb * (int(mc[every].max()) + 1) + mc
+        names, named = np.unique(key[every], return_inverse=True)
+        if len(names) != self.shape[kind]:
+            return
+        lane = self.group[every] // len(self.shape)
+        lanes, column = np.unique(lane, return_inverse=True)
+        placed = np.full((len(names), len(lanes)), np.nan)
+        placed[named, column] = self.slot[every]
+        whole = ~np.isnan(placed).any(axis=0)
+        if whole.any():
+            slots = placed[:, whole.argmax()].astype(np.int64)
+        else:
+            starts = np.full(placed.shape, np.nan)
+            starts[named, column] = self.trace.start_ns[self.rows.row[every]]
+            slots = np.empty(len(names), dtype=np.int64)
+            slots[np.argsort(agreed_order(starts), kind="stable")] = np.arange(len(names))
+        self.slot[ragged] = slots[np.searchsorted(names, key[ragged])]
+
+    def _unknown(self, ragged: NDArray[np.bool_]) -> IntArray:
+        """Return the rows whose lane and kind are to be told by time."""
+        rows = np.flatnonzero(ragged)
+        rows = rows[self.slot[rows] < 0]
+        return rows[np.lexsort((self.rows.order[rows], self.group[rows]))]
+
+    def _fill(self) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
+        size = (int(self.first[-1]), self.steps, self.dp)
+        known = self.slot >= 0
+        place, row = self._place(known), self.rows.row[known]
+        filled = np.zeros(size, dtype=bool)
+        filled.ravel()[place] = True
+        start, duration = np.zeros(size, dtype=np.int64), np.zeros(size)
+        start.ravel()[place] = self.trace.start_ns[row]
+        duration.ravel()[place] = self.trace.duration_ns[row]
+        return start, duration, filled
+
+    def _place(self, chosen: NDArray[np.bool_]) -> IntArray:
+        rows = self.rows
+        node = self.first[rows.kind[chosen]] + self.slot[chosen]
+        column = rows.step[chosen] * self.dp + rows.dp[chosen]
+        return np.asarray(node * (self.steps * self.dp) + column)
+
+    def _names(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return microbatch and chunk of each node as its first lane recorded them."""
+        node = self.first[self.rows.kind] + self.slot
+        column = self.rows.step * self.dp + self.rows.dp
+        rows = np.lexsort((column, node))
+        nodes, head = np.unique(node[rows], return_index=True)
+        mb = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
+        mc = mb.copy()
+        source = self.rows.row[rows[head]]
+        mb[nodes], mc[nodes] = self.trace.mb[source], self.trace.mc[source]
+        return mb, mc
+
+    def _infer_by_time(
+        self,
+        unknown: IntArray,
+        start: IntArray,
+        duration: FloatArray,
+        filled: NDArray[np.bool_],
+    ) -> None:
+        """Give slots to the operations of lanes that nothing but time tells apart."""
+        begin = np.full(self.steps, np.iinfo(np.int64).max)
+        np.minimum.at(begin, self.rows.step, self.trace.start_ns[self.rows.row])
+        times = LaneTimes(start, start + duration, filled, begin.astype(np.float64))
+        lanes = _Lanes.of(unknown, self.group[unknown], len(self.shape))
+        # computations first: transfers go by them
+        for kind in sorted(set(lanes.kind.tolist()), key=self._is_transfer):
+            judge = self._judge(kind, times)
+            for count in np.unique(lanes.length[lanes.kind == kind]).tolist():
+                chosen = np.flatnonzero((lanes.kind == kind) & (lanes.length == count))
+                rows = lanes.rows(chosen, count)
+                step, dp = np.divmod(lanes.lane[chosen], self.dp)
+                self._assign_by_time(rows, judge, times, (step, dp))
+
+    def _assign_by_time(
+        self, rows: IntArray, judge: Judge, times: LaneTimes, lane: tuple[IntArray, IntArray]
+    ) -> None:
+        """Give slots to equally many operations of several lanes, shape (lanes, count)."""
+        starts = self.trace.start_ns[self.rows.row[rows]].astype(np.float64)
+        ends = starts + self.trace.duration_ns[self.rows.row[rows]]
+        expected = bridged(judge.expected(*lane))
+        count = rows.shape[1]
+        band = np.arange(count)[:, None] + np.arange(expected.shape[1] - count + 1)
+        slots = assign(judge.cost(starts[..., None], ends[..., None], expected[:, band]))
+        self.slot[rows] = slots
+        kind = int(self.rows.kind[rows[0, 0]])
+        if not self._is_transfer(kind):
+            times.put(self.first[kind] + slots, *lane, starts, ends)
+
+    def _is_transfer(self, kind: int) -> bool:
+        name = ops.REPLAYED_OP_TYPES[kind // self._pp]
+        return any(name in (direction.send, direction.recv) for direction in DIRECTIONS)
+
+    @property
+    def _pp(self) -> int:
+        return len(self.shape) // len(ops.REPLAYED_OP_TYPES)
+
+    def _judge(self, kind: int, times: LaneTimes) -> Judge:
+        """Return what says how badly operations of a kind fit each slot."""
+        code, stage = divmod(kind, self._pp)
+        name = ops.REPLAYED_OP_TYPES[code]
+        nodes = np.arange(self.first[kind], self.first[kind + 1])
+        for direction in DIRECTIONS:
+            if name in (direction.send, direction.recv):
+                sends = name == direction.send
+                computes = self._computes(stage, direction.compute, len(nodes), sends=sends)
+                if computes is not None:
+                    return after(times, computes) if sends else before(times, computes)
+        return by_typical_start(times, nodes)
+
+    def _computes(self, stage: int, name: str, count: int, *, sends: bool) -> IntArray | None:
+        """Return the computation that each transfer belongs to."""
+        kind = ops.REPLAYED_OP_TYPES.index(name) * self._pp + stage
+        nodes = np.arange(self.first[kind], self.first[kind + 1])
+        _, chunks = self._names_of(nodes)
+        direction = next(d for d in DIRECTIONS if d.compute == name)
+        neighbor = self.flow.target if sends else self.flow.source
+        neighbors = [neighbor(direction, (stage, max(chunk, 0))) for chunk in chunks.tolist()]
+        fitting = (p for p in transferred(stage, neighbors) if len(p) == count)
+        places = next(fitting, None)
+        return None if places is None else nodes[places]
+
+    def _names_of(self, nodes: IntArray) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        known = self.slot >= 0
+        mb = np.full(int(self.first[-1]), ops.ABSENT, dtype=np.int32)
+        mc = mb.copy()
+        node = self.first[self.rows.kind[known]] + self.slot[known]
+        mb[node] = self.trace.mb[self.rows.row[known]]
+        mc[node] = self.trace.mc[self.rows.row[known]]
+        return mb[nodes], mc[nodes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lanes:
+    """Rows of lanes and kinds, which are neighbors in `order`, as stretches."""
+
+    order: IntArray
+    first: IntArray
+    length: IntArray
+    lane: IntArray
+    kind: IntArray
+
+    @classmethod
+    def of(cls, order: IntArray, group: IntArray, kinds: int) -> _Lanes:
+        """Find the stretches of equal `group`, lane × kinds + kind."""
+        first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+        lane, kind = np.divmod(group[first], kinds)
+        return cls(order, first, np.diff(first, append=len(order)), lane, kind)
+
+    def rows(self, chosen: IntArray, count: int) -> IntArray:
+        """Return the rows of stretches that are equally long, shape (stretches, count)."""
+        return np.asarray(self.order[self.first[chosen, None] + np.arange(count)])

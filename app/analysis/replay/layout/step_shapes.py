@@ -1,0 +1,457 @@
+"""Shape of a step: operations of each type on each stage, and microbatches of each DP rank.
+
+Recorders lose operations, so a shape follows from the number of microbatches, the route through
+the pipeline, and agreement of steps and DP ranks. Where DP ranks run different numbers of
+microbatches, places of the missing last ones stay empty (`Padding`) or are filled for
+comparisons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout, Nodes, Padding
+from app.analysis.replay.layout.pipeline import COMPUTE, DIRECTIONS, Direction, Flow, transferred
+from app.analysis.trace import model as ops
+
+# ---- Steps as if all DP ranks ran as many microbatches as the one with most --------------------
+
+
+def filled(layout: Layout, recorded_ns: FloatArray) -> FloatArray:
+    """Return durations, also of microbatches that a DP rank does not run.
+
+    Each takes what those take that the rank runs: a computation their mean in the step, since
+    what microbatches have in common is looked for by their number; a transfer their median.
+
+    Parameters
+    ----------
+    recorded_ns : float64 array, shape (nodes, steps, dp)
+
+    Returns
+    -------
+    float64 array, shape (nodes, steps, dp)
+        The same object where all ranks run as many.
+    """
+    if layout.padding is None:
+        return recorded_ns
+    empty = layout.padding.where()
+    durations = recorded_ns.copy()
+    for alike in _alike(layout):
+        here = empty[alike]
+        if not here.any():
+            continue
+        known = np.where(here, np.nan, recorded_ns[alike])
+        common = float(np.nanmedian(known))
+        computes = layout.op_names[layout.nodes.op[alike[0]]] in COMPUTE
+        if computes:
+            count = np.maximum((~here).sum(axis=0), 1)
+            typical = np.where(here, 0.0, known).sum(axis=0) / count
+            typical[here.all(axis=0)] = common
+        else:
+            lanes = np.moveaxis(known, -1, 0).reshape(layout.dp, -1)
+            of_rank = [np.nanmedian(own) if (own == own).any() else common for own in lanes]  # noqa: PLR0124 - NaN
+            typical = np.broadcast_to(np.array(of_rank), here.shape[1:])
+        durations[alike] = np.where(here, typical, recorded_ns[alike])
+    return durations
+
+
+def _alike(layout: Layout) -> list[np.ndarray[tuple[int], np.dtype[np.intp]]]:
+    """Return the nodes of each type on each stage and of each model chunk."""
+    nodes = layout.nodes
+    key = np.stack([nodes.op, nodes.pp, nodes.mc])
+    kinds, kind = np.unique(key, axis=1, return_inverse=True)
+    return [np.flatnonzero(kind.ravel() == number) for number in range(kinds.shape[1])]
+
+
+# ---- What every step must have run, read off what was recorded of it ---------------------------
+# The *shape* of a step is how many operations of each type each stage runs; all DP ranks share it.
+# Recorders lose operations, so a lane (one step of one DP rank) may hold fewer. The number of
+# microbatches and the way through the pipeline tell how many computations and transfers there were;
+# of the rest, what other steps and DP ranks agree on.
+
+
+# A step is left out when more of its operations are missing, or more of one worker's.
+MOST_MISSING: Final = 0.10
+MOST_MISSING_OF_WORKER: Final = 0.25
+# Deviating counts are taken for a shape of their own when that many steps agree on them, for
+# missing operations otherwise.
+SHARE_OF_SHAPE: Final = 0.15
+STEPS_OF_SHAPE: Final = 2
+# Batches ramp up to a size that stays; fewer steps of it show no such thing.
+STEPS_AFTER_WARM_UP: Final = 5
+
+_CODE: Final = {name: code for code, name in enumerate(ops.REPLAYED_OP_TYPES)}
+_COMPUTED: Final = (ops.FORWARD_COMPUTE, ops.BACKWARD_COMPUTE)
+
+Counts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Census:
+    """What was recorded."""
+
+    steps: NDArray[np.int64]  # (steps,): ascending
+    counts: Counts  # (steps, dp, op types, pp): operations of each lane
+    # (steps,): distinct microbatches that computations name; 0 where they name none
+    microbatches: NDArray[np.int64]
+    flow: Flow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shapes:
+    """What the steps have run."""
+
+    expected: Counts  # (steps, op types, pp)
+    # (op types, pp): kinds that may be missing without anything being lost: garbage collections,
+    # which run where and when they please, and sends of which only the receives are recorded
+    free: NDArray[np.bool_]
+    dropped: dict[int, str]  # index of each step that is left out, and why
+
+
+def infer_shapes(census: Census) -> Shapes:
+    """Say what each step has run, and which steps are not analyzed."""
+    counts = census.counts
+    most = counts.max(axis=1)
+    trains = (most[:, _CODE[ops.BACKWARD_COMPUTE]] > 0).any(axis=-1)
+    dropped = dict.fromkeys(np.flatnonzero(~trains).tolist(), "evaluation: it has no backward")
+    free = np.zeros(most.shape[1:], dtype=bool)
+    free[_CODE[ops.GC]] = True
+    expected = most.copy()
+    if trains.any():
+        training = np.flatnonzero(trains)
+        microbatches = _microbatches(census, training)
+        expected[training] = _expected(census, training, microbatches, free)
+        dropped |= _warm_up(training, microbatches)
+    dropped |= _too_incomplete(census, expected, free, dropped)
+    return Shapes(expected, free, dropped)
+
+
+def _microbatches(census: Census, training: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the number of microbatches of each training step."""
+    chunks = census.flow.chunks(census.counts.shape[-1])
+    counts = census.counts[training][:, :, [_CODE[name] for name in _COMPUTED]]
+    counts = counts[..., chunks > 0]
+    chunks = chunks[chunks > 0]
+    if not len(chunks):
+        return np.zeros(len(training), dtype=np.int64)
+    found = (-(-counts // chunks)).max(axis=(1, 2, 3)).astype(np.int64)
+    named = census.microbatches[training]
+    # names that are not shared along the pipeline count nothing
+    found = np.where((named > found) & (named * 4 <= found * 5 + 4), named, found)
+    ragged = (counts != found[:, None, None, None] * chunks).any(axis=(1, 2, 3))
+    values, frequency = np.unique(found, return_counts=True)
+    typical = int(values[frequency.argmax()])
+    short = ragged & (named == 0) & (found < typical) & (found >= (1 - MOST_MISSING) * typical)
+    return np.where(short, typical, found)
+
+
+def _expected(
+    census: Census,
+    training: NDArray[np.intp],
+    microbatches: NDArray[np.int64],
+    free: NDArray[np.bool_],
+) -> Counts:
+    """Return what the training steps have run; marks unrecorded sends as free."""
+    counts = census.counts[training]
+    most = counts.max(axis=1)
+    pp = counts.shape[-1]
+    expected: Counts = np.zeros_like(most)
+    chunks = census.flow.chunks(pp)
+    whole = microbatches[:, None] * chunks
+    for name in _COMPUTED:
+        code = _CODE[name]
+        expected[:, code] = np.where(most[:, code].max(axis=0) > 0, whole, 0)
+    weights = _CODE[ops.WGRAD_COMPUTE]
+    pipelined = {_CODE[name] for name in _COMPUTED}
+    for direction in DIRECTIONS:
+        sends, receives = _CODE[direction.send], _CODE[direction.recv]
+        pipelined |= {sends, receives}
+        unseen = {code for code in (sends, receives) if not most[:, code].any()}
+        for code in (sends, receives):
+            if code in unseen and len(unseen) > 1:
+                continue
+            per_microbatch = _transfers(census.flow, direction, pp, sending=code == sends)
+            free[code] = code in unseen
+            for stage in range(pp):
+                seen = most[:, code, stage]
+                fitting = (m for m in per_microbatch[stage] if (microbatches * m >= seen).all())
+                multiple = next(fitting, None) if seen.any() or code in unseen else 0
+                expected[:, code, stage] = seen if multiple is None else microbatches * multiple
+    for code in range(most.shape[1]):
+        if code in pipelined:
+            continue
+        stages = np.flatnonzero(most[:, code].any(axis=0))
+        sure = _agreed(counts[:, :, code, stages])
+        for stage, sure_steps in zip(stages.tolist(), sure.T, strict=True):
+            kind = counts[:, :, code, stage]
+            settled = _settle(kind, sure_steps, always=code == _CODE[ops.GC])
+            if code == weights:
+                full = whole[:, stage]
+                settled = np.where(settled >= (1 - MOST_MISSING) * full, full, settled)
+            expected[:, code, stage] = settled
+    return expected
+
+
+def _transfers(
+    flow: Flow, direction: Direction, pp: int, *, sending: bool
+) -> list[tuple[int, ...]]:
+    """Return how many transfers of a microbatch each stage may record, the fewest first."""
+    neighbor = flow.target if sending else flow.source
+    per_stage = []
+    for stage in range(pp):
+        here = [place for place in flow.stages if place[0] == stage]
+        options = transferred(stage, [neighbor(direction, place) for place in here])
+        per_stage.append(tuple(sorted({len(option) for option in options})))
+    return per_stage
+
+
+def _agreed(counts: Counts) -> NDArray[np.bool_]:
+    """Return where nothing seems lost of one type, shape (steps, stages).
+
+    DP ranks run the same. Where there is but one, stages vouch for it: a step that runs less does
+    so on all of them, and a loss is on one.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp, stages)
+    """
+    if counts.shape[1] > 1:
+        return np.asarray((counts == counts[:, :1]).all(axis=1))
+    less = (counts < counts.max(axis=0))[:, 0]
+    together = less.all(axis=1) | ~less.any(axis=1)
+    return np.broadcast_to(together[:, None], less.shape)
+
+
+def _settle(counts: Counts, sure: NDArray[np.bool_], *, always: bool) -> Counts:
+    """Return what the steps ran of one kind, given what the lanes recorded, shape (steps, dp).
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp)
+    sure : bool array, shape (steps,)
+        Steps in which nothing seems lost of the type.
+    always : bool
+        Every step is taken to have run as many as the one with most.
+    """
+    most: Counts = counts.max(axis=1)
+    if always:
+        return np.broadcast_to(most.max(), most.shape)
+    enough = max(STEPS_OF_SHAPE, SHARE_OF_SHAPE * len(most))
+    values, frequency = np.unique(most[sure], return_counts=True)
+    accepted = set(values[frequency >= enough].tolist())
+    top = int(most.max())
+    if int((counts == top).sum()) > 1 or sure[most == top].any():
+        accepted.add(top)
+    known = np.array(sorted(accepted), dtype=np.int32)
+    if not len(known):
+        return most
+    above = np.searchsorted(known, most)
+    return np.where(above < len(known), known[np.minimum(above, len(known) - 1)], known[-1])
+
+
+def _warm_up(training: NDArray[np.intp], microbatches: NDArray[np.int64]) -> dict[int, str]:
+    """Recognize a ramp of the batch size: it only grows, and then stays."""
+    full = int(microbatches.max())
+    ramps = bool((np.diff(microbatches) >= 0).all())
+    if not ramps or int((microbatches == full).sum()) < STEPS_AFTER_WARM_UP:
+        return {}
+    return {
+        int(training[i]): f"warm-up: {microbatches[i]} of {full} microbatches"
+        for i in np.flatnonzero(microbatches < full).tolist()
+    }
+
+
+def _different_numbers(counts: Counts) -> str | None:
+    """Say that DP ranks run different numbers of microbatches, where nothing is lost of any.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (dp, op types, pp)
+    """
+    forwards = counts[:, _CODE[ops.FORWARD_COMPUTE]]
+    alike = (forwards == forwards[:, :1]).all() and (forwards > 0).all()
+    each = forwards[:, 0]
+    low, high = int(each.min()), int(each.max())
+    if low == high or not alike or (counts[:, _CODE[ops.BACKWARD_COMPUTE]] != forwards).any():
+        return None
+    return (
+        f"DP ranks run different numbers of microbatches, {low} to {high}, which is replayed "
+        "where several steps do so and all other operations are as many on each"
+    )
+
+
+def _too_incomplete(
+    census: Census, expected: Counts, free: NDArray[np.bool_], dropped: dict[int, str]
+) -> dict[int, str]:
+    """Name the steps that hold more than they should, or far less."""
+    lacks = expected[:, None] - census.counts
+    reasons: dict[int, str] = {}
+    surplus = np.asarray((lacks < 0).any(axis=(1, 2, 3)))
+    lost = np.where(free, 0, np.maximum(lacks, 0))
+    expects = np.where(free, 0, expected)
+    of_worker = lost.sum(axis=2)
+    share = np.maximum(MOST_MISSING_OF_WORKER * expects.sum(axis=1), 1)
+    step_share = MOST_MISSING * census.counts.shape[1] * expects.sum(axis=(1, 2))
+    bare = (of_worker > share[:, None]).any(axis=(1, 2))
+    bare |= of_worker.sum(axis=(1, 2)) > np.maximum(step_share, 1)
+    for index in np.flatnonzero(surplus | bare).tolist():
+        if index in dropped:
+            continue
+        if surplus[index]:
+            dp, code, stage = (int(i) for i in np.argwhere(lacks[index] < 0)[0])
+            found, typical = census.counts[index, dp, code, stage], expected[index, code, stage]
+            name = ops.REPLAYED_OP_TYPES[code]
+            reasons[index] = f"{found} instead of {typical} {name} on stage {stage} on DP rank {dp}"
+        else:
+            worst = np.unravel_index(of_worker[index].argmax(), of_worker[index].shape)
+            total = census.counts.shape[1] * int(expects[index].sum())
+            reasons[index] = _different_numbers(census.counts[index]) or (
+                f"{of_worker[index].sum()} of {total} operations are missing, "
+                f"{of_worker[index][worst]} of them on DP rank {worst[0]}, stage {worst[1]}"
+            )
+    return reasons
+
+
+# ---- DP ranks that run different numbers of microbatches in a step, as dynamic batches make them d
+#
+# All of them have places for as many as the one that runs most. A schedule of fewer microbatches is
+# that of more without the last ones, so the places of those are left empty (`Padding`).
+
+
+# At least this many steps differ, or the only one: in fewer a recording may have ended within one.
+_FEWEST: Final = 2
+# On as many lanes the other operations are as many as the microbatches say: some may be lost.
+_AGREE: Final = 0.9
+_FORWARD: Final = _CODE[ops.FORWARD_COMPUTE]
+_BACKWARD: Final = _CODE[ops.BACKWARD_COMPUTE]
+_WGRAD: Final = _CODE[ops.WGRAD_COMPUTE]
+_TRANSFERS: Final = tuple(_CODE[name] for one in DIRECTIONS for name in (one.send, one.recv))
+# Operations of microbatches.
+PIPELINED: Final = (_FORWARD, _BACKWARD, _WGRAD, *_TRANSFERS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uneven:
+    """What DP ranks run."""
+
+    census: Census  # as if all had run as many microbatches as the one with most
+    counts: IntArray  # (steps, dp): microbatches of each
+    each: IntArray  # (op types, pp): operations of one microbatch
+    chunks: IntArray  # (pp,): model chunks
+
+    def own(self, shape: IntArray, steps: NDArray[np.intp]) -> IntArray:
+        """Return how many operations of a shape's kinds lanes have run, shape (lanes, kinds)."""
+        fewer = self.counts.max() - self.counts[steps].ravel()
+        return np.asarray(np.maximum(shape - fewer[:, None] * self.each.ravel(), 0))
+
+    def padding(
+        self, nodes: Nodes, steps: NDArray[np.intp], missing: NDArray[np.bool_] | None
+    ) -> Padding | None:
+        """Return the empty places of some steps; None where there are none.
+
+        Parameters
+        ----------
+        missing : bool array, shape (nodes, steps, dp), or None
+            Places without a recorded operation; None where there are none.
+        """
+        if missing is None:
+            return None
+        microbatch = _microbatch_of(nodes, int(self.counts.max()))
+        recorded = np.where(missing, -1, microbatch[:, None, None]).max(axis=0)
+        stages = len(self.chunks)
+        grouped = self.chunks.max() > 1 and not (self.counts[steps] % stages).any()
+        return Padding(
+            microbatch,
+            transfers=np.isin(nodes.op, _TRANSFERS),
+            counts=np.maximum(self.counts[steps], recorded + 1),
+            bubble=(stages - 1) / float(self.chunks.mean()),
+            group=stages if grouped else 1,
+        )
+
+
+def find_uneven(census: Census) -> Uneven | None:
+    """Return what DP ranks run that run different numbers of microbatches.
+
+    None where all run as many, or where a rank lacks other operations too, or not the backward of
+    each forward: then they are lost.
+    """
+    counts = census.counts
+    chunks = census.flow.chunks(counts.shape[-1])
+    if counts.shape[1] == 1 or not len(chunks) or not chunks.all():
+        return None
+    forwards, backwards, weights = (counts[:, :, code] for code in (_FORWARD, _BACKWARD, _WGRAD))
+    numbers = forwards[..., 0] // chunks[0]
+    whole = (forwards == numbers[..., None] * chunks) & (backwards == forwards)
+    whole &= (weights == forwards) | (weights == 0)
+    whole_lane = whole.all(axis=-1) & (numbers > 0)
+    differ = whole_lane.all(axis=1) & (numbers != numbers[:, :1]).any(axis=1)
+    trains = np.asarray(backwards.any(axis=(1, 2)))
+    if differ.sum() < min(_FEWEST, max(int(trains.sum()), 1)):
+        return None
+    each = _each(counts[differ], numbers[differ])
+    if each is None:
+        return None
+    lossy = np.maximum(forwards, backwards)
+    found = np.where(whole_lane, numbers, (-(-lossy // chunks)).max(axis=-1)).astype(np.int64)
+    most = int(found[trains].max())
+    # steps that evaluate are left out as they are
+    found = np.where(trains[:, None], found, most)
+    fewer = most - found
+    named = np.where(trains & (census.microbatches > 0), most, census.microbatches)
+    even = (counts + fewer[..., None, None] * each).astype(counts.dtype)
+    return Uneven(replace(census, counts=even, microbatches=named), found, each, chunks)
+
+
+def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
+    """Return how many operations a microbatch has, shape (op types, pp).
+
+    None where these are not as many on all DP ranks, or those that belong to none are not.
+
+    Parameters
+    ----------
+    counts : int32 array, shape (steps, dp, op types, pp)
+    numbers : int array, shape (steps, dp)
+    """
+    per = counts / numbers[..., None, None]
+    each = np.zeros(counts.shape[2:], dtype=np.int64)
+    for code in range(counts.shape[2]):
+        if code == _CODE[ops.GC]:
+            continue
+        if code in PIPELINED:
+            each[code] = np.rint(np.median(per[:, :, code], axis=(0, 1)))
+            agree = per[:, :, code] == each[code]
+        else:
+            agree = counts[:, :, code] == counts[:, :1, code]
+        if agree.mean() < _AGREE:
+            return None
+    return each
+
+
+def _microbatch_of(nodes: Nodes, most: int) -> IntArray:
+    """Return which microbatch of a step each node is of, shape (nodes,); -1 where it is of none."""
+    numbers = np.full(len(nodes), -1, dtype=np.int64)
+    for code in PIPELINED:
+        for stage in range(int(nodes.pp.max(initial=-1)) + 1):
+            mine = nodes.of(code, stage)
+            if len(mine):
+                numbers[mine] = numbered(nodes.mb[mine], nodes.mc[mine], most)
+    return numbers
+
+
+def numbered(mb: NDArray[np.int32], mc: NDArray[np.int32], most: int) -> IntArray:
+    """Return which microbatch each of a stage's operations of one type is of, in their order.
+
+    By their names, as long as these are of `most` microbatches; else in the order of each chunk.
+    """
+    names, number = np.unique(mb, return_inverse=True)
+    if len(names) == most and names[0] != ops.ABSENT:
+        return np.asarray(number.ravel(), dtype=np.int64)
+    numbers = np.empty(len(mb), dtype=np.int64)
+    for chunk in np.unique(mc):
+        mine = np.flatnonzero(mc == chunk)
+        numbers[mine] = np.arange(len(mine)) * most // len(mine)
+    return numbers

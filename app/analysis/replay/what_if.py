@@ -1,0 +1,304 @@
+"""What-if questions: step times with recorded, ideal or scaled durations of chosen operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.replay.adaptations.kind import Name
+from app.analysis.replay.engine.simulator import Replacement
+from app.analysis.replay.host_delays import launched_step_times
+from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS, FloatArray
+from app.analysis.replay.metrics import MERGED_TYPES, present_types
+from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
+from app.analysis.trace import model as ops
+from app.errors import Fault, InvalidQuestionError
+
+NS: Final = 1e-9
+# Which nodes a selection may hold, and where: shape (steps, dp, pp).
+_Mask: TypeAlias = tuple[Sequence[bool], NDArray[np.bool_]]
+# What takes a thousand times as long hangs; far beyond that a step's time is no finite number.
+MOST_SCALE: Final = 1000.0
+
+# The paper's names, and those that reports merge types under.
+TYPE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in ops.REPLAYED_OP_TYPES},
+    "params-sync": (ops.PARAMS_ALL_GATHER,),
+    "grads-sync": (ops.GRADS_REDUCE_SCATTER,),
+    **{
+        merged: tuple(name for name, other in MERGED_TYPES.items() if other == merged)
+        for merged in dict.fromkeys(MERGED_TYPES.values())
+    },
+}
+
+
+class BaseDurations(StrEnum):
+    """What operations take.
+
+    ``peers``, of changes only: the median of the DP ranks of the same stage that no such change
+    selects, as when a worker is replaced. An ideal duration is a mean that holds the worker itself.
+    """
+
+    RECORDED = "recorded"
+    IDEAL = "ideal"
+    PEERS = "peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Operations that meet every condition given; an empty tuple is no condition.
+
+    `op_types` are keys of `TYPE_NAMES`.
+    """
+
+    op_types: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    dp_ranks: tuple[int, ...] = ()
+    workers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Selected operations take their `base` duration times `scale`."""
+
+    select: Selection
+    base: BaseDurations
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Changes to a session; of several that select an operation the last one holds.
+
+    `without` are adaptations that its replay is made without; see `prepare_replay`.
+    """
+
+    base: BaseDurations = BaseDurations.RECORDED
+    changes: tuple[Change, ...] = ()
+    without: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What answers are counted against: the reference of the session's headline."""
+
+    kind: str  # ``causes``, ``launches``: the job without its causes; ``published``: ideal of S
+    slowdown: float  # of the session as it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuestionAnswer:
+    """Step times in seconds, shape (steps,): as simulated today, ideal, and in question.
+
+    `restores` is whether it asks for nothing but durations as they are, ideal or of peers.
+    """
+
+    steps: NDArray[np.int64]
+    simulated_s: FloatArray
+    ideal_s: FloatArray
+    answer_s: FloatArray
+    restores: bool = True
+
+    @property
+    def published(self) -> Against:
+        """Return the ideal of S as what answers are counted against."""
+        return Against("published", float(self.simulated_s.sum() / self.ideal_s.sum()))
+
+    def as_document(self, against: Against) -> dict[str, Any]:
+        """Return JSON types; `gain` is the share of today's step time that is saved.
+
+        It is counted as that of a fix: against the reference of the headline, so that what
+        restores durations gains no more than the job loses. What the replay itself says is
+        `replayed_step_time_s`. `slowdown` is S with the changes. `reference` has the slowdown with
+        them as people are shown it, and the step time that this is counted against: today's ÷ the
+        headline, so that the session as it is has its headline here too.
+        """
+        now, replayed = float(np.mean(self.simulated_s)), float(np.mean(self.answer_s))
+        reference_s = now / against.slowdown
+        then = max(replayed, reference_s) if self.restores else replayed
+        return {
+            "schema": "paceline.what-if/1",
+            "step_time_s": then,
+            "replayed_step_time_s": replayed,
+            "simulated_step_time_s": now,
+            "ideal_step_time_s": float(np.mean(self.ideal_s)),
+            "gain": 1 - then / now,
+            "slowdown": float(self.answer_s.sum() / self.ideal_s.sum()),
+            "reference": {
+                "kind": against.kind,
+                "step_time_s": reference_s,
+                "slowdown": then / reference_s,
+            },
+            "steps": self.steps.tolist(),
+            "step_times_s": self.answer_s.tolist(),
+        }
+
+
+def answer(replayed: Replayed, question: Question) -> QuestionAnswer:
+    """Replay a session as a question changes it.
+
+    Parameters
+    ----------
+    replayed : Replayed
+        Prepared without the adaptations that the question switches off.
+
+    Raises
+    ------
+    InvalidQuestionError
+        A change selects a type, step, stage, DP rank or worker that the session does not have,
+        or nothing at all.
+    """
+    _check(replayed, question)
+    simulated = replayed.over_steps(
+        lambda group: group.simulator.step_times([group.simulator.keep()])[0]
+    )
+    ideal = replayed.over_steps(lambda group: group.simulator.ideal_step_times())
+    _check_peers(replayed, question)
+    if any(change.base is BaseDurations.PEERS for change in question.changes):
+        # As fixes are replayed: others' late launches show once the slow worker hides them no more.
+        as_it_is, otherwise = replayed.over_steps(
+            lambda group: launched_step_times(group, _in_question(group, question))
+        ).T
+        changed = simulated - (as_it_is - otherwise) / NS
+    else:
+        changed = replayed.over_steps(
+            lambda group: group.simulator.replaced_step_times(_in_question(group, question))[0]
+        )
+    restores = all(change.scale == 1 for change in question.changes)
+    return QuestionAnswer(replayed.steps, simulated * NS, ideal * NS, changed * NS, restores)
+
+
+def _check(replayed: Replayed, question: Question) -> None:
+    """Refuse what the session does not have."""
+    faults = tuple(islice(_faults(replayed, question), MAX_NAMED_FAULTS))
+    if faults:
+        raise InvalidQuestionError(faults[0].message, faults=faults)
+
+
+def _check_peers(replayed: Replayed, question: Question) -> None:
+    """Refuse to replace every DP rank of a stage: none remains to take durations from."""
+    by_peers = [change for change in question.changes if change.base is BaseDurations.PEERS]
+    for group in replayed.groups if by_peers else ():
+        replaced = np.any([_cells(group, change.select) for change in by_peers], axis=0)
+        alone = np.flatnonzero(replaced.all(axis=1).any(axis=0))
+        if alone.size:
+            message = f"All DP ranks of stage {alone[0]} are replaced: none is left as a peer"
+            column = f"changes[{question.changes.index(by_peers[0])}].select"
+            fault = Fault("no_peers", message, column=column)
+            raise InvalidQuestionError(message, faults=(fault,))
+
+
+def _cells(group: ShapeGroup, select: Selection) -> NDArray[np.bool_]:
+    """Return where a selection holds of any operation, shape (steps, dp, pp)."""
+    nodes, lanes = _mask(group, select)
+    held = np.unique(group.layout.nodes.pp[np.array(nodes)])
+    return lanes & np.isin(np.arange(group.layout.pp), held)
+
+
+def _faults(replayed: Replayed, question: Question) -> Iterator[Fault]:
+    for i, change in enumerate(question.changes):
+        path = f"changes[{i}].select"
+        if change.select == Selection():
+            yield Fault("selects_all", "A change has to select something", column=path)
+        for key, message in _absent(replayed, change.select):
+            yield Fault("absent", message, column=f"{path}.{key}")
+
+
+def _absent(replayed: Replayed, select: Selection) -> Iterator[tuple[str, str]]:
+    """Yield the key of each value that the session does not have, and a sentence."""
+    dp, pp = replayed.layout.dp, replayed.layout.pp
+    steps, types = set(replayed.steps.tolist()), set(present_types(replayed))
+
+    def is_replayed(name: str) -> bool:
+        return not types.isdisjoint(TYPE_NAMES[name])
+
+    conditions: tuple[tuple[str, Sequence[Any], Callable[[Any], bool], str], ...] = (
+        ("op_types", select.op_types, is_replayed, "{} in its replay"),
+        ("steps", select.steps, lambda step: step in steps, "step {}"),
+        ("stages", select.stages, lambda stage: stage < pp, "stage {}"),
+        ("dp_ranks", select.dp_ranks, lambda rank: rank < dp, "DP rank {}"),
+        ("workers", select.workers, lambda cell: cell[0] < dp and cell[1] < pp, "worker {}"),
+    )
+    for key, values, is_there, what in conditions:
+        for value in values:
+            if not is_there(value):
+                yield key, f"The session has no {what.format(value)}"
+
+
+def _in_question(group: ShapeGroup, question: Question) -> Replacement:
+    """Return every node's durations in question."""
+    masks = [_mask(group, change.select) for change in question.changes]
+    replaced = [
+        mask
+        for change, mask in zip(question.changes, masks, strict=True)
+        if change.base is BaseDurations.PEERS
+    ]
+
+    def of(node: int, steps: slice) -> FloatArray:
+        result = _durations(group, question.base, node, steps, ())
+        stage = int(group.layout.nodes.pp[node])
+        for change, (nodes, lanes) in zip(question.changes, masks, strict=True):
+            here = lanes[steps, :, stage]
+            # Most questions are about few places: medians of all others would be for nothing.
+            if nodes[node] and here.any():
+                changed = _durations(group, change.base, node, steps, replaced) * change.scale
+                result = np.where(here, changed, result)
+        return result
+
+    nodes = np.arange(len(group.layout.nodes))
+
+    def times(steps: slice) -> FloatArray:
+        shape = group.durations.recorded_ns[0, steps].shape
+        return np.stack([np.broadcast_to(of(node, steps), shape) for node in nodes.tolist()])
+
+    return Replacement(nodes, times)
+
+
+def _durations(
+    group: ShapeGroup, base: BaseDurations, node: int, steps: slice, replaced: Sequence[_Mask]
+) -> FloatArray:
+    """Return the durations of a node, ns, of a shape that is broadcast to (steps, dp)."""
+    if base is BaseDurations.IDEAL:
+        return np.asarray(group.durations.ideal_ns[node])
+    recorded = group.durations.recorded_ns[node, steps]
+    if base is BaseDurations.RECORDED:
+        return recorded
+    stage, padding = int(group.layout.nodes.pp[node]), group.layout.padding
+    peers = filled_ns(group)[node, steps].copy()
+    for nodes, lanes in replaced:
+        if nodes[node]:
+            peers[lanes[steps, :, stage]] = np.nan
+    typical = np.asarray(np.nanmedian(peers, axis=1))[:, None]
+    if padding is None:
+        return typical
+    # each goes on running as many microbatches as it does
+    return np.where(padding.of(np.array([node]), steps)[0], 0.0, typical)
+
+
+def _mask(group: ShapeGroup, select: Selection) -> _Mask:
+    """Return which nodes a selection may hold, and where: shape (steps, dp, pp)."""
+    layout = group.layout
+    nodes = np.ones(len(layout.nodes), dtype=bool)
+    if select.op_types:
+        names = [name for given in select.op_types for name in TYPE_NAMES[given]]
+        nodes &= layout.of_types(*names)
+    if select.stages:
+        nodes &= np.isin(layout.nodes.pp, select.stages)
+    steps = (
+        np.isin(layout.steps, select.steps) if select.steps else np.ones(len(layout.steps), bool)
+    )
+    cells = np.ones((layout.dp, layout.pp), dtype=bool)
+    if select.dp_ranks:
+        cells &= np.isin(np.arange(layout.dp), select.dp_ranks)[:, None]
+    if select.workers:
+        chosen = np.zeros_like(cells)
+        chosen[tuple(np.array(select.workers).T)] = True
+        cells &= chosen
+    return nodes.tolist(), steps[:, None, None] & cells

@@ -1,0 +1,271 @@
+"""Injections that lengthen transfers, delay launches, or hold ranks between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from app.analysis.synthesis.costs import PIPELINE_TRANSFERS
+from app.analysis.synthesis.execution import HostOperation, StepWork
+from app.analysis.synthesis.injections.base import Injection, Spells, Worker, checked
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.program import JobProgram
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    CHECKPOINT,
+    DATA_LOADING,
+    EVALUATION,
+    FORWARD_COMPUTE,
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+    SEPARATE_ALL_REDUCE,
+)
+
+# ---- Injections that keep hosts from launching: what they write out, and what launching costs ----
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Injection):
+    """Every few steps all stages write their weights out before they go on."""
+
+    every: int  # steps from one time to the next
+    stall_ns: float  # how long a stage writes on average
+    offset: int = 0  # the number of a step that begins with it
+    cause: ClassVar[str] = "checkpoint"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Delay the launch of each stage's first operation."""
+        program = work.program
+        numbers = np.arange(job.steps) if work.numbers is None else work.numbers
+        saving = (numbers - self.offset) % self.every == 0
+        # The slowest writer holds up all: what a save takes differs little from rank to rank.
+        common = rng.lognormal(-0.005, 0.1, (job.steps, 1))
+        for first in program.first:
+            own = rng.lognormal(-0.001, 0.04, (job.steps, job.sizes.dp))
+            work.delay_ns[first] += saving[:, None] * self.stall_ns * common * own
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverhead(Injection):
+    """A host, or all of them, takes longer to launch a computation than its devices run one."""
+
+    # What a host takes to launch one computation; a device that has more to do than that does not
+    # wait for it.
+    launch_ns: float
+    worker: Worker | None = None  # (dp, pp); its host is slow. None where all are.
+    cause: ClassVar[str] = "host_overhead"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Delay computations until their launch is done, which begins with the one before."""
+        program = work.program
+        slow = np.ones((job.sizes.pp, job.sizes.dp), dtype=bool)
+        if self.worker is not None:
+            slow[:] = False
+            for dp, pp in self.workers(job):
+                slow[pp, dp] = True
+        computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        for stage in range(job.sizes.pp):
+            # The program holds a stage's computations in the order of their stream.
+            nodes = np.flatnonzero(computes & (program.stage == stage))
+            shape = (len(nodes), job.steps, job.sizes.dp)
+            launch = self.launch_ns * rng.lognormal(-0.003, 0.08, shape)
+            launch[1:] -= work.duration_ns[nodes[:-1]]
+            # What comes first is launched while its input is on the way.
+            launch[0] *= stage == 0
+            work.delay_ns[nodes] += np.where(slow[stage], np.maximum(launch, 0.0), 0.0)
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return all workers of the slow host."""
+        if self.worker is None:
+            return ()
+        dp, pp = checked(self.worker, job)
+        host = job.traced_rank(dp, pp) // job.gpus_per_host
+        return tuple(
+            (other, stage)
+            for stage in range(job.sizes.pp)
+            for other in range(job.sizes.dp)
+            if job.traced_rank(other, stage) // job.gpus_per_host == host
+        )
+
+
+# ---- Injections that make transfers take longer, and launches come late ------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink(Injection):
+    """One worker's network link is slow: all transfers that it takes part in are."""
+
+    worker: Worker  # (dp, pp)
+    # How many times as long its pipeline transfers and its collectives over the DP ranks take.
+    factor: float
+    # When they do: a link that flaps is slow in some steps.
+    spells: Spells = field(default_factory=Spells)
+    cause: ClassVar[str] = "network"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the transfers of the worker and of its peers in them."""
+        dp, pp = checked(self.worker, job)
+        program = work.program
+        transfers = program.of_types(
+            *PIPELINE_TRANSFERS, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE
+        )
+        own = transfers & (program.stage == pp)
+        factors = np.where(self.spells.active(job.steps, rng), self.factor, 1.0)
+        for group in program.groups:
+            members = list(group.members)
+            if not own[members].any():
+                continue
+            if group.across_dp:
+                work.duration_ns[members] *= factors[:, None]
+            else:
+                work.duration_ns[members, :, dp] *= factors
+
+    def workers(self, job: JobModel) -> tuple[Worker, ...]:
+        """Return the one worker."""
+        return (checked(self.worker, job),)
+
+
+@dataclass(frozen=True, slots=True)
+class Congestion(Injection):
+    """Other traffic slows the whole network by spells, whose strength comes and goes."""
+
+    factor: float  # how many times as long transfers take at the height of a spell
+    period: float  # recorded steps from one spell to the next
+    busy: float = 0.5  # share of a period that a spell lasts
+    offset: float = 0.0  # how many steps of a period have passed when the first step begins
+    cause: ClassVar[str] = "network_congestion"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Lengthen the transfers of all links."""
+        phase = (np.arange(job.steps) + self.offset) % self.period / self.period
+        height = np.where(phase < self.busy, np.sin(np.pi * phase / self.busy), 0.0)
+        program = work.program
+        mask = program.of_types(
+            *PIPELINE_TRANSFERS, PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_ALL_REDUCE
+        )
+        # Traffic of others is no steady stream: what it costs differs from step to step.
+        height *= rng.lognormal(-0.005, 0.1, job.steps)
+        work.duration_ns[mask] *= 1 + (self.factor - 1) * height[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDataLoading(Injection):
+    """A step's batch arrives late."""
+
+    delay_ns: float  # mean delay of a step's first operation, the same on all stages of a DP rank
+    cause: ClassVar[str] = "data_loading"
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Delay the launch of the first forward, or of the first receive on later stages."""
+        # Loaders share storage, so that a bad step is bad for all: common times own part.
+        common = rng.lognormal(-0.045, 0.3, (job.steps, 1))
+        own = rng.lognormal(-0.005, 0.1, (job.steps, job.sizes.dp))
+        work.delay_ns[list(work.program.first)] += self.delay_ns * common * own
+
+
+@dataclass(frozen=True, slots=True)
+class FalseKernelDependency(Injection):
+    """Computations wait for a reduce-scatter that they do not need, queued before them.
+
+    Needs gradients that overlap the backward pass, and virtual stages: without them nothing is left
+    to compute when the gradients of a stage's only chunk are reduced.
+    """
+
+    blocked: int = 1  # computations that each reduce-scatter holds up
+    cause: ClassVar[str] = "false_kernel_dependency"
+
+    def rewire(self, program: JobProgram, job: JobModel) -> JobProgram:
+        """Let the computations after a chunk's last backward wait for its reduce-scatters."""
+        if job.sizes.vpp == 1 or not {SEPARATE_ALL_REDUCE, GRADS_REDUCE_SCATTER} <= job.op_types:
+            raise ValueError("a false dependency needs virtual stages and overlapped gradients")
+        after = list(program.after)
+        computes = program.of_types(FORWARD_COMPUTE, BACKWARD_COMPUTE)
+        scatters = program.of_types(GRADS_REDUCE_SCATTER)
+        backwards = program.of_types(BACKWARD_COMPUTE)
+        for stage in range(job.sizes.pp):
+            here = program.stage == stage
+            # The program holds a stage's computations in the order of their stream.
+            order = np.flatnonzero(computes & here)
+            for chunk in range(job.sizes.vpp):
+                reduced = np.flatnonzero(scatters & here & (program.chunk == chunk))
+                if not len(reduced):
+                    continue
+                done = np.flatnonzero(backwards & here & (program.chunk == chunk))[-1]
+                position = int(np.searchsorted(order, done))
+                for held in order[position + 1 : position + 1 + self.blocked].tolist():
+                    after[held] = tuple(sorted({*after[held], int(reduced[-1])}))
+        return replace(program, after=tuple(after))
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Change nothing: the wait is in the program."""
+
+
+# ---- Injections that hold ranks up between steps -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill(Injection):
+    """Before some steps ranks launch nothing, for a reason that no operation says."""
+
+    every: int  # steps from one time to the next
+    stall_ns: float  # how long a rank stands still on average
+    offset: int = 0  # the number of a step that begins with it
+    ranks: tuple[int, ...] = ()  # DP ranks that do; all of them where none is given
+    scatter: float = 0.1  # log-normal spread of the time that all take alike
+    own: float = 0.0  # …and of what each rank takes by itself
+    cause: ClassVar[str] = "between_steps"
+    op: ClassVar[str | None] = None  # what ranks record meanwhile
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Delay what each rank launches first, and with it all of its step."""
+        program, dp = work.program, job.sizes.dp
+        numbers = np.arange(job.steps) if work.numbers is None else work.numbers
+        struck = (numbers - self.offset) % self.every == 0
+        times = rng.lognormal(-(self.scatter**2) / 2, self.scatter, (job.steps, 1))
+        takes_ns = self.stall_ns * times * rng.lognormal(-(self.own**2) / 2, self.own, (1, dp))
+        if self.own:
+            takes_ns = takes_ns * rng.lognormal(-(self.own**2) / 2, self.own, (job.steps, dp))
+        takes_ns = takes_ns * struck[:, None] * np.ones((1, dp))
+        if self.ranks:
+            others = np.setdiff1d(np.arange(dp), self.ranks)
+            takes_ns[:, others] = 0.0
+        first = [node for node, before in enumerate(program.after) if not before]
+        work.delay_ns[first] += takes_ns
+        if self.op is not None:
+            opens = bool(rng.random() < 0.5)  # noqa: PLR2004 - either
+            work.host_operations += [
+                HostOperation(self.op, pp, takes_ns, opens) for pp in range(job.sizes.pp)
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStall(Standstill):
+    """Before some steps ranks wait for their loaders, and record that."""
+
+    cause: ClassVar[str] = "data_loading"
+    op: ClassVar[str | None] = DATA_LOADING
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedLoaderStall(Standstill):
+    """Before some steps some ranks wait for their loaders, and the others for them."""
+
+    cause: ClassVar[str] = "data_loading"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Standstill):
+    """Before some steps ranks write checkpoints, and record that."""
+
+    cause: ClassVar[str] = "checkpoint"
+    op: ClassVar[str | None] = CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Standstill):
+    """Before some steps ranks evaluate, and record that."""
+
+    cause: ClassVar[str] = "evaluation"
+    op: ClassVar[str | None] = EVALUATION

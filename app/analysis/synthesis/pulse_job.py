@@ -1,0 +1,175 @@
+"""Synthetic job for pulses: step values of all ranks, computed on whole arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from app.analysis.pulse.columns import NO_BEAT, Bool, Float64, Int64, Pulses
+from app.analysis.pulse.notices import NoticeKind
+
+_START_NS: Final = 1_790_000_000_000_000_000
+_USUAL_TOKENS: Final = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class PulseDials:
+    """How a job without any fault looks.
+
+    Parameters
+    ----------
+    dp, pp : int
+        Replicas and stages; rank = stage × dp + replica.
+    host_ranks : int
+        Ranks a host.
+    noise : float
+        Standard deviation of the logarithm of computing, a rank and step.
+    offsets : float
+        The same of what is usual for a rank.
+    lengths : float
+        The same of the tokens a replica and step.
+    tokens_known : bool
+    """
+
+    dp: int = 8
+    pp: int = 1
+    steps: int = 400
+    step_s: float = 1.0
+    host_ranks: int = 8
+    noise: float = 0.01
+    offsets: float = 0.005
+    lengths: float = 0.0
+    tokens_known: bool = True
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks."""
+        return self.dp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class PulseTruth:
+    """A fault of a synthetic job: what is to be noticed.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Empty where no rank is to blame.
+    from_step, end_step : int
+        The first slow step, and the first one after it; `end_step` is None where it lasts.
+    """
+
+    kind: NoticeKind
+    ranks: tuple[int, ...]
+    from_step: int
+    end_step: int | None
+    factor: float
+
+
+@dataclass(slots=True)
+class PulseJob:
+    """The arrays of a job, which faults and events change before its rows are made.
+
+    Parameters
+    ----------
+    computing : float64[steps, ranks]
+        Nanoseconds without what the collector takes.
+    data, optimizer, collecting, saving : float64[steps, ranks]
+    network : float64[steps]
+        What the collectives of a step take.
+    gap : float64[steps]
+        What passes before a step, outside of it.
+    missing : bool[steps, ranks]
+        Rows that are never sent.
+    """
+
+    dials: PulseDials
+    computing: Float64
+    tokens: Int64
+    data: Float64
+    optimizer: Float64
+    collecting: Float64
+    saving: Float64
+    network: Float64
+    gap: Float64
+    missing: Bool
+    attempt: int = 1
+    first_step: int = 0
+    start_ns: int = _START_NS
+
+    @classmethod
+    def healthy(cls, dials: PulseDials, rng: np.random.Generator) -> PulseJob:
+        """Draw a job without faults or events."""
+        steps, world = dials.steps, dials.world
+        shape = (steps, world)
+        replica = np.arange(world) % dials.dp
+        lengths = np.exp(dials.lengths * rng.normal(size=(steps, dials.dp)))[:, replica]
+        tokens = np.maximum(1, (_USUAL_TOKENS * lengths)).astype(np.int64)
+        load = np.repeat(rng.uniform(0.85, 1.0, dials.pp), dials.dp)
+        usual = load * np.exp(dials.offsets * rng.normal(size=world))
+        noise = np.exp(dials.noise * rng.normal(size=shape))
+        step_ns = dials.step_s * 1e9
+        small = np.exp(0.1 * rng.normal(size=shape))
+        return cls(
+            dials,
+            computing=0.7 * step_ns * usual * (tokens / _USUAL_TOKENS) * noise,
+            tokens=tokens,
+            data=0.01 * step_ns * small,
+            optimizer=0.03 * step_ns * small**0.2,
+            collecting=np.zeros(shape),
+            saving=np.zeros(shape),
+            network=0.12 * step_ns * np.exp(0.02 * rng.normal(size=steps)),
+            gap=np.zeros(steps),
+            missing=np.zeros(shape, np.bool_),
+        )
+
+    @property
+    def step_ns(self) -> Float64:
+        """Return how long each step takes: as long as its slowest rank."""
+        own = self.computing + self.data + self.optimizer + self.collecting + self.saving
+        return np.asarray(own.max(axis=1) + self.network)
+
+    def rows(self) -> Pulses:
+        """Return the rows of all ranks, sorted by time."""
+        steps, world = self.computing.shape
+        step_ns = self.step_ns
+        ends = self.start_ns + np.cumsum(step_ns + self.gap)
+        place = np.arange(world)
+        # Ranks end a step some microseconds one after the other.
+        time_ns = ends[:, None] + place * 2_000.0
+        wait = step_ns[:, None] - (
+            self.computing + self.data + self.optimizer + self.collecting + self.saving
+        )
+        sent = ~self.missing.ravel()
+
+        def column(values: Float64 | Int64) -> Int64:
+            wide = np.broadcast_to(values, (steps, world)).ravel()
+            return np.round(wide).astype(np.int64)[sent]
+
+        tokens = self.tokens if self.dials.tokens_known else np.zeros_like(self.tokens)
+        count = int(sent.sum())
+        return Pulses(
+            attempt=np.full(count, self.attempt),
+            step=column(self.first_step + np.arange(steps)[:, None]),
+            rank=column(place),
+            dp_rank=column(place % self.dials.dp),
+            pp_rank=column(place // self.dials.dp),
+            time_ns=column(time_ns),
+            step_ns=column(step_ns[:, None]),
+            compute_ns=column(self.computing + self.collecting),
+            wait_ns=column(wait),
+            data_ns=column(self.data),
+            optimizer_ns=column(self.optimizer),
+            gc_ns=column(self.collecting),
+            tokens=column(tokens),
+            phase=np.full(count, NO_BEAT),
+            since_ns=np.zeros(count, np.int64),
+        )
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Return the hosts of the ranks."""
+        each = self.dials.host_ranks
+        return {rank: f"node-{rank // each:03d}" for rank in range(self.dials.world)}

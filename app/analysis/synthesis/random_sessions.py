@@ -1,0 +1,420 @@
+"""Random sessions with a given cause of straggling and a given true slowdown.
+
+A cause has a severity, which is raised until the slowdown is reached. Fleets consist of such
+sessions, and diagnoses are scored on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from app.analysis.synthesis.injections.base import Injection, Spells, Worker
+from app.analysis.synthesis.injections.computations import (
+    ContextParallelStraggler,
+    GarbageCollection,
+    MemoryFragmentation,
+    RotatingWorker,
+    SequenceLengths,
+    SlowTogether,
+    SlowWorker,
+    StageImbalance,
+    TensorParallelStraggler,
+    ThermalThrottling,
+    UnevenExperts,
+    UnevenMicrobatches,
+)
+from app.analysis.synthesis.injections.delays import (
+    Checkpoint,
+    CheckpointWritten,
+    Congestion,
+    Evaluation,
+    FalseKernelDependency,
+    HostOverhead,
+    LoaderStall,
+    SlowDataLoading,
+    SlowLink,
+    Standstill,
+)
+from app.analysis.synthesis.job import (
+    USUAL,
+    USUAL_OP_TYPES,
+    JobModel,
+    Needs,
+    Profiler,
+    Range,
+    Schedule,
+    draw_job,
+    stream,
+)
+from app.analysis.synthesis.synthesize import (
+    SyntheticSession,
+    synthesize,
+    true_slowdown,
+    true_turn_slowdown,
+)
+
+# ---- What gives a job a cause of straggling, the stronger the further it is turned -------------
+
+
+Sick = tuple[JobModel, tuple["Injection", ...]]
+# Given a job, the strength of the fault and draws that do not depend on it.
+Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
+
+
+def _slow_worker(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    first, spells = _any_worker(job, rng), _spells(job, rng)
+    share = float(rng.uniform(0.7, 1.1))
+    found = [SlowWorker(first, 1 + 0.5 * strength, spells, share)]
+    others, few = rng.permutation(job.sizes.workers), job.sizes.workers // 8
+    # Now and then a host has several; the first one is the slowest.
+    count = int(rng.integers(1, 3)) if rng.random() < 0.2 else 0  # noqa: PLR2004 - few hosts do
+    for number in others[: min(count, few)].tolist():
+        worker = divmod(number, job.sizes.pp)
+        # Were most of a stage's workers slow, the stage would be.
+        same = [other for other in found if other.worker[1] == worker[1]]
+        if worker != first and len(same) < job.sizes.dp // 4:
+            found.append(SlowWorker(worker, 1 + 0.4 * strength, spells, share))
+    return job, tuple(found)
+
+
+def _heat(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 1.0)) * job.steps
+    hot = ThermalThrottling(
+        _any_worker(job, rng), 1 + strength, period, float(rng.uniform(0, period))
+    )
+    return job, (hot,)
+
+
+def _stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    at = -1 if rng.random() < 0.7 else int(rng.integers(job.sizes.pp))  # noqa: PLR2004 - mostly last
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward, at),)
+
+
+def _last_stage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    backward = float(rng.uniform(0.25, 0.9))
+    return job, (StageImbalance(1 + 0.6 * strength, 1 + 0.6 * strength * backward),)
+
+
+def _sequences(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    length = int(rng.choice([8_192, 16_384, 32_768, 65_536]))
+    spread = float(rng.uniform(1.2, 1.8))
+    median = length * float(rng.uniform(0.04, 0.12))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    recorded = replace(job.profiler, sequence_lengths=bool(rng.random() < 0.3))  # noqa: PLR2004 - some
+    return replace(job, profiler=recorded), (injection,)
+
+
+def _long_context(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Attention weighs in proportion to the context, and a longer one holds more unequal sequences.
+    median, spread = float(rng.uniform(800, 2_400)), float(rng.uniform(1.3, 1.8))
+    length = int(min(max(float(rng.uniform(12_000, 30_000)) * strength, 4_096), 262_144))
+    backward = float(rng.uniform(0.8, 1.3))
+    injection = SequenceLengths(
+        length, median, spread, quadratic=0.6 * strength, backward_quadratic=backward
+    )
+    return job, (injection,)
+
+
+def _garbage(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # About as many pauses a step whatever the job's size, at least one on a worker in five steps.
+    pauses = max(0.2, float(rng.uniform(0.8, 4)) / job.sizes.workers)
+    pauses = min(pauses, 0.2 * job.microbatches * job.sizes.vpp)
+    growth = float(rng.choice([0.0, rng.uniform(0.3, 1.5)]))
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth),)
+
+
+def _collecting(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Every interpreter collects each few steps. In one session its heap hardly grows.
+    pauses = min(float(rng.uniform(0.25, 0.7)), 0.2 * job.microbatches * job.sizes.vpp)
+    pause = 1.2 * strength * job.costs.forward_ns / job.sizes.vpp
+    return job, (GarbageCollection(pause, pauses, growth=float(rng.uniform(0, 0.2))),)
+
+
+def _network(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    spells = _spells(job, rng)
+    return job, (SlowLink(_any_worker(job, rng), 1 + 12 * strength, spells),)
+
+
+def _traffic(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    period = float(rng.uniform(0.4, 0.9)) * job.steps
+    busy, offset = float(rng.uniform(0.35, 0.65)), float(rng.uniform(0, period))
+    return job, (Congestion(1 + 15 * strength, period, busy, offset),)
+
+
+def _loading(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    del rng
+    return job, (SlowDataLoading(2 * strength * job.costs.forward_ns),)
+
+
+def _saving(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    every = int(rng.integers(3, 9))
+    stall = every * strength * job.costs.forward_ns
+    return job, (Checkpoint(every, stall, offset=int(rng.integers(every))),)
+
+
+def _standing_still(
+    kind: type[Standstill], job: JobModel, strength: float, rng: np.random.Generator
+) -> Sick:
+    # As long as a step or several of them, at most in every third one.
+    every = int(rng.integers(3, max(4, job.steps // 2)))
+    step_ns = 3 * job.costs.forward_ns * (job.microbatches + job.sizes.pp - 1)
+    offset = 10 + int(rng.integers(1, min(every + 1, job.steps - 1)))
+    own = float(rng.choice([0.0, 0.1]))
+    usual_ns = job.costs.forward_ns * float(rng.uniform(0, 0.6))
+    job = replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
+    return job, (kind(every, 0.3 * every * strength * step_ns, offset, own=own),)
+
+
+def _launching(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    launch = (1 + strength) * job.costs.forward_ns / job.sizes.vpp
+    everywhere = rng.random() < 0.5  # noqa: PLR2004 - half of them
+    worker = None if everywhere else _any_worker(job, rng)
+    return job, (HostOverhead(launch, worker),)
+
+
+def _kernels(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    costs = replace(job.costs, grads_ns=2.5 * strength * job.costs.forward_ns)
+    return replace(job, costs=costs), (FalseKernelDependency(int(rng.integers(1, 3))),)
+
+
+def _fragmentation(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    share, spells = float(rng.uniform(0.4, 0.9)), Spells(share=float(rng.uniform(0.3, 0.8)))
+    return job, (MemoryFragmentation(_any_worker(job, rng), stall, share, spells),)
+
+
+def _fragmentation_anywhere(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # What allocates in the same pattern fragments in the same way: not one worker, but many.
+    stall = 0.4 * strength * job.costs.forward_ns / job.sizes.vpp
+    count = max(2, job.sizes.workers // 4)
+    found = [
+        MemoryFragmentation(divmod(number, job.sizes.pp), stall, 0.5, Spells(share=0.5))
+        for number in rng.permutation(job.sizes.workers)[:count].tolist()
+    ]
+    return job, tuple(found)
+
+
+def _tensor_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.tp)), _any_worker(job, rng)
+    return job, (TensorParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+def _context_rank(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    rank, worker = int(rng.integers(job.sizes.cp)), _any_worker(job, rng)
+    return job, (ContextParallelStraggler(worker, rank, 1 + 0.6 * strength, _spells(job, rng)),)
+
+
+def _microbatches(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    flat = replace(
+        job,
+        sizes=replace(job.sizes, pp=1, vpp=1),
+        schedule=Schedule.ONE_F_ONE_B,
+        op_types=USUAL_OP_TYPES & job.op_types,
+        profiler=Profiler(),
+        experts_over=1,
+        edge_transfers=False,
+    )
+    lasting = rng.random() < 0.5  # noqa: PLR2004 - half of them
+    dp = int(rng.integers(job.sizes.dp)) if lasting else None
+    most = 3 * job.microbatches if lasting else job.microbatches - 1
+    more = min(max(round(0.5 * strength * job.microbatches), 1), most)
+    return flat, (UnevenMicrobatches(more, dp),)
+
+
+def _experts(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    # Which experts are sent most changes with the text, and some are sent more of any.
+    lasting = float(rng.uniform(0, 0.8))
+    return job, (UnevenExperts(0.5 * strength, lasting, float(rng.uniform(0.3, 0.6))),)
+
+
+def _together(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    if rng.random() < 0.3:  # noqa: PLR2004 - some grow
+        return job, (SlowTogether(growth=0.05 * strength),)
+    steps = int(np.ceil(rng.uniform(0.3, 0.6) * job.steps))
+    begin = int(rng.integers(0, job.steps - steps + 1))
+    return job, (SlowTogether(1 + strength, begin, steps),)
+
+
+def _rotating(job: JobModel, strength: float, rng: np.random.Generator) -> Sick:
+    share = 1.0 if rng.random() < 0.7 else float(rng.uniform(0.6, 0.9))  # noqa: PLR2004 - mostly in each
+    return job, (RotatingWorker(1 + 0.5 * strength, Spells(share=share)),)
+
+
+_CAUSES: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
+    "slow_worker": (Needs(dp=2), _slow_worker),
+    "thermal_throttling": (Needs(dp=2), _heat),
+    "slow_together": (Needs(), _together),
+    "rotating": (Needs(dp=3, workers=4), _rotating),
+    "stage_imbalance": (Needs(pp=2), _stage),
+    "sequence_length_imbalance": (Needs(), _sequences),
+    "uneven_microbatches": (Needs(dp=3), _microbatches),
+    "garbage_collection": (Needs(workers=6), _garbage),
+    "memory_fragmentation": (Needs(dp=2, tensor_ranks=True), _fragmentation),
+    "false_kernel_dependency": (Needs(pp=4, interleaved=True), _kernels),
+    "network": (Needs(dp=2, pp=2), _network),
+    "network_congestion": (Needs(dp=2, pp=2), _traffic),
+    "data_loading": (Needs(), _loading),
+    "checkpoint": (Needs(), _saving),
+    "evaluation": (Needs(), partial(_standing_still, Evaluation)),
+    "between_steps": (Needs(), partial(_standing_still, Standstill)),
+    "host_overhead": (Needs(), _launching),
+    "tensor_parallel_straggler": (Needs(dp=2, tensor_ranks=True), _tensor_rank),
+    "context_parallel_straggler": (Needs(dp=2, context_ranks=True), _context_rank),
+    "expert_parallel_imbalance": (Needs(dp=2, experts=True), _experts),
+}
+
+
+CAUSES: Final = tuple(_CAUSES)
+# Those that hold the job up between steps, which S and the headline do not contain.
+BETWEEN_STEPS: Final = frozenset({Evaluation.cause, Standstill.cause})
+
+
+# Kinds of causes that fleets have. The last stage carries a loss layer that was not counted.
+LAST_STAGE: Final = "last_stage"
+
+
+# Sequence lengths that are the more unequal the longer the context is.
+LONG_CONTEXT: Final = "long_context"
+
+
+# Garbage collection on each worker every few steps.
+COLLECTING: Final = "collecting"
+
+
+# Memory fragmentation on a quarter of the workers.
+FRAGMENTED: Final = "fragmented"
+
+
+# Data and checkpoints that are waited for between steps, and recorded.
+LOADER_STALLS: Final = "loader_stalls"
+CHECKPOINTS_WRITTEN: Final = "checkpoints_written"
+
+
+DIALS: Final[Mapping[str, tuple[Needs, Strengthen]]] = {
+    **_CAUSES,
+    LOADER_STALLS: (Needs(), partial(_standing_still, LoaderStall)),
+    CHECKPOINTS_WRITTEN: (Needs(), partial(_standing_still, CheckpointWritten)),
+    LAST_STAGE: (Needs(pp=2), _last_stage),
+    LONG_CONTEXT: (Needs(), _long_context),
+    COLLECTING: (Needs(workers=6), _collecting),
+    FRAGMENTED: (Needs(dp=2, tensor_ranks=True), _fragmentation_anywhere),
+}
+
+
+def _any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))
+
+
+def _spells(job: JobModel, rng: np.random.Generator) -> Spells:
+    """Return when a fault is there: mostly always, else from a step on, or by spells."""
+    kind = rng.random()
+    since = int(rng.integers(1, max(2, int(0.6 * job.steps))))
+    share = float(rng.uniform(0.3, 0.8))
+    if kind < 0.6:  # noqa: PLR2004 - most last
+        return Spells()
+    return Spells(from_step=since) if kind < 0.8 else Spells(share=share)  # noqa: PLR2004 - half each
+
+
+def needs_of(causes: Sequence[str]) -> Needs:
+    """Return what a job must have for all of the causes."""
+    return _all_of([DIALS[cause][0] for cause in causes])
+
+
+def _all_of(needs: Sequence[Needs]) -> Needs:
+    return Needs(
+        dp=max((n.dp for n in needs), default=1),
+        pp=max((n.pp for n in needs), default=1),
+        tensor_ranks=any(n.tensor_ranks for n in needs),
+        context_ranks=any(n.context_ranks for n in needs),
+        experts=any(n.experts for n in needs),
+        interleaved=any(n.interleaved for n in needs),
+        workers=max((n.workers for n in needs), default=2),
+    )
+
+
+# Strengths of an injection that are tried for a slowdown, at most.
+_ROUNDS: Final = 8
+
+
+class SlowdownOf(Protocol):
+    """A slowdown of a job with injections, as `true_slowdown` is one."""
+
+    def __call__(self, job: JobModel, injections: Sequence[Injection], *, seed: int) -> float:
+        """Return how many times as long the job takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The slowdown that a job shall have, by which measure, and the share it may be off."""
+
+    slowdown: float
+    slowdown_of: SlowdownOf = true_slowdown
+    near: float = 0.03
+
+
+def draw_session(
+    causes: Sequence[str], slowdown: float, seed: int, sizes: Range = USUAL
+) -> SyntheticSession:
+    """Return a random job with the named causes and about the given true slowdown.
+
+    Causes are `CAUSES`, or one of `LAST_STAGE`, `LONG_CONTEXT`, `COLLECTING`,
+    `FRAGMENTED`.
+    Several causes get equal strength. Without a cause the job is healthy, whatever the slowdown.
+    Where no strength reaches the slowdown, the strongest that was tried is taken.
+    """
+    job = draw_job(stream(seed, "population"), needs_of(causes), sizes)
+    return afflict(job, causes, goal_of(causes, slowdown), seed)
+
+
+def goal_of(causes: Sequence[str], slowdown: float) -> Goal:
+    """Return the goal that causes can reach: some lengthen no step, but the time between them."""
+    between = {*BETWEEN_STEPS, LOADER_STALLS, CHECKPOINTS_WRITTEN}
+    return Goal(slowdown, true_turn_slowdown if between & set(causes) else true_slowdown)
+
+
+def afflict(job: JobModel, causes: Sequence[str], goal: Goal, seed: int) -> SyntheticSession:
+    """Return the job with the named causes, as strong as the goal needs."""
+    if not causes:
+        return synthesize(job, seed=seed)
+
+    def with_strength(strength: float) -> Sick:
+        sick: Sick = (job, ())
+        for cause in causes:
+            changed, added = DIALS[cause][1](sick[0], strength, stream(seed, "dials", cause))
+            sick = (changed, (*sick[1], *added))
+        return sick
+
+    found = _seek(with_strength, goal, seed)
+    return synthesize(*found, seed=seed)
+
+
+def _seek(with_strength: Callable[[float], Sick], goal: Goal, seed: int) -> Sick:
+    """Return the job that is nearest to the goal; more strength is slower."""
+    slowdown = goal.slowdown
+    low, high, strength = 0.0, np.inf, 1.0
+    best: tuple[float, Sick] | None = None
+    for _ in range(_ROUNDS):
+        sick = with_strength(strength)
+        reached = goal.slowdown_of(*sick, seed=seed)
+        off = abs(reached - slowdown)
+        if best is None or off < best[0]:
+            best = (off, sick)
+        if off <= goal.near * slowdown and reached >= min(slowdown, 1.1):
+            break
+        low, high = (strength, high) if reached < slowdown else (low, strength)
+        grown = (slowdown - 1) / max(reached - 1, 1e-3)
+        guess = strength * min(max(grown, 0.2), 5.0)
+        strength = guess if low < guess < high else (low + min(high, 4 * low + 1)) / 2
+    assert best is not None  # noqa: S101 - there is at least one round
+    return best[1]

@@ -1,0 +1,236 @@
+"""Decompression of text (gzip, zstd) in bounded memory.
+
+The decompressor gets slices so small that even the densest one expands to some megabytes; the
+total is counted against the limit. Several consecutive gzip members or zstd frames are one text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+import zstandard
+from isal import isal_zlib
+
+from app.analysis.trace.limits import MIB, Limits, check_expanded, refuse_body
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+MAX_WINDOW_BYTES: Final = 8 * MIB
+
+# A program of Windows writes one before text.
+MARK: Final = codecs.BOM_UTF8
+_OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+# bgzip writes one member for every 64 kB; an empty one costs the reader as much as a full one.
+_MAX_MEMBERS: Final = 1 << 18
+# With gzip's own header and check sum.
+GZIP_WINDOW_BITS: Final = 31
+_PLAIN_SLICE: Final = MIB
+# As much is read of a plain and of a compressed body to tell what it is: groups of 16,384 ranks may
+# come first, and a gzip member without text costs as much time as one that has some.
+_MOST_PLAIN_BYTES: Final = 8 * MIB
+_MOST_COMPRESSED_BYTES: Final = MIB
+
+
+# The package's types call its exception an instance of one.
+_DAMAGED: Final = (cast("type[Exception]", isal_zlib.error), zstandard.ZstdError)
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    name: str
+    magic: bytes
+    start: Callable[[], _Decompressor]
+    # A slice of 16 KiB gives 16 MiB at most (deflate: 1,032 to 1), one of 1 KiB 32 MiB (zstd: a
+    # block of 128 KiB in 4 bytes).
+    slice_bytes: int
+
+
+def _gzip() -> _Decompressor:
+    return isal_zlib.decompressobj(GZIP_WINDOW_BITS)
+
+
+def _zstd() -> _Decompressor:
+    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+
+
+_CODECS: Final = {
+    codec.magic: codec
+    for codec in (
+        _Codec("gzip", GZIP_MAGIC, _gzip, 16 * 1024),
+        _Codec("zstd", ZSTD_MAGIC, _zstd, 1024),
+    )
+}
+
+
+def opened(body: Path | bytes) -> io.BufferedIOBase:
+    """Return a body as a file, to be closed.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    return io.BytesIO(body) if isinstance(body, bytes) else body.open("rb")
+
+
+def read_text(body: Path | bytes, limits: Limits) -> Generator[bytes, None, None]:
+    """Yield the text of a plain, gzip or zstd body piece by piece, without a byte order mark.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.truncated`, `trace.corrupt`; `trace.utf16`; `trace.decompression_bomb` as soon as the
+        text is longer than `Limits.expanded` says.
+    BodyTooLargeError
+        `body.too_large`, as soon as the text is longer than the limit.
+    """
+    with opened(body) as file:
+        head = file.read(len(ZSTD_MAGIC))
+        file.seek(0)
+        codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
+        pieces = _slices(file, _PLAIN_SLICE) if codec is None else _decompress(file, codec)
+        most = limits.max_decompressed_bytes if codec is None else limits.expanded(_size(file))
+        total = 0
+        for piece in pieces:
+            unmarked = without_mark(piece) if total == 0 else piece
+            total += len(piece)
+            check_expanded(total, most, limits)
+            yield unmarked
+
+
+def without_mark(begin: bytes) -> bytes:
+    """Return the begin of a text without a byte order mark.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.utf16`: it is that of another encoding.
+    """
+    if begin.startswith(_OTHER_MARKS):
+        refuse_body(
+            "utf16",
+            "the text is UTF-16, as a redirection of Windows PowerShell writes it: write it as "
+            "UTF-8, or send the file as its recorder wrote it",
+        )
+    return begin.removeprefix(MARK)
+
+
+def begin_of_text(body: Path | bytes, size: int) -> Generator[bytes, None, None]:
+    """Yield the begin of a body's text, decompressed, in pieces of at most `size` bytes.
+
+    It ends where the compression is damaged or cut off, and where enough of the body was read to
+    tell what it is.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    with opened(body) as whole:
+        start = whole.read(len(ZSTD_MAGIC))
+        whole.seek(0)
+        compressed = start.startswith((GZIP_MAGIC, ZSTD_MAGIC))
+        most = _MOST_COMPRESSED_BYTES if compressed else _MOST_PLAIN_BYTES
+        read = _reading(start, io.BufferedReader(_Begin(whole, most)))
+        while True:
+            try:
+                piece = read(size)
+            except (zlib.error, zstandard.ZstdError, gzip.BadGzipFile, EOFError):
+                return
+            if not piece:
+                return
+            yield piece
+
+
+def _reading(start: bytes, file: io.BufferedReader) -> Callable[[int], bytes]:
+    """Return what reads a number of bytes of the text of a file; members are one text."""
+    if start.startswith(GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=file).read1
+    if start.startswith(ZSTD_MAGIC):
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        return decompressor.stream_reader(file, read_across_frames=True).read
+    return file.read
+
+
+class _Begin(io.RawIOBase):
+    """The first bytes of a file."""
+
+    def __init__(self, file: io.BufferedIOBase, most: int) -> None:
+        self._file = file
+        self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view)
+        self._left -= count
+        return count
+
+
+def _size(file: io.BufferedIOBase) -> int:
+    here = file.tell()
+    size = file.seek(0, io.SEEK_END)
+    file.seek(here)
+    return size
+
+
+def _slices(file: io.BufferedIOBase, size: int) -> Iterator[bytes]:
+    while piece := file.read(size):
+        yield piece
+
+
+def _decompress(file: io.BufferedIOBase, codec: _Codec) -> Iterator[bytes]:
+    decompressor: _Decompressor | None = codec.start()
+    members = 1
+    for piece in _slices(file, codec.slice_bytes):
+        data = piece
+        while data:
+            if decompressor is None:
+                # Archivers pad with zeros behind the last member.
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+                members += 1
+                _check_member(codec, data, members)
+                decompressor = codec.start()
+            try:
+                yield decompressor.decompress(data)
+            except _DAMAGED as error:
+                if "too much memory" in str(error):
+                    message = f"the zstd window is over {MAX_WINDOW_BYTES} bytes"
+                    refuse_body("decompression_bomb", message)
+                refuse_body("corrupt", f"the {codec.name} body is damaged: {error}")
+            data = b""
+            if decompressor.eof:
+                data, decompressor = decompressor.unused_data, None
+    if decompressor is not None:
+        refuse_body("truncated", f"the {codec.name} body ends before its end mark")
+
+
+def _check_member(codec: _Codec, data: bytes, members: int) -> None:
+    """Refuse what is behind a member, `data`, where it is no other one, or one too many."""
+    # ISA-L waits for the whole of a header before it looks at it.
+    if not data.startswith(codec.magic[: len(data)]):
+        refuse_body("corrupt", f"what is behind the {codec.name} body is none")
+    if members > _MAX_MEMBERS:
+        refuse_body("decompression_bomb", f"over {_MAX_MEMBERS} {codec.name} members")

@@ -1,0 +1,289 @@
+"""Names of operation types: aliases, fused operations, and the codes of one body.
+
+An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
+send and receive is split into two (or four) operations over the same interval, without microbatch
+and model chunk. Unknown names are kept, with codes after those of the known types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from app.analysis.trace.columns import as_numpy
+from app.analysis.trace.limits import (
+    MAX_DICTIONARY,
+    MAX_FAULTS,
+    MAX_OP_NAME_CHARS,
+    MAX_OP_NAMES,
+    Places,
+    refuse,
+    refuse_body,
+)
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    KNOWN_OP_TYPES,
+    OP_TYPE_ALIASES,
+    WGRAD_COMPUTE,
+)
+
+# ---- Codes of the operation names of one body: the known types, then others as they appear -----
+
+
+_INVALID: Final = -1
+
+
+class OpNames:
+    """Names seen so far; a name's position is its code.
+
+    Parameters
+    ----------
+    places : Places
+        Names the place of a faulty row.
+    """
+
+    def __init__(self, places: Places) -> None:
+        # The known types keep their codes, so that columns mostly need no second translation.
+        self.names: list[str] = list(KNOWN_OP_TYPES)
+        self._places = places
+        self._codes: dict[str, int] = {name: code for code, name in enumerate(self.names)}
+        self._dictionary: pa.Array[Any] | None = None
+        self._of_dictionary: NDArray[np.int16] = np.empty(0, np.int16)
+
+    def codes(self, column: pa.DictionaryArray[Any, Any], first_row: int) -> NDArray[np.int16]:
+        """Return the code of every row of `column`, which has no nulls.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.bad_op_name`, `trace.too_many_op_names`, `trace.corrupt`.
+        """
+        dictionary = column.dictionary
+        if self._dictionary is None or not dictionary.equals(self._dictionary):
+            self._of_dictionary = self._enter(dictionary)
+            self._dictionary = dictionary
+        codes = _look_up(as_numpy(column.indices), self._of_dictionary)
+        if codes is None:
+            refuse_body("corrupt", "an operation name is outside of its dictionary")
+        if self._of_dictionary.min() == _INVALID and codes.min() == _INVALID:
+            rows = np.flatnonzero(codes == _INVALID)[:MAX_FAULTS].tolist()
+            message = f"an operation's name must be 1 to {MAX_OP_NAME_CHARS} printable characters"
+            refuse(
+                self._places.fault("bad_op_name", message, first_row + row, "op") for row in rows
+            )
+        return codes
+
+    def _enter(self, dictionary: pa.Array[Any]) -> NDArray[np.int16]:
+        if len(dictionary) > MAX_DICTIONARY:
+            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+        # Parquet's reader does not check that strings are UTF-8.
+        raw: list[bytes | None] = _as_bytes(dictionary).to_pylist()
+        codes = np.array([self._code(name) for name in raw], np.int16)
+        if len(self.names) > MAX_DICTIONARY:
+            refuse_body("too_many_op_names", f"over {MAX_DICTIONARY} names of operations")
+        return codes
+
+    def _code(self, raw: bytes | None) -> int:
+        # At most four bytes a character.
+        if not raw or len(raw) > 4 * MAX_OP_NAME_CHARS:
+            return _INVALID
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            return _INVALID
+        if len(name) > MAX_OP_NAME_CHARS or not name.isprintable() or name != name.strip():
+            return _INVALID
+        if name not in self._codes:
+            self._codes[name] = len(self.names)
+            self.names.append(name)
+        return self._codes[name]
+
+
+def _look_up(indices: NDArray[Any], table: NDArray[np.int16]) -> NDArray[np.int16] | None:
+    """Return what a table has at each index; None where one is outside of it."""
+    if indices.min() < 0 or indices.max() >= len(table):
+        return None
+    # The indices are in range, so that clipping only saves the time of another check.
+    return table.take(indices, mode="clip")
+
+
+def _as_bytes(strings: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the bytes of strings, unchecked.
+
+    Seen as what they are: a cast would load all of Arrow's functions, which takes longer than to
+    read a small trace.
+    """
+    if pa.types.is_string(strings.type):
+        return strings.view(pa.binary())
+    if pa.types.is_large_string(strings.type):
+        return strings.view(pa.large_binary())
+    return strings.cast(pa.large_binary())
+
+
+# ---- Names of operation types: the one name of each, whatever the recorder calls it ------------
+# An alias gets the published name, a `-nonoverlapping` form that of its overlapped twin. A fused
+# send and receive is one call that does two (or four) transfers over the same interval: it is split
+# into operations with that interval each. Which microbatch each half moves is not recorded, so
+# their microbatch and model chunk are absent and their order says which they are. Names that are
+# still unknown are kept.
+
+
+NONOVERLAPPING: Final = "-nonoverlapping"
+
+FUSED: Final[Mapping[str, tuple[str, ...]]] = {
+    "forward-send-backward-recv": (FORWARD_SEND, BACKWARD_RECV),
+    "backward-send-forward-recv": (BACKWARD_SEND, FORWARD_RECV),
+    "forward-send-forward-recv": (FORWARD_SEND, FORWARD_RECV),
+    "backward-send-backward-recv": (BACKWARD_SEND, BACKWARD_RECV),
+    "forward-backward-send-forward-backward-recv": (
+        FORWARD_SEND,
+        BACKWARD_SEND,
+        FORWARD_RECV,
+        BACKWARD_RECV,
+    ),
+}
+
+CROSS_MESH_SEND: Final = "cross-mesh-send"
+CROSS_MESH_RECV: Final = "cross-mesh-recv"
+
+
+def normalize(name: str) -> str:
+    """Return the one name of the operation type that a recorder calls `name`."""
+    base = name.removesuffix(NONOVERLAPPING)
+    return OP_TYPE_ALIASES.get(base, base)
+
+
+# ---- From the recorder's names of operations to ours, for whole columns ------------------------
+
+
+_CROSS_MESH = (CROSS_MESH_SEND, CROSS_MESH_RECV)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Columns with our operation types."""
+
+    columns: dict[str, NDArray[Any]]  # `op` holds indices into `op_names`
+    op_names: tuple[str, ...]  # `KNOWN_OP_TYPES`, then the unknown types that rows have
+    source: NDArray[np.intp] | None  # row of the body of each row, where operations were split
+    # Two recorded names became one type, or operations were split: the recorded order and runs no
+    # longer hold.
+    changed: bool
+
+
+def name_operations(
+    columns: Mapping[str, NDArray[Any]], heads: NDArray[np.intp], names: Sequence[str]
+) -> Named:
+    """Give every operation our type.
+
+    Parameters
+    ----------
+    columns : mapping
+        `op` holds indices into `names`.
+    heads : int array
+        Rows among which every name that is used appears.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.too_many_op_names`.
+    """
+    used = np.flatnonzero(np.bincount(columns["op"][heads])).tolist()
+    if len(used) > MAX_OP_NAMES:
+        refuse_body("too_many_op_names", f"over {MAX_OP_NAMES} names of operations")
+    ours = {code: normalize(names[code]) for code in used}
+    types = list(KNOWN_OP_TYPES)
+    types += dict.fromkeys(name for name in ours.values() if name not in KNOWN_OP_TYPES)
+    code_of = {name: code for code, name in enumerate(types)}
+
+    table = np.zeros(len(names), np.int16)
+    for code, name in ours.items():
+        table[code] = code_of[name]
+    named = dict(columns)
+    if any(table[code] != code for code in used):
+        named["op"] = table[columns["op"]]
+
+    present = set(ours.values())
+    directed = not present.isdisjoint(_CROSS_MESH) and _direct(named, code_of)
+    source = None if present.isdisjoint(FUSED) else _split(named, code_of)
+    changed = directed or source is not None or len(present) < len(used)
+    if changed:
+        forget_unused(named, types)
+    return Named(named, tuple(types), source, changed)
+
+
+def forget_unused(columns: dict[str, NDArray[Any]], types: list[str]) -> None:
+    """Drop unknown types that no row has any more."""
+    known = len(KNOWN_OP_TYPES)
+    counts = np.bincount(columns["op"], minlength=len(types))
+    keep = [code for code in range(len(types)) if code < known or counts[code]]
+    table = np.zeros(len(types), np.int16)
+    table[keep] = np.arange(len(keep))
+    columns["op"] = table[columns["op"]]
+    types[:] = [types[code] for code in keep]
+
+
+def _split(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> NDArray[np.intp]:
+    """Replace fused operations by their parts; return the row that each row comes from."""
+    op = columns["op"]
+    fused = {code_of[name]: parts for name, parts in FUSED.items() if name in code_of}
+    parts_of_row = np.ones(len(op), np.intp)
+    for code, parts in fused.items():
+        parts_of_row[op == code] = len(parts)
+    source = np.repeat(np.arange(len(op)), parts_of_row)
+    first = np.cumsum(parts_of_row) - parts_of_row
+    part = np.arange(len(source)) - first[source]
+    for name in list(columns):
+        columns[name] = columns[name][source]
+    split = columns["op"]
+    for code, parts in fused.items():
+        rows = np.flatnonzero(split == code)
+        codes = np.array([code_of[name] for name in parts], np.int16)
+        split[rows] = codes[part[rows]]
+        columns["mb"][rows] = ABSENT
+        columns["mc"][rows] = ABSENT
+    return source
+
+
+def _direct(columns: dict[str, NDArray[Any]], code_of: Mapping[str, int]) -> bool:
+    """Make cross-mesh transfers sends and receives of the direction that their place tells.
+
+    A send moves what the rank computed last before it, a receive what the rank computes next.
+    Where the rank computes nothing there, the type stays as recorded.
+    """
+    op = columns["op"]
+    forward = code_of[FORWARD_COMPUTE]
+    computing = [forward, code_of[BACKWARD_COMPUTE], code_of[WGRAD_COMPUTE]]
+    rows = np.flatnonzero(np.isin(op, [*computing, *(code_of.get(n, -1) for n in _CROSS_MESH)]))
+    rows = rows[np.lexsort((columns["start"][rows], columns["step"][rows], columns["rank"][rows]))]
+    sequence = op[rows]
+    rank, step = columns["rank"][rows], columns["step"][rows]
+    place = np.arange(len(rows))
+    is_compute = np.isin(sequence, computing)
+    before = np.maximum.accumulate(np.where(is_compute, place, -1))
+    after = np.minimum.accumulate(np.where(is_compute, place, len(rows))[::-1])[::-1]
+    changed = False
+    for name, neighbor, types in (
+        (CROSS_MESH_SEND, before, (FORWARD_SEND, BACKWARD_SEND)),
+        (CROSS_MESH_RECV, after, (FORWARD_RECV, BACKWARD_RECV)),
+    ):
+        mine = np.flatnonzero(sequence == code_of.get(name, -1))
+        mine = mine[(neighbor[mine] >= 0) & (neighbor[mine] < len(rows))]
+        other = neighbor[mine]
+        near = (rank[other] == rank[mine]) & (step[other] == step[mine])
+        mine, other = mine[near], other[near]
+        is_forward = sequence[other] == forward
+        op[rows[mine]] = np.where(is_forward, code_of[types[0]], code_of[types[1]])
+        changed = changed or bool(len(mine))
+    return changed

@@ -1,0 +1,138 @@
+"""Parallel groups of a trace: context-parallel rings, members of collectives, stage layers.
+
+In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
+end together; the rank that holds up the others is the one with the longest computing time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.model import (
+    BACKWARD_COMPUTE,
+    CONTEXT_TYPES,
+    FORWARD_COMPUTE,
+    RING,
+    WGRAD_COMPUTE,
+    Sizes,
+    Trace,
+)
+
+# ---- What the metadata of a session say of the layers of its pipeline stages -------------------
+
+
+def layers_per_stage(extra: Mapping[str, Any], stages: int) -> tuple[int, ...] | None:
+    """Return the layers of each stage from a session's metadata, None where it does not say.
+
+    ``layers`` is a list with a number for each stage, or with a list of one number, its chunk's.
+    """
+    found = layers_per_chunk(extra, stages, 1)
+    return None if found is None else tuple(count for (count,) in found)
+
+
+def layers_per_chunk(
+    extra: Mapping[str, Any], stages: int, chunks: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the layers of each chunk of each stage, None where the metadata do not say.
+
+    ``layers`` is a list with a list for each stage, of the layers of each of its chunks, or with
+    their number, which its chunks share evenly.
+
+    Examples
+    --------
+    >>> layers_per_chunk({"layers": [8, [3, 5]]}, 2, 2)
+    ((4, 4), (3, 5))
+    """
+    given = extra.get("layers")
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != stages:
+        return None
+    found = [_chunks(item, chunks) for item in given]
+    return None if any(item is None for item in found) else tuple(item for item in found if item)
+
+
+def _chunks(item: object, chunks: int) -> tuple[int, ...] | None:
+    """Return the layers of a stage's chunks, None where they are no numbers of layers."""
+    if _is_count(item):
+        assert isinstance(item, int)  # noqa: S101 - for the type checker
+        return None if item % chunks else (item // chunks,) * chunks
+    if not isinstance(item, Sequence) or isinstance(item, str) or len(item) != chunks:
+        return None
+    return tuple(item) if all(_is_count(count) for count in item) else None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# ---- What ranks compute by themselves, where they record what they wait for inside -------------
+# In a ring of context-parallel ranks each waits for its neighbors only, in transfers that do not
+# end together: which rank holds the others up is not seen in any of them, but in who computes
+# longest.
+
+
+_COMPUTATIONS: Final = (FORWARD_COMPUTE, BACKWARD_COMPUTE, WGRAD_COMPUTE)
+
+
+def has_rings(trace: Trace) -> bool:
+    """Return whether transfers around rings are recorded."""
+    code = trace.op_names.index(RING)
+    return bool((trace.op == code).any())
+
+
+def own_computing(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the rows of all computations, and what each takes without the transfers inside, ns.
+
+    Inside is what the same rank begins, by its own clock, before the computation ends.
+    """
+    computes = _are(trace, _COMPUTATIONS)
+    rows = np.flatnonzero(computes | _are(trace, (*CONTEXT_TYPES, RING)))
+    rows = rows[np.lexsort((~computes[rows], trace.start_ns[rows], trace.rank[rows]))]
+    rank, start = trace.rank[rows], trace.start_ns[rows]
+    end = start + trace.duration_ns[rows]
+    computing = computes[rows]
+    holder = np.maximum.accumulate(np.where(computing, np.arange(len(rows)), 0))
+    inside = ~computing & (rank[holder] == rank) & (start < end[holder]) & computing[holder]
+    waited_ns = np.minimum(end, end[holder]) - start
+    own_ns = trace.duration_ns[rows] - np.bincount(
+        holder[inside], weights=waited_ns[inside], minlength=len(rows)
+    )
+    return rows[computing], np.maximum(own_ns[computing], 0.0)
+
+
+def _are(trace: Trace, names: Sequence[str]) -> NDArray[np.bool_]:
+    return np.isin(trace.op, [trace.op_names.index(name) for name in names])
+
+
+def busiest_ranks(trace: Trace) -> NDArray[np.int32]:
+    """Return the rank of each cell that computes longest by itself, shape (dp, pp); -1 of none.
+
+    It comes last in its ring. Of ranks that compute equally long it is the lowest.
+    """
+    sizes = trace.meta.sizes
+    rows, own_ns = own_computing(trace)
+    ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
+    total_ns = np.bincount(member.ravel(), weights=own_ns)
+    busiest = np.full((sizes.dp, sizes.pp), -1, dtype=np.int32)
+    # the last one that is written stays
+    order = np.lexsort((-ranks.astype(np.int64), total_ns))
+    busiest[trace.dp[rows[first[order]]], trace.pp[rows[first[order]]]] = ranks[order]
+    return busiest
+
+
+# ---- Which ranks of a worker meet in which collectives -----------------------------------------
+
+
+def groups_of(ranks: NDArray[np.int32], sizes: Sizes, types: Sequence[str]) -> NDArray[np.int32]:
+    """Return which ranks of a cell share their collectives, shape (groups, ranks).
+
+    Where a cell has tensor- and context-parallel ranks, and all of them recorded, those next to one
+    another are tensor-parallel, as launchers number them; else they are a single group.
+    """
+    if len(ranks) != sizes.tp * sizes.cp:
+        return ranks[None]
+    table = ranks.reshape(sizes.cp, sizes.tp)
+    return table.T if types == CONTEXT_TYPES else table

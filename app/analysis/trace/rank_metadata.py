@@ -1,0 +1,444 @@
+"""Metadata of ranks: machine, host, GPU, pod, launcher, recorder, and links of the job.
+
+A rank number is no identity: every restart may number ranks anew, so a machine is recognized by
+its GPU identifiers and host name. Links are web addresses without a password, because one user
+writes them and others follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+from app.analysis.trace.limits import MAX_FAULTS, MAX_WORLD
+from app.errors import Fault, InvalidMetadataError
+
+# ---- Values that metadata give: texts, mappings, and names by rank; each is checked ------------
+
+
+MAX_NAME_CHARS: Final = 255
+
+
+def names_by_rank(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
+    """Return the names of a job's ranks that a key of the metadata gives, by global rank.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.bad_value`, `metadata.rank_out_of_range`.
+    """
+    names: dict[int, str] = {}
+    for rank_key, value in mapping_of(document, key).items():
+        text = str(rank_key)
+        if isinstance(rank_key, bool) or not (text.isascii() and text.isdecimal()):
+            refuse(f"{key} must be keyed by rank, not {shown(rank_key)}", "bad_value", column=key)
+        # Over-long digits are no rank, and expensive to convert.
+        rank = int(text) if len(text) <= len(str(MAX_WORLD)) else MAX_WORLD
+        if rank >= world:
+            message = f"{key} names rank {shown(rank_key)}, the job has {world} ranks"
+            refuse(message, "rank_out_of_range", column=key)
+        names[rank] = text_of(value, key)
+    return dict(sorted(names.items()))
+
+
+def mapping_of(document: Mapping[Any, Any], key: str) -> Mapping[Any, Any]:
+    """Return the mapping of a key, empty where it is missing."""
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        refuse(f"{key} must be a mapping, not {shown(value)}", "bad_value", column=key)
+    return value
+
+
+def text_of(value: object, key: str) -> str:
+    """Return a name; a number is one too."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        refuse(f"{key} must hold text, not {shown(value)}", "bad_value", column=key)
+    text = value if isinstance(value, str) else shown(value)
+    if not is_name(text):
+        message = f"{key} must hold printable text of at most {MAX_NAME_CHARS} characters"
+        refuse(message, "bad_value", column=key)
+    return text
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can be the name of something."""
+    return len(text) <= MAX_NAME_CHARS and text.isprintable()
+
+
+def shown(value: object) -> str:
+    """Return a short text of an untrusted value (a huge int has no decimal form)."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a number"
+    return text if len(text) <= 40 else f"{text[:37]}…"  # noqa: PLR2004 - a readable length
+
+
+def refuse(
+    message: str, code: str, *, line: int | None = None, column: str | None = None
+) -> NoReturn:
+    """Raise the error of one fault."""
+    refuse_all([Fault(code, message, line=line, column=column)])
+
+
+def refuse_all(faults: list[Fault]) -> NoReturn:
+    """Raise the error of faults, with the code of the first."""
+    first = faults[0]
+    raise InvalidMetadataError(
+        first.message, code=f"metadata.{first.code}", faults=tuple(faults[:MAX_FAULTS])
+    )
+
+
+# ---- Links of a job to where else it can be looked at: its run at W&B, its logs, its pull request
+#
+# Who sends a session writes them and others follow them: an address is of the web, names its host
+# and holds no password, so that it neither runs a script nor tells a secret.
+
+
+KEY: Final = "links"
+MAX_LINKS: Final = 16
+MAX_ADDRESS_CHARS: Final = 1000
+SCHEMES: Final = ("http", "https")
+
+
+def parse_links(document: Mapping[object, object]) -> dict[str, str]:
+    """Return the links of a metadata document: addresses by what they are called.
+
+    Raises
+    ------
+    InvalidMetadataError
+        ``metadata.bad_link``
+    """
+    links = mapping_of(document, KEY)
+    if len(links) > MAX_LINKS:
+        refuse(f"there are {len(links)} links, and {MAX_LINKS} is the most", "bad_link", column=KEY)
+    found: dict[str, str] = {}
+    for name, address in links.items():
+        problem = _problem(name, address)
+        if problem is not None:
+            refuse(f"the link {shown(name)} {problem}", "bad_link", column=KEY)
+        found[str(name)] = str(address)
+    return found
+
+
+def sound_links(said: object) -> dict[str, str]:
+    """Return those links of a stored document that may be followed.
+
+    Shares of a session are joined without being looked at again, and sessions of versions before
+    may hold anything under that key.
+    """
+    if not isinstance(said, Mapping):
+        return {}
+    sound = [(str(name), str(url)) for name, url in said.items() if _problem(name, url) is None]
+    return dict(sound[:MAX_LINKS])
+
+
+def _problem(name: object, address: object) -> str | None:
+    """Return what is wrong with a link; None where nothing is."""
+    if not isinstance(name, str) or not name.strip() or not is_name(name):
+        return "has no name of printable text"
+    if not isinstance(address, str) or not address.isprintable() or set(address) & {" ", "\\"}:
+        return f"is no address: {shown(address)}"
+    if len(address) > MAX_ADDRESS_CHARS:
+        return f"is longer than {MAX_ADDRESS_CHARS} characters"
+    try:
+        parts = urlsplit(address)
+        whole = parts.port is None or bool(parts.hostname)
+    except ValueError:
+        whole = False
+    if not whole or parts.scheme not in SCHEMES or not parts.hostname:
+        return f"must be an address of http:// or https://, not {shown(address)}"
+    return "must not hold a user name or a password" if "@" in parts.netloc else None
+
+
+# ---- Which machine a rank is. A rank is no identity: every restart may number ranks anew -------
+
+
+# What NVIDIA's names of a GPU, and of a part of one, begin with.
+UUID_MARKS: Final = ("GPU-", "MIG-")
+SHORT_UUID: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The node and the GPU of a rank, as far as they are known.
+
+    Examples
+    --------
+    >>> before = Machine("node-7", gpu="3", uuid="GPU-5a3f")
+    >>> Machine("node-7", gpu="0", uuid="GPU-5a3f").differs(before)
+    False
+    >>> Machine("llama-worker-9", guessed=True, uuid="GPU-5a3f").differs(before)
+    False
+    >>> Machine("node-8", gpu="3", uuid="GPU-5a3f").differs(before)
+    True
+    """
+
+    node: str | None
+    # the name may be that of a container, which a restart changes
+    guessed: bool = False
+    gpu: str | None = None  # the node's number of it, or a name
+    uuid: str | None = None  # with ``GPU-`` or ``MIG-``, whole
+    pci: str | None = None  # address
+    pod: str | None = None  # with its namespace where that is known
+    local_rank: int | None = None
+
+    @property
+    def called(self) -> str:
+        """Return the name of the node as people read it; empty where it has none."""
+        return called(self.node, guessed=self.guessed) if self.node else ""
+
+    def differs(self, before: Machine) -> bool:
+        """Return whether node or GPU are known to be others than before."""
+        named = self.node and before.node and not (self.guessed or before.guessed)
+        if named and self.node != before.node:
+            return True
+        if self.uuid and before.uuid:
+            return self.uuid != before.uuid
+        return bool(self.gpu and before.gpu) and self.gpu != before.gpu
+
+
+@dataclass(frozen=True, slots=True)
+class MovedGpu:
+    """A GPU that was on another node before."""
+
+    rank: int
+    """Global rank that has it now."""
+    uuid: str
+    """Its UUID."""
+    before: str
+    """The node on which it was."""
+    last_seen: str
+    """When it was last seen there, UTC, ISO 8601."""
+
+
+def called(node: str, *, guessed: bool) -> str:
+    """Return the name of a node as people read it.
+
+    Examples
+    --------
+    >>> called("llama-worker-9", guessed=True)
+    'llama-worker-9 (guessed)'
+    """
+    return f"{node} (guessed)" if guessed else node
+
+
+def short_uuid(uuid: str | None) -> str:
+    """Return the beginning of a UUID, enough to tell GPUs of a node apart; empty for none.
+
+    Examples
+    --------
+    >>> short_uuid("GPU-5a3f1c2e-0000-4000-8000-00000000000b"), short_uuid("GPU-a1")
+    ('GPU-5a3f1c2e…', 'GPU-a1')
+    """
+    name = uuid or ""
+    return name if len(name) <= SHORT_UUID else f"{name[:SHORT_UUID]}…"
+
+
+def uuid_in(gpu: str | None) -> str | None:
+    """Return the UUID that senders without a key for it gave as the GPU's name.
+
+    Examples
+    --------
+    >>> uuid_in("MIG-5a3f"), uuid_in("3")
+    ('MIG-5a3f', None)
+    """
+    return gpu if gpu is not None and gpu.startswith(UUID_MARKS) else None
+
+
+# ---- What a recorder says of itself in a session's metadata ------------------------------------
+
+
+_KEY: Final = "recorded_by"
+_HOST: Final = "host"
+_DEVICE: Final = "device"
+_WAITS: Final = "waits"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """How a session was recorded; nothing is known of a recorder that does not say it."""
+
+    on_host: bool = False  # operations ran on processors, and were timed by their host's clock
+    # Collectives within computations are recorded while these wait for them, and not meanwhile.
+    only_waits: bool = False
+
+
+def recorder_of(extra: Mapping[str, Any]) -> Recorder:
+    """Return what a session's further metadata say of its recorder.
+
+    Examples
+    --------
+    >>> recorder_of({"recorded_by": {"clock": "host", "inside": "waits"}})
+    Recorder(on_host=True, only_waits=True)
+    """
+    said = extra.get(_KEY)
+    if not isinstance(said, dict):
+        return Recorder()
+    return Recorder(on_host=said.get("clock") == _HOST, only_waits=said.get("inside") == _WAITS)
+
+
+def said_of_recorder(*, on_host: bool) -> dict[str, dict[str, str]]:
+    """Return further metadata that say of a recorder that it records waits within computations."""
+    return {_KEY: {"clock": _HOST if on_host else _DEVICE, "inside": _WAITS}}
+
+
+# ---- What metadata say of where ranks run, in addition to `hosts` and `gpus` -------------------
+
+
+# OpenTelemetry's names. By rank, or one text for all ranks of a body.
+NODE: Final = "k8s.node.name"
+POD: Final = "k8s.pod.name"
+NAMESPACE: Final = "k8s.namespace.name"
+GPU: Final = "hw.id"
+SLURM_JOB: Final = "slurm.job.id"
+OTEL_KEYS: Final = (NODE, POD, NAMESPACE, GPU, SLURM_JOB)
+# More is said of no launcher, and of no session's guesses than a host a rank.
+MAX_LAUNCHER_KEYS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where ranks run, as far as the metadata say; every mapping may be incomplete."""
+
+    guessed_hosts: dict[str, str] = field(default_factory=dict)
+    """Hosts whose names are guesses, with where they come from: in a container, ``hostname``."""
+    pods: dict[int, str] = field(default_factory=dict)
+    """Pod of each global rank, with its namespace where that is known."""
+    gpu_uuids: dict[int, str] = field(default_factory=dict)
+    """UUID of the GPU of each global rank, with ``GPU-`` or ``MIG-``."""
+    gpu_pci: dict[int, str] = field(default_factory=dict)
+    """PCI address of the GPU of each global rank."""
+    local_ranks: dict[int, int] = field(default_factory=dict)
+    """Number of each global rank on its node."""
+    launcher: dict[str, str] = field(default_factory=dict)
+    """Launcher: ``name``, ``job``, ``restart``, ``step``."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the keys of metadata that say this again."""
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {
+            name: {str(key): value for key, value in mapping.items()}
+            for name, mapping in said.items()
+            if mapping
+        }
+
+    def machine(self, rank: int, hosts: Mapping[int, str], gpus: Mapping[int, str]) -> Machine:
+        """Return the machine of a rank."""
+        node, gpu = hosts.get(rank), gpus.get(rank)
+        return Machine(
+            node=node,
+            guessed=node in self.guessed_hosts,
+            gpu=gpu,
+            uuid=self.gpu_uuids.get(rank) or uuid_in(gpu),
+            pci=self.gpu_pci.get(rank),
+            pod=self.pods.get(rank),
+            local_rank=self.local_ranks.get(rank),
+        )
+
+
+NOWHERE: Final = Whereabouts()
+KEYS: Final = frozenset(item.name for item in fields(Whereabouts))
+
+
+def parse_whereabouts(
+    document: Mapping[Any, Any], world: int, hosts: dict[int, str]
+) -> tuple[dict[int, str], Whereabouts]:
+    """Return the hosts of ranks, with what OpenTelemetry's names add, and the rest.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.bad_value`, `metadata.rank_out_of_range`; `metadata.conflict`: two keys name
+        different machines for a rank.
+    """
+    if not any(key in document for key in (*KEYS, *OTEL_KEYS)):
+        return hosts, NOWHERE
+    guesses = _texts(document, "guessed_hosts")
+    nodes = _otel(document, NODE, world)
+    hosts = dict(sorted({**hosts, **_agreeing(NODE, nodes, hosts, guesses)}.items()))
+    spaces = _otel(document, NAMESPACE, world)
+    named = {
+        rank: _in_namespace(pod, spaces.get(rank))
+        for rank, pod in _otel(document, POD, world).items()
+    }
+    pods = names_by_rank(document, "pods", world)
+    uuids = names_by_rank(document, "gpu_uuids", world)
+    in_use = set(hosts.values()) if guesses else set()
+    return hosts, Whereabouts(
+        guessed_hosts={host: why for host, why in guesses.items() if host in in_use},
+        pods={**pods, **_agreeing(POD, named, pods)},
+        gpu_uuids={**uuids, **_agreeing(GPU, _otel(document, GPU, world), uuids)},
+        gpu_pci=names_by_rank(document, "gpu_pci", world),
+        local_ranks=_numbers(document, "local_ranks", world),
+        launcher=_launcher(document),
+    )
+
+
+def _otel(document: Mapping[Any, Any], key: str, world: int) -> dict[int, str]:
+    """Return what a key says by rank; a text for a whole body waits for its ranks."""
+    by_rank = isinstance(document.get(key), Mapping)
+    return names_by_rank(document, key, world) if by_rank else {}
+
+
+def _agreeing(
+    key: str,
+    added: Mapping[int, str],
+    known: Mapping[int, str],
+    guesses: Mapping[str, str] | None = None,
+) -> Mapping[int, str]:
+    for rank, name in added.items():
+        other = known.get(rank, name)
+        if other != name and other not in (guesses or {}):
+            message = f"{key} of rank {rank} is {shown(name)}, another key says {shown(other)}"
+            refuse(message, "conflict", column=key)
+    return added
+
+
+def _in_namespace(pod: str, space: str | None) -> str:
+    whole = f"{space}/{pod}"
+    return whole if space and "/" not in pod and is_name(whole) else pod
+
+
+def _texts(document: Mapping[Any, Any], key: str) -> dict[str, str]:
+    return {
+        text_of(name, key): text_of(value, key) for name, value in mapping_of(document, key).items()
+    }
+
+
+def _numbers(document: Mapping[Any, Any], key: str, world: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for rank, text in names_by_rank(document, key, world).items():
+        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(world))):
+            refuse(
+                f"{key} of rank {rank} is no whole number below {world}", "bad_value", column=key
+            )
+        found[rank] = int(text)
+    return found
+
+
+def _launcher(document: Mapping[Any, Any]) -> dict[str, str]:
+    said = _texts(document, "launcher")
+    if len(said) > MAX_LAUNCHER_KEYS:
+        refuse(f"launcher has over {MAX_LAUNCHER_KEYS} keys", "bad_value", column="launcher")
+    job = document.get(SLURM_JOB)
+    if job is None or said.get("name", "slurm") != "slurm":
+        return said
+    if isinstance(job, Mapping):
+        # the same of all ranks
+        job = next(iter(job.values()), None)
+    name = text_of(job, SLURM_JOB)
+    if said.get("job", name) != name:
+        message = f"{SLURM_JOB} is {shown(name)}, launcher says {shown(said['job'])}"
+        refuse(message, "conflict", column=SLURM_JOB)
+    return {"name": "slurm", **said, "job": name}
+
+
+def names_of_body(extra: Mapping[str, Any]) -> dict[str, str]:
+    """Return OpenTelemetry's names that metadata give once, for all ranks of a body."""
+    said = {key: extra.get(key) for key in (NODE, POD, NAMESPACE, GPU)}
+    return {key: name for key, name in said.items() if isinstance(name, str) and is_name(name)}

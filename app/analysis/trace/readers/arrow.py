@@ -1,0 +1,221 @@
+"""Reader of Arrow IPC bodies (stream or file) with our columns.
+
+The metadata may be in the schema, as JSON under ``paceline.meta``. Declared sizes are checked
+before decompression: a compressed buffer begins with its uncompressed length, which Arrow trusts,
+so some hundred bytes may ask for any amount of memory. Message headers are flat buffers
+(``Message.fbs`` of the Arrow format).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from app.analysis.trace.assemble import Assembler
+from app.analysis.trace.columns import NATIVE, batch_columns, check_types, choose_layout
+from app.analysis.trace.limits import Limits, Places, refuse_body
+from app.analysis.trace.metadata import load_metadata
+from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.operation_names import OpNames
+from app.errors import BodyTooLargeError, InvalidMetadataError
+
+# ---- What an Arrow stream claims, read before anything is unfolded -----------------------------
+# A compressed buffer begins with its length unfolded, and Arrow's reader believes it: a body of
+# some hundred bytes may ask for any amount of memory. The descriptions of messages are flat buffers
+# (``Message.fbs`` of the Arrow format).
+
+
+_RECORD_BATCH: Final = 3
+_DICTIONARY_BATCH: Final = 2
+# Positions of fields in the tables of Message.fbs.
+_HEADER_TYPE: Final = 1
+_HEADER: Final = 2
+_DICTIONARY_DATA: Final = 1
+_LENGTH: Final = 0
+_BUFFERS: Final = 2
+_COMPRESSION: Final = 3
+_MAX_MESSAGES: Final = 1 << 20
+
+
+def check_messages(source: pa.NativeFile, limits: Limits) -> int:
+    """Refuse a stream that claims more than it may; return the rows that it claims.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.corrupt`, `trace.decompression_bomb`.
+    BodyTooLargeError
+        `body.too_large`, `body.too_many_rows`.
+    """
+    rows = unfolded = 0
+    for number, message in enumerate(pa.ipc.MessageReader.open_stream(source)):
+        if number >= _MAX_MESSAGES:
+            refuse_body("decompression_bomb", f"over {_MAX_MESSAGES} messages")
+        try:
+            length, size = _claims(message)
+        except (struct.error, IndexError) as error:
+            refuse_body("corrupt", f"a message of the Arrow stream is damaged: {error}")
+        rows += length
+        unfolded += size
+        if rows > limits.max_rows:
+            text = f"the body claims over {limits.max_rows} rows"
+            raise BodyTooLargeError(text, code="body.too_many_rows")
+        if unfolded > limits.max_decompressed_bytes:
+            text = f"the body decompresses to over {limits.max_decompressed_bytes} bytes"
+            raise BodyTooLargeError(text)
+    return rows
+
+
+def _claims(message: pa.Message) -> tuple[int, int]:
+    """Return the rows that a message has, and the bytes of its buffers unfolded."""
+    data = memoryview(message.metadata)
+    table = _Table(data, struct.unpack_from("<I", data)[0])
+    kind = table.byte(_HEADER_TYPE)
+    if kind not in (_RECORD_BATCH, _DICTIONARY_BATCH):
+        return 0, 0
+    batch = table.table(_HEADER)
+    if kind == _DICTIONARY_BATCH:
+        batch = batch.table(_DICTIONARY_DATA)
+    length = batch.long(_LENGTH)
+    compressed = batch.has(_COMPRESSION)
+    body = memoryview(message.body) if message.body is not None else memoryview(b"")
+    size = 0
+    for start, stored in batch.pairs(_BUFFERS):
+        if not 0 <= start <= start + stored <= len(body):
+            raise IndexError("a buffer is outside of its message")
+        size += stored
+        if compressed and stored:
+            claimed = struct.unpack_from("<q", body, start)[0]
+            # -1: this one is as it is.
+            size += max(claimed, 0)
+    if length < 0:
+        raise IndexError("a negative number of rows")
+    return (length if kind == _RECORD_BATCH else 0), size
+
+
+class _Table:
+    """A table of a flat buffer."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self._at = at
+        self._fields = at - struct.unpack_from("<i", data, at)[0]
+        if self._fields < 0:
+            raise IndexError("a table begins before its buffer")
+        self._size = struct.unpack_from("<H", data, self._fields)[0]
+
+    def has(self, field: int) -> bool:
+        """Return whether a field is there."""
+        return self._offset(field) != 0
+
+    def byte(self, field: int) -> int:
+        """Return a field of a byte; 0 where it is not there."""
+        offset = self._offset(field)
+        return self._data[self._at + offset] if offset else 0
+
+    def long(self, field: int) -> int:
+        """Return a field of eight bytes; 0 where it is not there."""
+        offset = self._offset(field)
+        return int(struct.unpack_from("<q", self._data, self._at + offset)[0]) if offset else 0
+
+    def table(self, field: int) -> _Table:
+        """Return the table that a field refers to."""
+        return _Table(self._data, self._target(field))
+
+    def pairs(self, field: int) -> list[tuple[int, int]]:
+        """Return a vector of pairs of eight bytes; empty where it is not there."""
+        if not self.has(field):
+            return []
+        at = self._target(field)
+        count = struct.unpack_from("<I", self._data, at)[0]
+        values = struct.unpack_from(f"<{2 * count}q", self._data, at + 4)
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    def _offset(self, field: int) -> int:
+        at = 4 + 2 * field
+        if at + 2 > self._size:
+            return 0
+        return int(struct.unpack_from("<H", self._data, self._fields + at)[0])
+
+    def _target(self, field: int) -> int:
+        offset = self._offset(field)
+        if not offset:
+            raise IndexError("a field is missing")
+        at = self._at + offset
+        return at + int(struct.unpack_from("<I", self._data, at)[0])
+
+
+# ---- Arrow IPC bodies: our columns, as a stream or as a file -----------------------------------
+# The metadata may stand in the schema, as JSON under ``paceline.meta``.
+
+
+FILE_MAGIC: Final = b"ARROW1"
+STREAM_MAGIC: Final = b"\xff\xff\xff\xff"
+META_KEY: Final = b"paceline.meta"
+# A file is a stream between its magic, padded to eight bytes, and its footer.
+_FILE_HEAD_BYTES: Final = 8
+
+# What Arrow's readers raise on bytes that are not what they claim; see tests/fuzz.
+_UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
+
+
+def decode_arrow(
+    body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
+) -> Trace:
+    """Decode and check an Arrow body; see `decode` for what it raises."""
+    try:
+        with _open(body) as source:
+            claimed = check_messages(source, limits)
+        with _open(body) as source, pa.ipc.open_stream(source) as reader:
+            schema = reader.schema
+            layout = choose_layout(schema.names)
+            if layout is not NATIVE:
+                refuse_body("missing_column", "the column start_ns is missing")
+            check_types(schema, layout)
+            known = _agreed(meta, schema, limits)
+            places = Places(layout.columns)
+            assembler = Assembler(known, layout, places, limits, claimed, part=part)
+            names = OpNames(places)
+            wanted = [name for name in layout.columns.values() if name in schema.names]
+            for batch in _batches(reader, wanted):
+                columns, op = batch_columns(batch, layout, places, assembler.rows)
+                assembler.add(columns, names.codes(op, assembler.rows))
+            return assembler.finish(names.names)
+    except _UNREADABLE as error:
+        refuse_body("corrupt", f"the Arrow body cannot be read: {str(error)[:200]}")
+
+
+def _open(body: Path | bytes) -> pa.NativeFile:
+    source = pa.BufferReader(body) if isinstance(body, bytes) else pa.memory_map(str(body))
+    head = source.read(len(FILE_MAGIC))
+    source.seek(_FILE_HEAD_BYTES if head == FILE_MAGIC else 0)
+    return source
+
+
+def _batches(reader: pa.RecordBatchStreamReader, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    for batch in reader:
+        known = batch.select(wanted)
+        known.validate(full=True)
+        if known.num_rows:
+            yield known
+
+
+def _agreed(meta: SessionMeta | None, schema: pa.Schema, limits: Limits) -> SessionMeta:
+    text = (schema.metadata or {}).get(META_KEY)
+    if text is None:
+        if meta is None:
+            message = "an Arrow body needs the session's metadata, in its schema or with it"
+            raise InvalidMetadataError(message, code="metadata.missing")
+        return meta
+    if len(text) > limits.max_header_bytes:
+        message = f"the metadata is over {limits.max_header_bytes} bytes"
+        raise BodyTooLargeError(message, code="body.header_too_large")
+    of_schema = load_metadata(text.decode("utf-8", "replace"))
+    if meta is not None and meta.sizes != of_schema.sizes:
+        message = "the sizes in the schema and those given with the body differ"
+        raise InvalidMetadataError(message, code="metadata.conflict")
+    return meta or of_schema

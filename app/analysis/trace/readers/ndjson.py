@@ -1,0 +1,240 @@
+"""Reader of NDJSON bodies: a header line with the metadata, then one operation a line.
+
+Blocks of plain lines are read by compiled code (`ndjson_compiled`) where that is loaded, else by
+pyarrow. A block that pyarrow refuses or could misread is read by `ndjson_exact`, the reference,
+which returns the same columns or names the line at fault.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from app.analysis.trace.assemble import Assembler, take_one_behind
+from app.analysis.trace.columns import NATIVE, batch_columns
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.limits import MIB, Limits, Places, refuse
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.operation_names import OpNames
+from app.analysis.trace.readers.ndjson_exact import COLUMNS, parse_object, read_lines
+from app.errors import BodyTooLargeError, Fault, InvalidMetadataError, UnsupportedFormatError
+
+SCHEMA: Final = "paceline.trace/1"
+
+# Small enough that the first one is soon read on a second core, and stays in its cache.
+_BLOCK_BYTES: Final = MIB
+_MAX_LINE_BYTES: Final = MIB
+# Lines without an operation cost time as well.
+_MAX_BLANK_LINES: Final = 1 << 20
+_FIRST_CAPACITY: Final = 1 << 16
+# Loaded by who reads many bodies, as a server does: loading it takes longer than most take.
+_PLAIN: Final = "app.analysis.trace.readers.ndjson_compiled"
+_NEWLINE: Final = ord("\n")
+_BRACE: Final = ord("{")
+
+
+class _Lines:
+    """Line numbers of rows; blocks without blank lines need no table of their own."""
+
+    def __init__(self) -> None:
+        self._first_rows: list[int] = []
+        self._lines: list[int | NDArray[np.int64]] = []
+
+    def add(self, first_row: int, lines: int | NDArray[np.int64]) -> None:
+        """Enter a block: the line of its first row, or of each row."""
+        self._first_rows.append(first_row)
+        self._lines.append(lines)
+
+    def line_of(self, row: int) -> int:
+        """Return the 1-based line of a row."""
+        block = bisect_right(self._first_rows, row) - 1
+        offset = row - self._first_rows[block]
+        lines = self._lines[block]
+        return lines + offset if isinstance(lines, int) else int(lines[offset])
+
+
+def decode_ndjson(
+    body: Path | bytes, meta: SessionMeta | None, limits: Limits, *, part: bool
+) -> Trace:
+    """Decode and check an NDJSON body; see `decode` for what it raises.
+
+    `meta` may be left out where the header line has it; both must then have the same sizes.
+    """
+    blocks = _blocks(read_text(body, limits), limits)
+    line, block = next(blocks, (1, b""))
+    head, _, rest = block.partition(b"\n")
+    header = _header(head)
+    if header is not None:
+        meta = _agreed(meta, header)
+        line, block = line + 1, rest
+    if meta is None:
+        message = 'the first line must be the header: {"schema": "paceline.trace/1", "meta": {…}}'
+        raise InvalidMetadataError(message, code="metadata.missing")
+
+    lines = _Lines()
+    places = Places(NATIVE.columns, line_of=lines.line_of)
+    # A small body has as many rows as it has lines.
+    capacity = _FIRST_CAPACITY if len(block) > _BLOCK_BYTES // 2 else block.count(b"\n") + 1
+    assembler = Assembler(meta, NATIVE, places, limits, capacity, part=part)
+    names = OpNames(places)
+
+    def take(numbered: tuple[int, bytes]) -> None:
+        line, block = numbered
+        if not block:
+            return
+        batch, numbers = _read_block(block, line)
+        if batch.num_rows:
+            lines.add(assembler.rows, numbers)
+            columns, op = batch_columns(batch, NATIVE, places, assembler.rows)
+            assembler.add(columns, names.codes(op, assembler.rows))
+
+    following = next(blocks, None)
+    if following is None:
+        take((line, block))
+    else:
+        take_one_behind(chain([(line, block), following], blocks), take)
+    return assembler.finish(names.names)
+
+
+def _blocks(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines in blocks, each with the 1-based number of its first line."""
+    line = 1
+    held: list[bytes] = []
+    size = 0
+    # The densest slice of a compressed body gives a piece of many blocks.
+    for part in (
+        piece[start : start + _BLOCK_BYTES]
+        for piece in pieces
+        for start in range(0, len(piece), _BLOCK_BYTES)
+    ):
+        held.append(part)
+        size += len(part)
+        if size < _BLOCK_BYTES:
+            continue
+        waiting = b"".join(held)
+        end = waiting.rfind(b"\n") + 1
+        longest = limits.max_header_bytes if line == 1 else _MAX_LINE_BYTES
+        if size - end > longest:
+            _refuse_long_line(line + waiting.count(b"\n"), longest)
+        if end:
+            block = waiting[:end]
+            yield line, block
+            line += _count_lines(block)
+            if line > limits.max_rows + _MAX_BLANK_LINES:
+                message = f"the body has over {limits.max_rows} lines"
+                raise BodyTooLargeError(message, code="body.too_many_rows")
+        held = [waiting[end:]]
+        size -= end
+    if size:
+        yield line, b"".join(held)
+
+
+def _count_lines(block: bytes) -> int:
+    """Return how many lines end in a block; faster than `bytes.count`, which searches each."""
+    return int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))
+
+
+def _refuse_long_line(line: int, longest: int) -> NoReturn:
+    if line == 1:
+        message = f"the header line is over {longest} bytes"
+        raise BodyTooLargeError(message, code="body.header_too_large")
+    refuse([Fault("line_too_long", f"a line is over {longest} bytes", line=line)])
+
+
+def _header(line: bytes) -> Mapping[str, Any] | None:
+    """Return the header, or None where the first line is an operation already."""
+    try:
+        header = parse_object(line)
+    except ValueError as error:
+        refuse([Fault("bad_line", f"the first line is not a JSON object: {error}", line=1)])
+    if "schema" not in header:
+        return None
+    if header["schema"] != SCHEMA:
+        shown = json.dumps(header["schema"])[:80]
+        message = f"the header names the schema {shown}, known is {SCHEMA}"
+        raise UnsupportedFormatError(message, code="trace.unknown_schema")
+    return header
+
+
+def _agreed(meta: SessionMeta | None, header: Mapping[str, Any]) -> SessionMeta | None:
+    """Return the metadata given with the body, else those of its header."""
+    document = header.get("meta")
+    if document is None:
+        return meta
+    if not isinstance(document, Mapping):
+        message = "the header's meta must be a mapping"
+        raise InvalidMetadataError(message, code="metadata.malformed")
+    of_header = parse_metadata(document)
+    if meta is not None and meta.sizes != of_header.sizes:
+        message = "the sizes in the header and those given with the body differ"
+        raise InvalidMetadataError(message, code="metadata.conflict")
+    return meta or of_header
+
+
+def _read_block(block: bytes, line: int) -> tuple[pa.RecordBatch, int | NDArray[np.int64]]:
+    """Return the rows of a block, and the line of its first row or of each."""
+    batch = _read_compiled(block)
+    if batch is None:
+        batch = _read_fast(block)
+    if batch is not None:
+        return batch, line
+    # Again without blank lines and spaces around lines, which are no fault.
+    texts = [text.strip() for text in block.split(b"\n")]
+    lines = np.array([line + at for at, text in enumerate(texts) if text], np.int64)
+    batch = _read_fast(b"\n".join(filter(None, texts)))
+    if batch is not None:
+        return batch, lines
+    return read_lines(block, line)
+
+
+def _read_compiled(block: bytes) -> pa.RecordBatch | None:
+    """Return the rows of a block of plain lines; None where they are not, or nothing is loaded."""
+    if _PLAIN not in sys.modules:
+        return None
+    from app.analysis.trace.readers.ndjson_compiled import read_plain  # noqa: PLC0415 - see `_PLAIN`
+
+    return read_plain(block)
+
+
+def _read_fast(block: bytes) -> pa.RecordBatch | None:
+    """Return the rows of a block, or None where pyarrow refuses it or could misread it."""
+    if not _is_plain(block):
+        return None
+    try:
+        table = pa_json.read_json(
+            io.BytesIO(block),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block)),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=COLUMNS, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    # Two objects in a line, or one over several, are found by their number.
+    if table.num_rows != block.count(b"\n") + (block[-1] != _NEWLINE):
+        return None
+    return table.select(COLUMNS.names).combine_chunks().to_batches()[0]
+
+
+def _is_plain(block: bytes) -> bool:
+    """Return whether every line begins as an object.
+
+    Only then is pyarrow's reader safe: a block that begins with `null` ends the process.
+    """
+    if not block.startswith(b"{"):
+        return False
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data[:-1] == _NEWLINE)
+    return bool((data[ends + 1] == _BRACE).all())

@@ -1,0 +1,482 @@
+"""Footer and page headers of a Parquet body, checked before pyarrow reads it.
+
+A damaged footer ends the process in pyarrow instead of raising: a column chunk without metadata
+does. Readers check no sizes, and a page of a kilobyte may claim two gigabytes, so each claim is
+compared with its number of values. Includes the part of the Thrift compact protocol that both
+use.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from app.analysis.trace.limits import (
+    MAX_DICTIONARY,
+    MAX_OP_NAME_CHARS,
+    MIB,
+    Limits,
+    check_expanded,
+    refuse,
+    refuse_body,
+)
+from app.errors import BodyTooLargeError, Fault
+
+# ---- As much of Thrift's compact protocol as Parquet's footers and page headers need -----------
+
+
+_TRUE: Final = 1
+_FALSE: Final = 2
+_BYTE: Final = 3
+_INTEGERS: Final = (5, 6, 4)
+_DOUBLE: Final = 7
+_BINARY: Final = 8
+_LISTS: Final = (9, 10)
+_STRUCT: Final = 12
+
+_LONG_LIST: Final = 15
+_CONTINUES: Final = 0x80
+_VARINT_BYTES: Final = 10
+# Parquet's footers need nine.
+_MAX_DEPTH: Final = 16
+
+
+class ThriftError(Exception):
+    """The bytes are not a struct of the compact protocol."""
+
+
+@dataclass(slots=True)
+class ReadBudget:
+    """Items of lists that may still be read: an item takes a byte there, and far more here."""
+
+    items: int = 1 << 19
+
+
+def read_struct(
+    data: bytes, position: int, budget: ReadBudget, depth: int = 0
+) -> tuple[dict[int, Any], int]:
+    """Return a struct's values by field id, and where it ends.
+
+    Strings are bytes; floating-point numbers and single bytes are passed over. A body has
+    thousands of page headers, so this is one loop with the short cases in line.
+
+    Raises
+    ------
+    ThriftError
+        The bytes are malformed, or hold more than the budget.
+    IndexError
+        The bytes end before the struct does.
+    """
+    if depth > _MAX_DEPTH:
+        raise ThriftError("nested too deep")
+    fields: dict[int, Any] = {}
+    field = 0
+    while head := data[position]:
+        position += 1
+        kind = head & 0x0F
+        if head > kind:
+            field += head >> 4
+        else:
+            field, position = _zigzag(data, position)
+        if kind in _INTEGERS:
+            value = data[position]
+            if value < _CONTINUES:
+                position += 1
+                fields[field] = (value >> 1) ^ -(value & 1)
+            else:
+                fields[field], position = _zigzag(data, position)
+        elif kind == _BINARY:
+            fields[field], position = _binary(data, position)
+        elif kind == _STRUCT:
+            fields[field], position = read_struct(data, position, budget, depth + 1)
+        elif kind in (_TRUE, _FALSE):
+            fields[field] = kind == _TRUE
+        else:
+            fields[field], position = _other(data, position, kind, budget, depth)
+    return fields, position + 1
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for count in range(_VARINT_BYTES):
+        byte = data[position + count]
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < _CONTINUES:
+            return value, position + count + 1
+    raise ThriftError("an integer is too long")
+
+
+def _zigzag(data: bytes, position: int) -> tuple[int, int]:
+    value, position = _varint(data, position)
+    return (value >> 1) ^ -(value & 1), position
+
+
+def _binary(data: bytes, position: int) -> tuple[bytes, int]:
+    length = data[position]
+    if length < _CONTINUES:
+        position += 1
+    else:
+        length, position = _varint(data, position)
+    end = position + length
+    if end > len(data):
+        raise IndexError("a string goes on behind the bytes")
+    return data[position:end], end
+
+
+def _other(
+    data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
+) -> tuple[list[Any] | None, int]:
+    """Return a value of a rarer kind, and where it ends."""
+    if kind == _BYTE:
+        return None, position + 1
+    if kind == _DOUBLE:
+        return None, position + 8
+    if kind not in _LISTS or depth >= _MAX_DEPTH:
+        raise ThriftError(f"an unexpected type {kind}")
+    head = data[position]
+    count, position = head >> 4, position + 1
+    if count == _LONG_LIST:
+        count, position = _varint(data, position)
+    budget.items -= count
+    if budget.items < 0:
+        raise ThriftError("the lists are too long")
+    kind, depth = head & 0x0F, depth + 1
+    items: list[Any] = []
+    for _ in range(count):
+        item: object
+        if kind == _STRUCT:
+            item, position = read_struct(data, position, budget, depth)
+        elif kind in _INTEGERS and data[position] < _CONTINUES:
+            value = data[position]
+            item, position = (value >> 1) ^ -(value & 1), position + 1
+        else:
+            item, position = _item(data, position, kind, budget, depth)
+        items.append(item)
+    return items, position
+
+
+def _item(
+    data: bytes, position: int, kind: int, budget: ReadBudget, depth: int
+) -> tuple[object, int]:
+    """Return an item of a list that is no struct, and where it ends."""
+    if kind in _INTEGERS:
+        return _zigzag(data, position)
+    if kind == _BINARY:
+        return _binary(data, position)
+    if kind in (_TRUE, _FALSE):
+        return data[position] == _TRUE, position + 1
+    return _other(data, position, kind, budget, depth)
+
+
+# ---- What the footer of a Parquet body says, read before pyarrow may see it --------------------
+# A damaged footer is no exception in pyarrow: reading the description of a column chunk that lacks
+# its metadata ends the process. So the footer is read here, and what pyarrow relies on is checked.
+
+
+MAGIC: Final = b"PAR1"
+
+# Length of the footer, and the magic number again.
+_TAIL: Final = struct.Struct("<I4s")
+_SHORTEST: Final = len(MAGIC) + _TAIL.size
+
+# Ids of fields in parquet.thrift.
+_SCHEMA, _NUM_ROWS, _ROW_GROUPS = 2, 3, 4
+_ELEMENT_TYPE, _ELEMENT_NAME, _ELEMENT_CHILDREN = 1, 4, 5
+_GROUP_COLUMNS, _GROUP_ROWS = 1, 3
+_CHUNK_FILE, _CHUNK_META = 1, 3
+_CHUNK_NUMBERS: Final = {
+    "type": 1,
+    "codec": 4,
+    "values": 5,
+    "size": 6,
+    "compressed_size": 7,
+    "data_offset": 9,
+}
+_CHUNK_ENCODINGS, _CHUNK_PATH, _CHUNK_DICTIONARY = 2, 3, 11
+_BYTE_ARRAY: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChunk:
+    """One column of one row group."""
+
+    name: str
+    is_text: bool  # its values are byte arrays, not numbers
+    rows: int
+    # start, end: its pages in the body, the dictionary first
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Rows, and the column chunks at the top level of the schema, row group by row group."""
+
+    rows: int
+    chunks: tuple[ColumnChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    name: str | None
+    kind: int
+
+
+def read_footer(source: pa.NativeFile, limits: Limits) -> Footer:
+    """Read and check the footer.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.truncated`, `trace.corrupt`.
+    BodyTooLargeError
+        `body.header_too_large`.
+    """
+    data = _footer_bytes(source, limits)
+    try:
+        fields, _ = read_struct(data, 0, ReadBudget())
+        return _checked(fields, source.size() - len(data) - _TAIL.size)
+    except (ThriftError, IndexError, KeyError, TypeError, AttributeError, ValueError) as error:
+        # Fields that are missing or of another type show as one of these.
+        refuse_body("corrupt", f"the Parquet footer is damaged: {error!r}")
+
+
+def _footer_bytes(source: pa.NativeFile, limits: Limits) -> bytes:
+    size = source.size()
+    if size < _SHORTEST:
+        refuse_body("truncated", "the Parquet body ends before its footer")
+    source.seek(size - _TAIL.size)
+    length, magic = _TAIL.unpack(source.read(_TAIL.size))
+    if magic != MAGIC:
+        refuse_body("truncated", "the Parquet body ends before its footer")
+    if length > size - _SHORTEST:
+        refuse_body("corrupt", "the Parquet footer is longer than the body")
+    if length > limits.max_header_bytes:
+        message = f"the Parquet footer is over {limits.max_header_bytes} bytes"
+        raise BodyTooLargeError(message, code="body.header_too_large")
+    source.seek(size - _TAIL.size - length)
+    return source.read(length)
+
+
+def _checked(fields: Mapping[int, Any], data_end: int) -> Footer:
+    leaves = _leaves(fields[_SCHEMA])
+    rows = 0
+    chunks: list[ColumnChunk] = []
+    for group in fields[_ROW_GROUPS]:
+        group_rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
+        if group_rows < 0 or len(columns) != len(leaves):
+            raise ValueError("a row group does not fit the schema")
+        if not group_rows:
+            # Writers leave an empty group of an empty table, its offsets are anything.
+            continue
+        rows += group_rows
+        for leaf, column in zip(leaves, columns, strict=True):
+            chunk = _chunk(leaf, column, group_rows, data_end)
+            if chunk is not None:
+                chunks.append(chunk)
+    if rows != fields[_NUM_ROWS]:
+        raise ValueError("the row groups have another number of rows than the footer says")
+    return Footer(rows, tuple(chunks))
+
+
+def _leaves(elements: Sequence[Mapping[int, Any]]) -> list[_Leaf]:
+    """Return the columns of the schema in the order of their chunks; nested ones have no name."""
+    leaves: list[_Leaf] = []
+    # How many children each open group still lacks; the root is the first.
+    open_groups = [elements[0][_ELEMENT_CHILDREN]]
+    for element in elements[1:]:
+        while open_groups and not open_groups[-1]:
+            open_groups.pop()
+        open_groups[-1] -= 1
+        name = element[_ELEMENT_NAME].decode()
+        if element.get(_ELEMENT_CHILDREN):
+            open_groups.append(element[_ELEMENT_CHILDREN])
+        else:
+            top = len(open_groups) == 1
+            leaves.append(_Leaf(name if top else None, element[_ELEMENT_TYPE]))
+    if any(open_groups):
+        raise ValueError("the schema is not complete")
+    return leaves
+
+
+def _chunk(leaf: _Leaf, column: Mapping[int, Any], rows: int, data_end: int) -> ColumnChunk | None:
+    if _CHUNK_FILE in column:
+        raise ValueError("a column is in another file")
+    meta = column[_CHUNK_META]
+    numbers = {name: meta[field] + 0 for name, field in _CHUNK_NUMBERS.items()}
+    if numbers["type"] != leaf.kind or not (meta[_CHUNK_ENCODINGS] and meta[_CHUNK_PATH]):
+        raise ValueError("a column does not fit the schema")
+    start, dictionary = numbers["data_offset"], meta.get(_CHUNK_DICTIONARY, 0)
+    if 0 < dictionary < start:
+        start = dictionary
+    end = start + numbers["compressed_size"]
+    if not len(MAGIC) <= start <= end <= data_end:
+        raise ValueError("a column lies outside of the body")
+    if leaf.name is None:
+        return None
+    if numbers["values"] != rows:
+        raise ValueError("the columns of a row group have different lengths")
+    return ColumnChunk(leaf.name, leaf.kind == _BYTE_ARRAY, rows, start, end)
+
+
+# ---- What a Parquet body would decompress to, read from its page headers -----------------------
+# The sizes in a footer are not checked against anything by readers, and a page of a kilobyte may
+# claim to be two gigabytes. The header of a page is believed by the decompressor, so its claim is
+# compared with the number of values that it says to hold.
+
+
+MAX_PAGE_BYTES: Final = 256 * MIB
+
+# Levels, block headers and padding of a page.
+_SLACK_BYTES: Final = 64 * 1024
+# The widest number, its levels and the padding of its blocks.
+_NUMBER_BYTES: Final = 16
+# In memory, as numbers or as indices of names.
+_DECODED_BYTES: Final = 8
+# Length and text; more is no name of an operation.
+_NAME_BYTES: Final = 4 + 4 * MAX_OP_NAME_CHARS
+
+# Ids of fields in parquet.thrift: of PageHeader, then of the header inside for each page type.
+_TYPE: Final = 1
+_UNCOMPRESSED_SIZE: Final = 2
+_COMPRESSED_SIZE: Final = 3
+_NUM_VALUES: Final = 1
+_DATA_PAGE: Final = 0
+_DICTIONARY_PAGE: Final = 2
+# Page type → field of its header, and the field of the encoding there.
+_PAGES: Final = {_DATA_PAGE: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
+
+# PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY. The delta encodings of text build each value on the
+# last: a megabyte of them makes terabytes.
+_NAME_ENCODINGS: Final = frozenset({0, 2, 8})
+
+# Kind, decompressed and compressed size, number of values, encoding and length of the header.
+_Facts = tuple[int, int, int, int, int, int]
+
+# Headers mostly have less; with statistics, more.
+_HEADER_READS: Final = (512, 64 * 1024, MIB)
+
+# The header of a data page as most writers write it, in Thrift's compact protocol. A body has
+# thousands of them: this reads one in a third of the time of `read_struct`, which reads any.
+_NUMBER: Final = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
+_SHORT: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(33))
+_USUAL: Final = re.compile(
+    rb"""
+    \x15\x00                             # a data page
+    \x15(%(number)b) \x15(%(number)b)     # its bytes, decompressed and compressed
+    (?: \x15%(number)b\x1c | \x2c )       # their check sum; what follows is of data pages
+    \x15(%(number)b) \x15(%(number)b)     # values, their encoding
+    (?: \x15%(number)b ){2}              # encodings of the levels
+    (?: \x1c(?:                          # statistics:
+        [\x18\x28\x38\x48\x58\x68](?:%(short)b)   # an extreme
+        | [\x16\x26\x36\x46]%(number)b             # how many nulls, or different values
+        | [\x11\x12\x21\x22]                       # whether an extreme is exact
+    )*\x00 )?
+    \x00\x00
+    """
+    % {b"number": _NUMBER, b"short": _SHORT},
+    re.DOTALL | re.VERBOSE,
+)
+
+
+def check_pages(
+    source: pa.NativeFile, footer: Footer, wanted: Collection[str], limits: Limits
+) -> None:
+    """Refuse a body whose pages claim more than their values can need.
+
+    Parameters
+    ----------
+    wanted : collection of str
+        Columns that will be read.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.corrupt`, `trace.decompression_bomb`, `trace.unsupported_encoding`.
+    BodyTooLargeError
+        `body.too_large`.
+    """
+    total = 0
+    most = limits.expanded(source.size())
+    for chunk in footer.chunks:
+        if chunk.name in wanted:
+            total += _check_chunk(source, chunk)
+            check_expanded(total, most, limits)
+
+
+def _check_chunk(source: pa.NativeFile, chunk: ColumnChunk) -> int:
+    """Walk the pages of one column; return the bytes that it will take."""
+    name, position = chunk.name, chunk.start
+    width = _NAME_BYTES if chunk.is_text else _NUMBER_BYTES
+    total = seen = 0
+    pages = _pages(source, chunk)
+    while seen < chunk.rows:
+        try:
+            kind, size, compressed, count, encoding, length = next(pages)
+        except (ThriftError, IndexError, KeyError, TypeError, AttributeError) as error:
+            refuse_body("corrupt", f"a page header of the column {name} is damaged: {error!r}")
+        position += length + compressed
+        most = max(chunk.rows, MAX_DICTIONARY) if kind == _DICTIONARY_PAGE else chunk.rows - seen
+        if size < 0 or compressed < 0 or not 0 <= count <= most or position > chunk.end:
+            refuse_body("corrupt", f"a page header of the column {name} contradicts the footer")
+        if size > min(_SLACK_BYTES + width * count, MAX_PAGE_BYTES):
+            message = f"a page of the column {name} claims {size} bytes for {count} values"
+            refuse([Fault("decompression_bomb", message, column=name)])
+        if kind != _DICTIONARY_PAGE:
+            seen += count
+            if chunk.is_text and encoding not in _NAME_ENCODINGS:
+                message = f"the column {name} must be encoded plainly or by dictionary"
+                refuse([Fault("unsupported_encoding", message, column=name)])
+        total += size
+    # Runs of equal values are short as pages and long as columns.
+    return max(total, chunk.rows * _DECODED_BYTES)
+
+
+def _pages(source: pa.NativeFile, chunk: ColumnChunk) -> Iterator[_Facts]:
+    """Yield the facts of each page of a column, endlessly: how many there are, values tell."""
+    position = chunk.start
+    while True:
+        source.seek(position)
+        usual = _USUAL.match(source.read(_HEADER_READS[0]))
+        if usual is None:
+            header, length = _header(source, position)
+            facts = _facts(header)
+        else:
+            size, compressed, count, encoding = map(_number, usual.groups())
+            facts, length = (_DATA_PAGE, size, compressed, count, encoding), usual.end()
+        yield *facts, length
+        position += length + facts[2]
+
+
+def _number(written: bytes) -> int:
+    """Return a number with a sign, seven bits a byte, the lowest first."""
+    value = 0
+    for byte in reversed(written):
+        value = value << 7 | byte & 0x7F
+    return value >> 1 ^ -(value & 1)
+
+
+def _facts(header: Mapping[int, Any]) -> tuple[int, int, int, int, int]:
+    """Return kind, decompressed and compressed size, number of values, encoding of the page."""
+    kind = header[_TYPE]
+    inner, encoding = _PAGES[kind]
+    page = header[inner]
+    # The sums fail for what is no number.
+    size, compressed = header[_UNCOMPRESSED_SIZE] + 0, header[_COMPRESSED_SIZE] + 0
+    return kind, size, compressed, page[_NUM_VALUES] + 0, page[encoding] + 0
+
+
+def _header(source: pa.NativeFile, position: int) -> tuple[dict[int, Any], int]:
+    """Return the fields of the page header at `position`, and its length."""
+    for size in _HEADER_READS:
+        source.seek(position)
+        try:
+            return read_struct(source.read(size), 0, ReadBudget())
+        except IndexError:
+            continue
+    raise ThriftError("it does not end")

@@ -1,0 +1,529 @@
+"""Items of JSON longer than memory, and checked values of their events.
+
+A profiler writes an object with fields and one array of events, or that array alone. Fields are
+read whole, array items one at a time. Fractions are exact decimals, so microseconds with three
+digits become exact nanoseconds. ``NaN``, ``Infinity``, ``nan`` and ``inf``, which are no JSON,
+are read as floats and refused as times.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.limits import MAX_TIME_NS, MIB, Limits, refuse, refuse_body
+from app.errors import Fault
+
+# ---- JSON that is too long for memory, read item by item ---------------------------------------
+# A profiler writes one object with some fields and one array of all events, or that array alone, on
+# one line or on millions. Fields are given whole, the array's items one after the other; what is in
+# memory is one piece of text and one item. Fractions are exact decimals, so that microseconds with
+# three digits behind the point become the nanoseconds that they are. Recorders write ``NaN``,
+# ``Infinity``, ``nan`` and ``inf``, which are no JSON, where they divide by zero: these are read as
+# floats, and as times they are refused.
+
+
+# An event with its stack and shapes has some kilobytes.
+MAX_ITEM_CHARS: Final = MIB
+# Process groups of 16,384 ranks have about 1 MiB.
+MAX_FIELD_CHARS: Final = 4 * MIB
+_FIRST_LOOK: Final = 64 * 1024
+_SPACE: Final = " \t\n\r"
+# What is taken at once; as many items are read one by one where none can be.
+BATCH_CHARS: Final = MIB
+_FEW: Final = 64
+
+_NEXT_LINE: Final = "}\n{"
+
+# Takes lines of one item each: the text, how many there are, the 0-based position of the first.
+# Returns whether it did; else they are read one by one.
+TakeBatch = Callable[[str, int, int], bool]
+# As C and C++ print a float that has no value.
+_NAN: Final = "NaN"
+_NO_VALUE: Final = re.compile(r"-?(?:nan|inf)(?![a-z])", re.IGNORECASE)
+_STRING_OR_NO_VALUE: Final = re.compile(
+    r'"(?:[^"\\]|\\.)*+(?:"|\Z)|-?(?:nan|inf)(?![a-z])', re.IGNORECASE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the outermost object."""
+
+    name: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item of an array: its 0-based position there and what it is."""
+
+    index: int
+    value: object
+
+
+def read_items(
+    body: Path | bytes,
+    limits: Limits,
+    arrays: frozenset[str],
+    *,
+    longest_item: int = MAX_ITEM_CHARS,
+    batches: TakeBatch | None = None,
+) -> Iterator[Field | Item]:
+    """Yield the fields of a JSON object and the items of its long arrays, or those of an array.
+
+    Several objects one after the other, as on the lines of a collector's file, are read as one.
+
+    Parameters
+    ----------
+    body : Path or bytes
+        Plain, gzip or zstd.
+    arrays : frozenset of str
+        Fields whose items are given one by one.
+    longest_item : int
+        Characters that an item may have.
+    batches : callable, optional
+        Takes many items at once, which are not yielded then.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.bad_json` with the item where the text is no JSON, `trace.item_too_long`,
+        `trace.truncated`, `trace.corrupt`.
+    BodyTooLargeError
+        `body.too_large`.
+    """
+    text = _Text(body, limits, longest_item)
+    opening = text.next_char()
+    while opening:
+        if opening == "[":
+            yield from text.items(batches)
+        elif opening == "{":
+            yield from _object(text, arrays, batches)
+        else:
+            text.refuse_json("an object or an array must begin here")
+        opening = text.next_char()
+
+
+def read_values(body: Path | bytes, limits: Limits) -> Iterator[Item]:
+    """Yield the items of an array, or the objects that stand one after the other, a line each.
+
+    Raises
+    ------
+    InvalidTraceError, BodyTooLargeError
+        See `read_items`.
+    """
+    text = _Text(body, limits, MAX_ITEM_CHARS)
+    opening, index = text.next_char(), 0
+    while opening:
+        if opening == "[":
+            yield from text.items()
+        else:
+            text.back()
+            yield Item(index, text.value(MAX_ITEM_CHARS))
+            index += 1
+        opening = text.next_char()
+
+
+def _object(
+    text: _Text, arrays: frozenset[str], batches: TakeBatch | None
+) -> Iterator[Field | Item]:
+    char = text.next_char()
+    if char == "}":
+        return
+    text.back()
+    while True:
+        name = text.value(MAX_ITEM_CHARS)
+        if not isinstance(name, str) or text.next_char() != ":":
+            text.refuse_json("a field has a name and a colon")
+        char = text.next_char()
+        if char == "[" and name in arrays:
+            yield from text.items(batches)
+        else:
+            text.back()
+            yield Field(name, text.value(MAX_FIELD_CHARS))
+        char = text.next_char()
+        if char == "}":
+            return
+        if char != ",":
+            text.refuse_json("a comma or the end of the object must stand here")
+
+
+class _Text:
+    """A cursor in text that comes in pieces."""
+
+    def __init__(self, body: Path | bytes, limits: Limits, longest_item: int) -> None:
+        self._longest_item = longest_item
+        self._pieces = read_text(body, limits)
+        self._decode = codecs.getincrementaldecoder("utf-8")("strict")
+        self._scan = json.JSONDecoder(
+            parse_float=Decimal, parse_constant=float, strict=False
+        ).raw_decode
+        self._buffer = ""
+        self._at = 0
+        self._ended = False
+        self._between = ""  # how items of an array follow one another, once that is known
+        # For messages: the item being read, of the array being read.
+        self._item: int | None = None
+
+    def next_char(self) -> str:
+        """Return the next character that is no space, "" at the end, and step over it."""
+        while True:
+            buffer, at = self._buffer, self._at
+            while at < len(buffer) and buffer[at] in _SPACE:
+                at += 1
+            self._at = at
+            if at < len(buffer):
+                self._at += 1
+                return buffer[at]
+            if not self._more():
+                return ""
+
+    def back(self) -> None:
+        """Step back over the character that `next_char` gave."""
+        if self._at:
+            self._at -= 1
+
+    def items(self, batches: TakeBatch | None = None) -> Iterator[Item]:
+        """Yield the items of an array whose bracket was read, but for those taken in batches."""
+        index = self._item = 0
+        if self.next_char() == "]":
+            self._item = None
+            return
+        self.back()
+        one_by_one = 1
+        while True:
+            if batches is not None and not one_by_one:
+                taken, one_by_one = self._batch(batches, index)
+                index += taken
+                self._item = index
+            yield Item(index, self.value(self._longest_item))
+            one_by_one = max(one_by_one - 1, 0)
+            end = self._at
+            char = self.next_char()
+            if char == "]":
+                self._item = None
+                return
+            if char != ",":
+                self.refuse_json("a comma or the end of the array must stand here")
+            if not index and batches is not None:
+                self._learn(end)
+            index += 1
+            self._item = index
+
+    def _learn(self, end: int) -> None:
+        """Note what stands between the first item, which ended at `end`, and the next one."""
+        comma = self._at
+        if self.next_char() == "{":
+            self.back()
+            between = self._buffer[comma - 1 : self._at]
+            if end < comma and not between.strip(_SPACE + ","):
+                self._between = "}" + between + "{"
+
+    def _batch(self, take: TakeBatch, index: int) -> tuple[int, int]:
+        """Have as many items taken at once as are there.
+
+        Returns
+        -------
+        taken : int
+        one_by_one : int
+            Items that follow and are none that can be taken at once.
+        """
+        between = self._between
+        while len(self._buffer) - self._at < BATCH_CHARS and self._more():
+            pass
+        if self.next_char() != "{":
+            self.back()
+            return 0, 1
+        self.back()
+        end = self._buffer.rfind(between, self._at, self._at + 2 * BATCH_CHARS) if between else -1
+        if end < 0:
+            return 0, _FEW
+        text = self._buffer[self._at : end + 1]
+        lines = text.replace(between, _NEXT_LINE)
+        shorter = len(between) - len(_NEXT_LINE)
+        count = 1 + ((len(text) - len(lines)) // shorter if shorter else text.count(between))
+        if not take(lines, count, index):
+            return 0, count
+        self._at = end + len(between) - 1
+        return count, 0
+
+    def value(self, longest: int) -> object:
+        """Return the JSON value that begins here."""
+        wanted = _FIRST_LOOK
+        # The scanner takes no leading space.
+        if self.next_char():
+            self.back()
+        while True:
+            try:
+                value, end = self._scan(self._buffer, self._at)
+            except RecursionError:
+                self.refuse_json("nested too deep")
+            except (ValueError, InvalidOperation) as error:
+                if isinstance(error, json.JSONDecodeError) and self._mend(error):
+                    continue
+                # It may only be cut off, which is known when there is no more.
+                if not self._longer(wanted, longest):
+                    self._refuse_value(error)
+            else:
+                # A number at the end of a piece may go on in the next.
+                if end < len(self._buffer) or not self._more():
+                    self._at = end
+                    return value
+            wanted *= 2
+
+    def _mend(self, error: json.JSONDecodeError) -> bool:
+        """Write floats without a value, here and behind, as `json` knows them.
+
+        Returns
+        -------
+        bool
+            Whether one stands here. All of the piece are written at once, so that many of them cost
+            no more than one.
+        """
+        found = _NO_VALUE.match(self._buffer, error.pos)
+        if found is None or found[0] == _NAN or not error.msg.startswith("Expecting value"):
+            return False
+        rest = _STRING_OR_NO_VALUE.sub(_as_known, self._buffer[error.pos :])
+        self._buffer = self._buffer[: error.pos] + rest
+        if error.pos == self._at:
+            self._at = found.end() - len(_NAN)
+        return True
+
+    def _refuse_value(self, error: ValueError | InvalidOperation) -> NoReturn:
+        if isinstance(error, json.JSONDecodeError):
+            cut = error.pos >= len(self._buffer) or error.msg.startswith("Unterminated string")
+            if cut:
+                self._at = len(self._buffer)
+            self.refuse_json(error.msg)
+        if isinstance(error, InvalidOperation):
+            self.refuse_json("a number's exponent is beyond all exponents")
+        self.refuse_json(str(error)[:80])
+
+    def refuse_json(self, message: str) -> NoReturn:
+        """Refuse the text for what stands here."""
+        if self._ended and self._at >= len(self._buffer):
+            inside = "" if self._item is None else f", in event {self._item}"
+            refuse([Fault("truncated", f"the JSON ends in the middle{inside}", row=self._item)])
+        where = "" if self._item is None else f"event {self._item} "
+        refuse([Fault("bad_json", f"{where}is no JSON: {message}".strip(), row=self._item)])
+
+    def _longer(self, wanted: int, longest: int) -> bool:
+        """Read until `wanted` characters are there; return whether any came."""
+        if len(self._buffer) - self._at > longest:
+            message = f"a value is over {longest} characters, or is no JSON"
+            refuse([Fault("item_too_long", message, row=self._item)])
+        before = len(self._buffer) - self._at
+        while len(self._buffer) - self._at < max(wanted, before + 1):
+            if not self._more():
+                break
+        # Where nothing more came, what stands here is cut off, or wrong.
+        return len(self._buffer) - self._at > before
+
+    def _more(self) -> bool:
+        """Take the next piece of text; return whether there was one."""
+        while not self._ended:
+            piece = next(self._pieces, None)
+            self._ended = piece is None
+            try:
+                text = self._decode.decode(piece or b"", final=self._ended)
+            except UnicodeDecodeError as error:
+                refuse_body("corrupt", f"the text is not UTF-8: {error.reason}")
+            if text:
+                self._buffer = self._buffer[self._at :] + text
+                self._at = 0
+                return True
+        return False
+
+
+def _as_known(found: re.Match[str]) -> str:
+    """Return a string as it is, and a float without a value in as many characters."""
+    text = found[0]
+    return text if text.startswith('"') else _NAN.rjust(len(text))
+
+
+# ---- Values of a foreign recording's events, checked as they are taken -------------------------
+
+
+NS_PER_US: Final = 1000
+NS_PER_S: Final = 1_000_000_000
+# Larger powers of ten are no time; to write them out would cost memory.
+_MAX_POWER: Final = 30
+
+
+class Event:
+    """An event of an array, which knows its place.
+
+    Parameters
+    ----------
+    index : int
+        0-based position in the recording.
+    fields : mapping
+        As read from JSON, fractions as `decimal.Decimal`.
+    """
+
+    __slots__ = ("fields", "index")
+
+    def __init__(self, index: int, fields: Mapping[str, Any]) -> None:
+        self.index = index
+        self.fields = fields
+
+    @property
+    def args(self) -> Event:
+        """Return the event's arguments, which may be none."""
+        args = self.fields.get("args")
+        return Event(self.index, args if isinstance(args, dict) else {})
+
+    def text(self, key: str) -> str:
+        """Return a text, "" where there is none, or null.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            self._refuse(key, "text")
+        return value
+
+    def integer(self, key: str) -> int:
+        """Return an integer of 64 bits; text that is one counts.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.missing_key`, `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.optional_integer(key)
+        if value is None:
+            message = f"event {self.index} has no {key}"
+            refuse([Fault("missing_key", message, row=self.index, column=key)])
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """Return an integer, or None where the key is missing or null.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.fields.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            value = _number(value)
+        if isinstance(value, Decimal) and value.adjusted() < _MAX_POWER and value % 1 == 0:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._refuse(key, "an integer")
+        if not -(1 << 63) <= value < 1 << 63:
+            message = f"the {key} of event {self.index} does not fit in 64 bits"
+            refuse([Fault("integer_overflow", message, row=self.index, column=key)])
+        return value
+
+    def optional_identifier(self, key: str) -> int | None:
+        """Return a number of 64 bits that only tells things apart, None where there is none.
+
+        Recorders write such numbers with a sign or without: those of the upper half without a sign
+        are the negative ones with one.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.wrong_type`, `trace.integer_overflow`.
+        """
+        value = self.fields.get(key)
+        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:
+            return value - (1 << 64)
+        return self.optional_integer(key)
+
+    def duration_ns(self, key: str, scale: int) -> int:
+        """Return a duration in nanoseconds, rounded to the nearest; at most what is believed.
+
+        Profilers record durations of centuries now and then: such an operation is no reason to
+        refuse its recording.
+        """
+        value = self.fields.get(key)
+        if isinstance(value, Decimal) and value and value.adjusted() >= _MAX_POWER:
+            return MAX_TIME_NS if value > 0 else -MAX_TIME_NS
+        return max(-MAX_TIME_NS, min(MAX_TIME_NS, self._nanoseconds(key, scale)))
+
+    def nanoseconds(self, key: str, scale: int) -> int:
+        """Return a time in nanoseconds, rounded to the nearest.
+
+        Parameters
+        ----------
+        scale : int
+            Nanoseconds in the unit of the recording.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.missing_key`, `trace.wrong_type`, `trace.not_finite`, `trace.time_overflow`.
+        """
+        nanoseconds = self._nanoseconds(key, scale)
+        if abs(nanoseconds) > MAX_TIME_NS:
+            self._refuse_time(key)
+        return nanoseconds
+
+    def _nanoseconds(self, key: str, scale: int) -> int:
+        value = self.fields.get(key)
+        if value is None:
+            message = f"event {self.index} has no {key}"
+            refuse([Fault("missing_key", message, row=self.index, column=key)])
+        if isinstance(value, str):
+            value = _number(value)
+        if isinstance(value, float):
+            message = f"the {key} of event {self.index} is {value}"
+            refuse([Fault("not_finite", message, row=self.index, column=key)])
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            self._refuse(key, "a time")
+        if isinstance(value, Decimal):
+            # A fraction of a nanosecond is lost; one of zero has any power of ten.
+            if value and value.adjusted() >= _MAX_POWER:
+                self._refuse_time(key)
+            return round(value * scale) if value.adjusted() > -_MAX_POWER else 0
+        return value * scale
+
+    def _refuse(self, key: str, expected: str) -> NoReturn:
+        message = f"the {key} of event {self.index} is not {expected}"
+        refuse([Fault("wrong_type", message, row=self.index, column=key)])
+
+    def _refuse_time(self, key: str) -> NoReturn:
+        message = f"the {key} of event {self.index} is beyond all times"
+        refuse([Fault("time_overflow", message, row=self.index, column=key)])
+
+
+def _number(text: str) -> int | Decimal | str:
+    """Return the number that a text is: exporters of JSON write 64-bit integers as text."""
+    if len(text) > _MAX_POWER or not text.isascii():
+        return text
+    body = text.removeprefix("-")
+    if body.isdecimal():
+        return int(text)
+    whole, _, fraction = body.partition(".")
+    return Decimal(text) if whole.isdecimal() and fraction.isdecimal() else text
+
+
+def event_of(index: int, value: object) -> Event:
+    """Return the event that an item is.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.bad_event`: it is no object.
+    """
+    if not isinstance(value, dict):
+        refuse([Fault("bad_event", f"event {index} is no object", row=index)])
+    return Event(index, value)

@@ -1,0 +1,335 @@
+"""Events of a Kineto file as columns, a megabyte of JSON at a time.
+
+Most events are operators, launches and kernels with a few numbers each. Arrow's parser reads them
+without an object for each, exact to the nanosecond. Named ranges and collectives, and files that
+Arrow cannot read as columns, are read event by event.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from numpy.typing import NDArray
+
+from app.analysis.trace.limits import MAX_TIME_NS
+from app.analysis.trace.recordings.json_events import Item
+from app.analysis.trace.recordings.profiler.scan import Activity, Scan
+
+# ---- Events of a profiler's recording as columns, a megabyte of JSON at a time -----------------
+# Almost all events are operators, launches and kernels of which a few numbers are kept. Arrow's
+# parser gives these without an object for each, exact to the nanosecond: times are decimals. What
+# it cannot give, as a number that is a text, is read event by event.
+
+
+_TEXT, _WHOLE = pa.string(), pa.int64()
+# Microseconds with three digits behind the point are nanoseconds; a program that wrote the file
+# anew writes more of them.
+_NS: Final = pa.decimal128(38, 3)
+_FINER: Final = pa.decimal128(38, 12)
+_ARGS: Final = pa.struct(
+    [
+        *(
+            (name, _WHOLE)
+            for name in (
+                "External id",
+                "correlation",
+                "stream",
+                "device",
+                "Seq",
+                "Group size",
+                "Src Rank",
+                "Dst Rank",
+            )
+        ),
+        *(
+            (name, _TEXT)
+            for name in (
+                "Collective name",
+                "Process Group Name",
+                "Process Group Description",
+                "name",
+                "labels",
+            )
+        ),
+    ]
+)
+_LARGEST: Final = 1 << 40
+
+
+def _schema(time: pa.DataType) -> pa.Schema:
+    texts = [pa.field(name, _TEXT) for name in ("ph", "cat", "name")]
+    whole = [pa.field(name, _WHOLE) for name in ("pid", "tid")]
+    times = [pa.field(name, time) for name in ("ts", "dur")]
+    fields: list[pa.Field[Any]] = [*texts, *whole, *times, pa.field("args", _ARGS)]
+    return pa.schema(fields)
+
+
+_SCHEMAS: Final = (_schema(_NS), _schema(_FINER))
+_ABSENT: Final = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Some events; arrays have one value for each."""
+
+    table: pa.Table
+    # category, name: index into `categories` and `names`
+    category: NDArray[np.int64]
+    name: NDArray[np.int64]
+    categories: tuple[str, ...]
+    names: tuple[str, ...]
+    complete: NDArray[np.bool_]  # of the phase ``X``
+    named: NDArray[np.bool_]  # of the phase ``M``
+    start: NDArray[np.int64]  # ns
+    duration: NDArray[np.int64]  # ns
+    usable: NDArray[np.bool_]  # has a time and a thread that can be taken as they are
+    process: NDArray[np.int64]
+    thread: NDArray[np.int64]
+
+    def argument(self, name: str) -> NDArray[np.int64]:
+        """Return an argument that is an integer, -1 where there is none."""
+        # One chunk, as all are of what was read at once.
+        args: Any = self.table.column("args").combine_chunks()
+        return _whole(args.field(name), -1)
+
+    def rows(self, places: NDArray[np.intp]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield some events with their places, as JSON has them, with arguments that are read."""
+        rows = self.table.take(places).to_pylist()
+        for place, row in zip(places.tolist(), rows, strict=True):
+            known = {key: value for key, value in row.items() if value is not None}
+            args = known.get("args")
+            if args is not None:
+                known["args"] = {key: value for key, value in args.items() if value is not None}
+            yield place, known
+
+
+def events_of(lines: str, count: int) -> Events | None:
+    """Return the events of some lines of JSON; None where they have to be read one by one."""
+    body = lines.encode()
+    table = None
+    for schema in _SCHEMAS:
+        try:
+            table = pyarrow.json.read_json(
+                io.BytesIO(body),
+                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(body) + 1),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=schema,
+                    newlines_in_values=True,
+                    unexpected_field_behavior="ignore",
+                ),
+                # Arrow's own pool keeps what it once had.
+                memory_pool=pa.system_memory_pool(),
+            )
+            break
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+    if table is None or table.num_rows != count:
+        return None
+    start, duration = _nanoseconds(table.column("ts")), _nanoseconds(table.column("dur"))
+    if start is None or duration is None:
+        return None
+    process, thread = (_whole(table.column(name), _ABSENT) for name in ("pid", "tid"))
+    usable = (start != _ABSENT) & (np.abs(start) <= MAX_TIME_NS)
+    usable &= (process >= 0) & (process < _LARGEST) & (thread >= 0) & (thread < _LARGEST >> 17)
+    duration = np.where(duration == _ABSENT, 0, duration)
+    usable &= np.abs(duration) <= MAX_TIME_NS
+    category, categories = _dictionary(table.column("cat"))
+    name, names = _dictionary(table.column("name"))
+    phase, phases = _dictionary(table.column("ph"))
+    return Events(
+        table,
+        category,
+        name,
+        categories,
+        names,
+        phase == _index(phases, "X"),
+        phase == _index(phases, "M"),
+        start,
+        duration,
+        usable,
+        process,
+        thread,
+    )
+
+
+def _index(values: tuple[str, ...], wanted: str) -> int:
+    return values.index(wanted) if wanted in values else -1
+
+
+def _whole(column: Any, absent: int) -> NDArray[np.int64]:  # noqa: ANN401 - an array of Arrow's
+    return np.asarray(pc.fill_null(column, absent).to_numpy(), np.int64)
+
+
+def _dictionary(column: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:  # noqa: ANN401 - an array of Arrow's
+    """Return what each value is in the list of all; a value that is missing is an empty text."""
+    encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    return (
+        np.asarray(encoded.indices.to_numpy(), np.int64),
+        tuple(encoded.dictionary.to_pylist()),
+    )
+
+
+def _nanoseconds(column: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - an array of Arrow's
+    """Return times in ns, `_ABSENT` where there is none; None where one does not fit."""
+    if column.type == _FINER:
+        column = pc.round(column, 3, "half_to_even").cast(_NS)
+    values = column.combine_chunks()
+    halves = np.frombuffer(values.buffers()[1], np.int64)
+    halves = halves[2 * values.offset : 2 * (values.offset + len(values))].reshape(-1, 2)
+    low, high = halves[:, 0], halves[:, 1]
+    missing = np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+    if ((high != low >> 63) & ~missing).any():
+        return None
+    return np.where(missing, _ABSENT, low)
+
+
+# ---- Many events of a Kineto file at once: what is only counted in numbers, column by column ----
+# Whatever is kept as an object, as ranges with names that say something and works of process
+# groups, is taken event by event, as all events of a file are that cannot be read in columns.
+
+
+_SHIFT: Final = 23
+# Names whose kind is remembered.
+_MOST_NAMES: Final = 1 << 16
+
+
+class Kind(IntEnum):
+    """How an event is taken."""
+
+    NOT = auto()
+    ALONE = auto()  # as an object
+    LAUNCH = auto()
+    RANGE = auto()  # of which only the number counts
+    OPERATOR = auto()
+    GRADIENT = auto()  # a node of autograd
+    KERNEL = auto()
+    COPY = auto()
+    SET = auto()
+
+
+_ACTIVITIES: Final = {
+    Kind.KERNEL: Activity.KERNEL,
+    Kind.COPY: Activity.COPY,
+    Kind.SET: Activity.SET,
+}
+
+
+class Batches:
+    """Takes batches of events into a scan.
+
+    Parameters
+    ----------
+    kind_of : callable
+        Takes an event's category and name.
+    take : callable
+        Takes one event.
+    """
+
+    def __init__(
+        self, scan: Scan, kind_of: Callable[[str, str], Kind], take: Callable[[Item], None]
+    ) -> None:
+        self._scan = scan
+        self._kind_of = kind_of
+        self._take = take
+        self._known: dict[tuple[str, str], Kind] = {}
+
+    def __call__(self, lines: str, count: int, index: int) -> bool:
+        """Take lines of one event each; return whether that was possible."""
+        events = events_of(lines, count)
+        if events is None:
+            return False
+        kinds = self._kinds(events)
+        if not events.usable[kinds > Kind.ALONE].all():
+            return False
+        alone: Mapping[str, Any]
+        for place, alone in events.rows(np.flatnonzero(kinds == Kind.ALONE)):
+            self._take(Item(index + place, alone))
+        self._add(events, kinds)
+        return True
+
+    def _kinds(self, events: Events) -> NDArray[np.int64]:
+        pairs = events.category * len(events.names) + events.name
+        numbers, places = np.unique(pairs, return_inverse=True)
+        kinds = np.empty(len(numbers), np.int64)
+        if len(self._known) > _MOST_NAMES:
+            self._known.clear()
+        for at, number in enumerate(numbers.tolist()):
+            category, name = divmod(number, len(events.names))
+            key = (events.categories[category], events.names[name])
+            kind = self._known.get(key)
+            if kind is None:
+                kind = self._known[key] = self._kind_of(*key)
+            kinds[at] = kind
+        found = np.where(events.complete, kinds[places], Kind.NOT)
+        return np.where(events.named, Kind.ALONE, found)
+
+    def _add(self, events: Events, kinds: NDArray[np.int64]) -> None:
+        scan = self._scan
+        correlation, external = events.argument("correlation"), events.argument("External id")
+        launches = (kinds == Kind.LAUNCH) & (correlation != -1)
+        on_host = (kinds >= Kind.LAUNCH) & (kinds <= Kind.GRADIENT)
+        thread = self._threads(events, on_host)
+        scan.launches.table.extend(events.start[launches], correlation[launches], thread[launches])
+        called = (kinds >= Kind.RANGE) & (kinds <= Kind.GRADIENT)
+        named = called & (external != -1)
+        scan.operators.table.extend(events.start[named], external[named], thread[named])
+        nodes = kinds == Kind.GRADIENT
+        scan.gradients.table.extend(events.start[nodes], events.duration[nodes], thread[nodes])
+        self._outer(events, (kinds == Kind.OPERATOR) | nodes, thread)
+        on_device = kinds >= Kind.KERNEL
+        stream = self._streams(events, on_device)
+        activity = np.zeros(len(kinds), np.int64)
+        for kind, what in _ACTIVITIES.items():
+            activity[kinds == kind] = what
+        scan.kernels.table.extend(
+            events.start[on_device],
+            events.duration[on_device],
+            correlation[on_device],
+            external[on_device],
+            np.full(int(on_device.sum()), -1, np.int64),
+            stream[on_device],
+            activity[on_device],
+        )
+
+    def _outer(self, events: Events, chosen: NDArray[np.bool_], thread: NDArray[np.int64]) -> None:
+        """Take operators that lie in no other, as `Scan.take_operator` does one by one."""
+        for one in np.unique(thread[chosen]).tolist():
+            mine = chosen & (thread == one)
+            start, duration = events.start[mine], events.duration[mine]
+            ends = np.concatenate(
+                [[self._scan.busy_until.get(one, int(start[0]))], start + duration]
+            )
+            latest = np.maximum.accumulate(ends)
+            outer = start >= latest[:-1]
+            self._scan.outer.table.extend(
+                start[outer], duration[outer], np.full(int(outer.sum()), one, np.int64)
+            )
+            self._scan.busy_until[one] = int(latest[-1])
+
+    def _threads(self, events: Events, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        numbers = np.zeros(len(chosen), np.int64)
+        keys = (events.process[chosen] << _SHIFT) | events.thread[chosen]
+        values, places = np.unique(keys, return_inverse=True)
+        mask = (1 << _SHIFT) - 1
+        own = [self._scan.thread((key >> _SHIFT, key & mask)) for key in values.tolist()]
+        numbers[chosen] = np.array(own, np.int64)[places]
+        return numbers
+
+    def _streams(self, events: Events, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        numbers = np.zeros(len(chosen), np.int64)
+        device, stream = (events.argument(name)[chosen] for name in ("device", "stream"))
+        pairs, places = np.unique(np.stack([device, stream], axis=1), axis=0, return_inverse=True)
+        own = [
+            self._scan.thread(("stream", *("None" if n == -1 else n for n in pair)))
+            for pair in pairs.tolist()
+        ]
+        numbers[chosen] = np.array(own, np.int64)[places.ravel()]
+        return numbers

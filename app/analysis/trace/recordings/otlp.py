@@ -1,0 +1,366 @@
+"""OpenTelemetry spans of Megatron-LM (`megatron.core.telemetry`), as OTLP.
+
+A rank is a resource: ``dl.rank``, ``dl.world_size`` and the sizes and ranks of each parallelism
+are its attributes. Times are those of the issuing host, not of the device, and the metadata note
+it. Span names are those of the main branch and of earlier releases:
+``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
+NVIDIA/Megatron-LM (pull request 6385).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from app.analysis.trace.limits import Limits, refuse_body
+from app.analysis.trace.metadata import Unmapped, total
+from app.analysis.trace.model import (
+    ABSENT,
+    BACKWARD_COMPUTE,
+    BACKWARD_RECV,
+    BACKWARD_SEND,
+    CHECKPOINT,
+    EVALUATION,
+    FORWARD_COMPUTE,
+    FORWARD_RECV,
+    FORWARD_SEND,
+    GRADS_REDUCE_SCATTER,
+    OPTIMIZER,
+    SessionMeta,
+    Sizes,
+)
+from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.labels import (
+    LabelKind,
+    OwnRange,
+    OwnRanges,
+    OwnRangesReader,
+    join_ranges,
+)
+from app.analysis.trace.recordings.otlp_resources import (
+    Batch,
+    Resource,
+    attributes_of,
+    first_of,
+    json_batches,
+    resource_of,
+    with_hosts,
+)
+from app.analysis.trace.recordings.recording import Recording, Rows
+from app.errors import BodyTooLargeError, InvalidMetadataError
+
+# ---- Spans of Megatron-LM, as its main branch names them and as releases before did ------------
+# Sources: ``megatron/training/training.py`` and ``docs/user-guide/observability/span-groups.md`` of
+# NVIDIA/Megatron-LM (pull request 6385). Spans of microbatches, transfers and gradients have one
+# name in both; a step and its parts were renamed.
+
+
+PREFIX: Final = "megatron."
+STEPS: Final = frozenset({"megatron.train_step", "megatron.train.iteration"})
+# Around the first step of a process, which compiles, captures and connects.
+FIRST_STEP: Final = "megatron.train.first_iteration"
+WHY_ODD: Final = "Megatron-LM marks it as the first one of its process"
+OPERATIONS: Final[Mapping[str, str]] = {
+    "megatron.microbatch.forward": FORWARD_COMPUTE,
+    "megatron.microbatch.backward": BACKWARD_COMPUTE,
+    "megatron.p2p.send_forward": FORWARD_SEND,
+    "megatron.p2p.recv_forward": FORWARD_RECV,
+    "megatron.p2p.send_backward": BACKWARD_SEND,
+    "megatron.p2p.recv_backward": BACKWARD_RECV,
+    "megatron.grad_sync.finish": GRADS_REDUCE_SCATTER,
+    "megatron.optimizer_step": OPTIMIZER,
+    "megatron.train.iteration.optimizer": OPTIMIZER,
+}
+# What a rank does between steps; the outermost of spans that lie in each other is meant.
+BETWEEN: Final[Mapping[str, str]] = {
+    "megatron.evaluate": EVALUATION,
+    "megatron.save_checkpoint": CHECKPOINT,
+    "megatron.checkpoint.exposed_save": CHECKPOINT,
+    "megatron.checkpoint.save": CHECKPOINT,
+}
+READ: Final = frozenset({*OPERATIONS, *BETWEEN, *STEPS, FIRST_STEP})
+# Spans around those of operations, or of what no step has.
+AROUND: Final = frozenset(
+    {
+        "megatron.pretrain",
+        "megatron.train",
+        "megatron.forward_backward",
+        "megatron.train.iteration.forward_backward",
+    }
+)
+
+
+MICROBATCH_GROUP: Final = "MEGATRON_OTEL_SPAN_GROUPS=per_step,microbatch"
+ALL_RANKS: Final = "MEGATRON_OTEL_RANK_STRATEGY=all_ranks"
+STEP_GROUP: Final = "MEGATRON_OTEL_SPAN_GROUPS=per_step"
+STEP_REMEDY: Final = "label the spans of steps, or capture the step in their names"
+_MAX_SPANS: Final = 1_000_000
+
+Lost = Counter[tuple[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A span of an operation or of a step; times in ns."""
+
+    rank: int
+    name: str
+    start: int
+    end: int
+    microbatch: int | None
+    chunk: int | None
+    step: int | None
+    event: int
+    own: OwnRange | None = None  # what labels say of it
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is around a whole step, whose number is known."""
+        if self.own is not None:
+            return self.own.label is None and self.step is not None
+        return self.name in STEPS and self.step is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """What is kept of a recording."""
+
+    spans: list[_Span]
+    resources: dict[int, Resource]
+    sizes: frozenset[Sizes | None]
+    lost: Lost
+
+
+def decode_otlp(  # noqa: PLR0913 - what is said of a body
+    body: Path | bytes,
+    meta: SessionMeta | None,
+    limits: Limits,
+    *,
+    part: bool,
+    protobuf: bool,
+    own: OwnRanges | None = None,
+) -> Recording:
+    """Decode and check OpenTelemetry spans, of Megatron-LM or with labels of one's own.
+
+    Parameters
+    ----------
+    body : Path or bytes
+        Plain, gzip or zstd.
+    meta : SessionMeta or None
+        The sizes, where the resources do not say them.
+    protobuf : bool
+        It is OTLP's protobuf; else its JSON.
+    own : OwnRanges, optional
+        What the job calls spans of its own.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.no_microbatches`: there are spans of steps at most; `trace.unknown_rank`. Also those
+        of `json_batches`, `protobuf_batches`, `Event` and `Rows.trace`.
+    InvalidMetadataError
+        `metadata.missing`: the sizes are not known.
+    """
+    reader = None if own is None else own.reader()
+    names = READ if own is None else None
+    found = _read(_batches(body, limits, names, protobuf=protobuf), reader)
+    if reader is not None and not any(span.own for span in found.spans):
+        reader.refuse_all()
+    if not any(_computes(span) for span in found.spans):
+        refuse_body(
+            "no_microbatches",
+            "there are no spans of microbatches: switch their group on with "
+            f"{MICROBATCH_GROUP}, and let every rank export with {ALL_RANKS}",
+        )
+    known = meta or SessionMeta(_sizes(found))
+    by_rank: dict[int, list[_Span]] = {}
+    for span in sorted(found.spans, key=_start):
+        by_rank.setdefault(span.rank, []).append(span)
+    rows = Rows(limits)
+    odd: dict[int, str] = {}
+    for rank, spans in by_rank.items():
+        odd |= _take(rows, found.resources[rank], spans, known.sizes, found.lost)
+    known = replace(
+        with_hosts(known, found.resources),
+        odd_steps={**odd, **known.odd_steps},
+        extra={**known.extra, "clock": "host"},
+    )
+    lost = [Unmapped(what, count, remedy) for (what, remedy), count in found.lost.items()]
+    if reader is not None:
+        lost += reader.unmapped()
+    return Recording(rows.trace(known, part=part), total(lost))
+
+
+def _computes(span: _Span) -> bool:
+    if span.own is not None:
+        return span.own.label is not None and span.own.label.kind is LabelKind.COMPUTE
+    return span.name in OPERATIONS and "microbatch" in span.name
+
+
+def _batches(
+    body: Path | bytes, limits: Limits, names: frozenset[str] | None, *, protobuf: bool
+) -> Iterator[Batch]:
+    if not protobuf:
+        return json_batches(body, limits)
+    # its messages take a while to load
+    from app.analysis.trace.recordings.otlp_protobuf import protobuf_batches  # noqa: PLC0415
+
+    return protobuf_batches(body, limits, names)
+
+
+def _read(batches: Iterable[Batch], reader: OwnRangesReader | None) -> _Spans:
+    """Keep the spans of operations and steps, and count the others."""
+    found: list[_Span] = []
+    resources: dict[int, Resource] = {}
+    sizes: set[Sizes | None] = set()
+    lost: Lost = Counter()
+    for batch in batches:
+        named = [(span, span.text("name")) for span in batch.spans]
+        wanted: list[tuple[Event, str, OwnRange | None]] = []
+        for span, name in named:
+            own = None if reader is None else reader.find(name, span.index)
+            if own is not None or name in READ:
+                wanted.append((span, name, own))
+            elif name not in AROUND:
+                # Names of other programs are many, and say nothing here.
+                kind = name[:80] if name.startswith(PREFIX) else "of other programs"
+                lost[f"spans {kind}", None] += 1
+                if reader is not None:
+                    reader.miss(name)
+        if wanted:
+            who = resource_of(batch.resource)
+            resources[who.rank] = who
+            sizes.add(who.sizes)
+            found += [_span(who.rank, *one) for one in wanted]
+        if len(found) > _MAX_SPANS:
+            message = f"there are over {_MAX_SPANS} spans"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+    return _Spans(found, resources, frozenset(sizes), lost)
+
+
+def _span(rank: int, span: Event, name: str, own: OwnRange | None) -> _Span:
+    start = span.nanoseconds("startTimeUnixNano", 1)
+    end = span.nanoseconds("endTimeUnixNano", 1)
+    if own is not None:
+        mb, mc = (None, None) if own.label is None else (own.label.mb, own.label.mc)
+        return _Span(rank, name, start, end, mb, mc, own.step, span.index, own)
+    said = attributes_of(span)
+    return _Span(
+        rank,
+        name,
+        start,
+        end,
+        first_of(said, "megatron.microbatch_id", "dl.microbatch_id"),
+        first_of(said, "megatron.model_chunk_id", "megatron.virtual_pipeline_rank"),
+        first_of(said, "megatron.iteration", "dl.iteration"),
+        span.index,
+    )
+
+
+def _sizes(found: _Spans) -> Sizes:
+    sizes = next(iter(found.sizes)) if len(found.sizes) == 1 else None
+    if sizes is None:
+        message = (
+            "the resources do not say the sizes of the job, or not the same ones: give them with "
+            "the recording"
+        )
+        raise InvalidMetadataError(message, code="metadata.missing")
+    return sizes
+
+
+def _take(
+    rows: Rows, who: Resource, spans: list[_Span], sizes: Sizes, lost: Lost
+) -> Mapping[int, str]:
+    """Add the operations of one rank, whose spans come by start; return its odd steps."""
+    steps = [span for span in spans if span.is_step]
+    if not steps:
+        # Labelled ones without a number count from 0.
+        unnumbered = [span for span in spans if span.own is not None and span.own.label is None]
+        steps = [replace(span, step=number) for number, span in enumerate(unnumbered)]
+    _take_own(rows, who, [span for span in spans if span.own is not None], steps, sizes, lost)
+    spans = [span for span in spans if span.own is None]
+    for span in spans:
+        if span.name not in OPERATIONS:
+            continue
+        step = span.step if span.step is not None else _step_around(span, steps)
+        if step is None:
+            lost["operations outside of a step", STEP_GROUP] += 1
+        else:
+            _add(rows, OPERATIONS[span.name], who, span, step, sizes)
+    _take_between(rows, who, spans, steps, sizes, lost)
+    # A first step's own span begins just before the step that it is around.
+    firsts = [span for span in spans if span.name == FIRST_STEP]
+    odd = (_within(span, steps) if span.step is None else span.step for span in firsts)
+    return {number: WHY_ODD for number in odd if number is not None}
+
+
+def _take_between(  # noqa: PLR0913, PLR0917 - all that is known of the rank
+    rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
+) -> None:
+    """Add what a rank does between steps; of spans that lie in each other the outermost."""
+    until: dict[str, int] = {}
+    for span in spans:
+        op = BETWEEN.get(span.name)
+        if op is None or span.start < until.get(op, span.start):
+            continue
+        until[op] = span.end
+        before = bisect_right(steps, span.start, key=_start) - 1
+        step = steps[before].step if before >= 0 else None
+        if step is None:
+            lost["operations before the first step", None] += 1
+        else:
+            _add(rows, op, who, span, step, sizes)
+
+
+def _take_own(  # noqa: PLR0913, PLR0917 - all that is known of the rank
+    rows: Rows, who: Resource, spans: list[_Span], steps: list[_Span], sizes: Sizes, lost: Lost
+) -> None:
+    """Add the operations of spans of the job's own; those of one computation are one."""
+    labelled = [(span, span.own.label) for span in spans if span.own and span.own.label]
+    numbers = [
+        span.step if span.step is not None else _step_around(span, steps) for span, _ in labelled
+    ]
+    parts = join_ranges([label for _, label in labelled], numbers)
+    inside = {part for joined in parts.values() for part in joined}
+    for place, ((span, label), step) in enumerate(zip(labelled, numbers, strict=True)):
+        if step is None:
+            lost["operations outside of a step", STEP_REMEDY] += 1
+        elif place in parts or place not in inside:
+            end = max(labelled[part][0].end for part in parts.get(place, [place]))
+            _add(rows, label.op, who, replace(span, end=end), step, sizes)
+
+
+def _start(span: _Span) -> int:
+    return span.start
+
+
+def _step_around(span: _Span, steps: list[_Span]) -> int | None:
+    place = bisect_right(steps, span.start, key=_start) - 1
+    return steps[place].step if place >= 0 and span.start <= steps[place].end else None
+
+
+def _within(span: _Span, steps: list[_Span]) -> int | None:
+    return next((step.step for step in steps if span.start <= step.start <= span.end), None)
+
+
+def _add(  # noqa: PLR0913, PLR0917 - all that an operation is
+    rows: Rows, op: str, who: Resource, span: _Span, step: int, sizes: Sizes
+) -> None:
+    inner = sizes.tp * sizes.cp
+    rows.add(
+        op,
+        span.start,
+        span.end - span.start,
+        event=span.event,
+        rank=who.rank,
+        # Megatron's order: tensor ranks first, stages last.
+        dp=who.rank // inner % sizes.dp if who.dp is None else who.dp,
+        pp=who.rank // (inner * sizes.dp) if who.pp is None else who.pp,
+        step=step,
+        mb=ABSENT if span.microbatch is None else span.microbatch,
+        mc=ABSENT if span.chunk is None else span.chunk,
+    )

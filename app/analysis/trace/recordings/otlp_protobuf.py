@@ -1,0 +1,130 @@
+"""OTLP protobuf, one batch of spans at a time.
+
+Three forms: the body that an exporter posts (``ExportTraceServiceRequest``); messages with their
+lengths in front as protobuf itself delimits them, which OpenTelemetry's specification of the file
+exporter says; and messages with four bytes of length in front, big-endian, which the collector's
+file exporter writes (its ``compression: zstd`` compresses each message). In all of them a message
+is a list of ``ResourceSpans``, and one of those is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+
+from app.analysis.trace.compression import ZSTD_MAGIC, read_text
+from app.analysis.trace.limits import Limits, refuse
+from app.analysis.trace.recordings.json_events import Event
+from app.analysis.trace.recordings.otlp_resources import (
+    MAX_BATCH_BYTES,
+    Batch,
+    attributes_of,
+    json_batches,
+)
+from app.analysis.trace.recordings.protobuf_wire import BYTES, Wire
+from app.errors import Fault
+
+# The first field of a request, of a message of a file, and of ``TracesData``.
+_RESOURCE_SPANS: Final = 1
+_FIRST_BYTE: Final = _RESOURCE_SPANS << 3 | BYTES
+_LENGTH_BYTES: Final = 4
+# A collector's message is what it was sent, or a batch of its own of 8,192 spans.
+_MAX_MESSAGE_BYTES: Final = 4 * MAX_BATCH_BYTES
+
+
+Names = frozenset[str] | None
+
+
+def protobuf_batches(body: Path | bytes, limits: Limits, names: Names) -> Iterator[Batch]:
+    """Yield the batches of OTLP's protobuf, plain, gzip or zstd.
+
+    Parameters
+    ----------
+    names : frozenset of str or None
+        Spans of other names have their name only; None wants all.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.corrupt`, `trace.truncated`, `trace.item_too_long`, with the batch where it is one.
+    BodyTooLargeError
+        `body.too_large`.
+    """
+    wire = Wire(read_text(body, limits))
+    first = wire.peek(_LENGTH_BYTES + len(ZSTD_MAGIC))
+    if first[:1] == bytes((_FIRST_BYTE,)):
+        yield from _batches(wire, 0, names)
+        return
+    count = 0
+    big_endian = first[:1] == b"\0"
+    while not wire.at_end():
+        size = int.from_bytes(wire.take(_LENGTH_BYTES), "big") if big_endian else wire.varint()
+        if size > _MAX_MESSAGE_BYTES:
+            _refuse_too_long(count)
+        message = wire.take(size)
+        for batch in _message(message, limits, count, names):
+            yield batch
+            count += 1
+
+
+def _message(message: bytes, limits: Limits, count: int, names: Names) -> Iterator[Batch]:
+    if not message.startswith(ZSTD_MAGIC):
+        return _batches(Wire(iter((message,))), count, names)
+    text = b"".join(read_text(message, limits))
+    if text.startswith(b"{"):
+        return json_batches(text, limits)
+    return _batches(Wire(iter((text,))), count, names)
+
+
+def _batches(wire: Wire, count: int, names: Names) -> Iterator[Batch]:
+    for field in wire.fields():
+        if field.number != _RESOURCE_SPANS or field.kind != BYTES:
+            continue
+        if field.size > MAX_BATCH_BYTES:
+            _refuse_too_long(count)
+        yield _batch(wire.take(field.size), count, names)
+        count += 1
+
+
+def _batch(message: bytes, index: int, names: Names) -> Batch:
+    try:
+        batch = ResourceSpans.FromString(message)
+    except DecodeError as error:
+        text = f"batch {index} is no ResourceSpans of OTLP: {error}"
+        refuse([Fault("corrupt", text, row=index)])
+    who = Event(index, {"attributes": [_attribute(one) for one in batch.resource.attributes]})
+    spans = tuple(
+        _span(span, index)
+        if names is None or span.name in names
+        else Event(index, {"name": span.name})
+        for scope in batch.scope_spans
+        for span in scope.spans
+    )
+    return Batch(attributes_of(who), spans)
+
+
+def _span(span: Span, index: int) -> Event:
+    """Return a span with what is read of it, under the names of OTLP's JSON."""
+    fields = {
+        "name": span.name,
+        "startTimeUnixNano": span.start_time_unix_nano,
+        "endTimeUnixNano": span.end_time_unix_nano,
+        "attributes": [_attribute(one) for one in span.attributes],
+    }
+    return Event(index, fields)
+
+
+def _attribute(attribute: KeyValue) -> dict[str, object]:
+    kind = attribute.value.WhichOneof("value")
+    value = {} if kind is None else {kind: getattr(attribute.value, kind)}
+    return {"key": attribute.key, "value": value}
+
+
+def _refuse_too_long(index: int) -> NoReturn:
+    message = f"batch {index} is over {MAX_BATCH_BYTES} bytes"
+    refuse([Fault("item_too_long", message, row=index)])

@@ -1,0 +1,361 @@
+"""Computations, sends and receives of a pipeline rank whose recording has no labels.
+
+On the host the operators of a microbatch are contiguous between transfers; autograd runs a
+backward, on any thread. Times are those of the operators or, with a device, of the kernels
+launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.trace.recordings.profiler.process_groups import is_of_pipeline
+from app.analysis.trace.recordings.profiler.scan import (
+    Activity,
+    Issue,
+    Kernels,
+    Links,
+    PackedTable,
+    Ranges,
+    Scan,
+    Span,
+    Work,
+)
+
+# ---- Forwards and backwards of a rank of a pipeline whose recording does not label them --------
+# On the host the operators of a microbatch follow one another; in between the rank sends or
+# receives. What autograd ran is a backward, on whatever thread. Its time is that of the operators
+# or, where a device computes, of the kernels that they launched.
+
+
+# Between two transfers some operators do no more than bookkeeping: what takes less than such a
+# share of a typical computation is none. Where the host was held up it takes longer.
+LEAST_SHARES: Final = (0.05, 0.1, 0.2, 0.4)
+_TYPICAL: Final = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Operators of one microbatch in one direction.
+
+    Parameters
+    ----------
+    backward : bool
+        Autograd ran them.
+    host, span : Span
+        When the host ran or launched them, and when they were computed; equal without a device.
+    """
+
+    backward: bool
+    host: Span
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What a rank computed, in the order of the host, times in ns."""
+
+    # host: when the host ran or launched each. start, end: when it was computed.
+    host: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    backward: NDArray[np.bool_]
+
+
+def computed_of(scan: Scan, apart: Sequence[Span]) -> Computed:
+    """Return the operators of a rank or, where a device computes, the kernels.
+
+    Parameters
+    ----------
+    apart : sequence of Span
+        Ranges on the host that hold no computation: loaders, optimizers.
+    """
+    if len(scan.kernels):
+        host, thread, start, end = _launched(scan)
+    else:
+        start, duration, thread = columns_of(scan.outer.table, 3)
+        host, end = start, start + duration
+    usable = ~_inside(host, [(span.start, span.end) for span in apart])
+    host, thread, start, end = host[usable], thread[usable], start[usable], end[usable]
+    backward = _in_gradients(scan.gradients, host, thread)
+    order = np.argsort(host, kind="stable")
+    return Computed(host[order], start[order], end[order], backward[order])
+
+
+def blocks_of(computed: Computed, between: Sequence[int], least_share: float) -> list[Block]:
+    """Return the computations of a step, in the order of the host.
+
+    Parameters
+    ----------
+    least_share : float
+        What takes a smaller share of the time of a typical one is none; one of `LEAST_SHARES`.
+    between : sequence of int
+        When the host issued transfers, or began another microbatch; rising.
+    """
+    if not len(computed.host):
+        return []
+    part = np.searchsorted(np.array(between, np.int64), computed.host, side="right")
+    new = (np.diff(part) != 0) | (np.diff(computed.backward.astype(np.int8)) != 0)
+    first = np.concatenate([[0], np.flatnonzero(new) + 1])
+    last = np.concatenate([first[1:], [len(computed.host)]])
+    busy = np.add.reduceat(computed.end - computed.start, first)
+    blocks = [
+        Block(
+            bool(computed.backward[begin]),
+            Span(int(computed.host[begin]), int(computed.host[stop - 1]), -1),
+            Span(int(computed.start[begin:stop].min()), int(computed.end[begin:stop].max()), -1),
+        )
+        for begin, stop in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+    least = least_share * float(np.quantile(busy, _TYPICAL))
+    kept = [block for block, time in zip(blocks, busy.tolist(), strict=True) if time >= least]
+    while kept and not kept[-1].backward:
+        # What follows the last backward is no forward: scaling of gradients, for example.
+        kept.pop()
+    return _joined(kept, between)
+
+
+def blocks_named(
+    computed: Computed, between: Sequence[int], named: Sequence[tuple[Span, bool]]
+) -> list[Block]:
+    """Return the computations of a step whose microbatches are named, in the order of the host.
+
+    A range also has what prepares a transfer and what follows it: what took longest is its
+    computation, however long the host was held up elsewhere.
+
+    Parameters
+    ----------
+    between : sequence of int
+        When the host issued transfers; rising.
+    named : sequence of (Span, bool)
+        Ranges of a microbatch, and whether each is a backward; rising.
+    """
+    bounds = np.array(between, np.int64)
+    blocks = []
+    for span, backward in named:
+        first, stop = np.searchsorted(computed.host, (span.start, span.end)).tolist()
+        if first == stop:
+            continue
+        part = np.searchsorted(bounds, computed.host[first:stop], side="right")
+        cuts = [first, *(first + 1 + np.flatnonzero(np.diff(part))).tolist(), stop]
+        busy = computed.end - computed.start
+        begin, end = max(pairwise(cuts), key=lambda cut: int(busy[cut[0] : cut[1]].sum()))
+        blocks.append(
+            Block(
+                backward,
+                Span(int(computed.host[begin]), int(computed.host[end - 1]), -1),
+                Span(int(computed.start[begin:end].min()), int(computed.end[begin:end].max()), -1),
+            )
+        )
+    return blocks
+
+
+def _joined(blocks: Sequence[Block], between: Sequence[int]) -> list[Block]:
+    """Join neighbors of one microbatch, between which something short was left out."""
+    joined: list[Block] = []
+    for block in blocks:
+        known = joined[-1] if joined else None
+        if (
+            known is not None
+            and known.backward == block.backward
+            and np.searchsorted(between, known.host.start, side="right")
+            == np.searchsorted(between, block.host.start, side="right")
+        ):
+            joined[-1] = Block(
+                block.backward,
+                Span(known.host.start, block.host.end, -1),
+                Span(
+                    min(known.span.start, block.span.start), max(known.span.end, block.span.end), -1
+                ),
+            )
+        else:
+            joined.append(block)
+    return joined
+
+
+def _launched(scan: Scan) -> tuple[NDArray[np.int64], ...]:
+    """Return when the host launched each kernel and on which thread, and its start and end."""
+    columns = (Kernels.START, Kernels.DURATION, Kernels.CORRELATION, Kernels.EXTERNAL)
+    read = [
+        np.stack(part) for part in scan.kernels.table.read(*columns, Kernels.WORK, Kernels.ACTIVITY)
+    ]
+    start, duration, correlation, external, work, activity = np.concatenate(read, axis=1)
+    computing = (work < 0) & (activity == Activity.KERNEL)
+    start, duration = start[computing], duration[computing]
+    host = np.full(len(start), -1, np.int64)
+    thread = np.full(len(start), -1, np.int64)
+    _look_up(scan.launches, correlation[computing], host, thread)
+    _look_up(scan.operators, external[computing], host, thread)
+    known = thread >= 0
+    start, duration = start[known], duration[known]
+    return host[known], thread[known], start, start + duration
+
+
+def _look_up(
+    links: Links, wanted: NDArray[np.int64], host: NDArray[np.int64], thread: NDArray[np.int64]
+) -> None:
+    """Note where and when the link of each kernel started, where that is not known yet."""
+    if not len(links) or not len(wanted):
+        return
+    started, number, where = columns_of(links.table, 3)
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    at = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+    found = (number[at] == wanted) & (wanted >= 0) & (thread < 0)
+    host[found] = started[order][at[found]]
+    thread[found] = where[order][at[found]]
+
+
+def _in_gradients(
+    gradients: Ranges, host: NDArray[np.int64], thread: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return what started while autograd ran a node on the same thread."""
+    inside = np.zeros(len(host), np.bool_)
+    start, duration, where = columns_of(gradients.table, 3)
+    for one in np.unique(where).tolist():
+        mine, there = thread == one, where == one
+        ranges = zip(start[there].tolist(), (start[there] + duration[there]).tolist(), strict=True)
+        inside[mine] = _inside(host[mine], list(ranges))
+    return inside
+
+
+def _inside(times: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which times are inside of one of some ranges, which may overlap."""
+    if not ranges:
+        return np.zeros(len(times), np.bool_)
+    bounds = np.array(sorted(ranges), np.int64)
+    begins, ends = bounds[:, 0], np.maximum.accumulate(bounds[:, 1])
+    at = np.searchsorted(begins, times, side="right") - 1
+    return (at >= 0) & (times < ends[at])
+
+
+def columns_of(table: PackedTable, count: int) -> NDArray[np.int64]:
+    """Return all columns of a table, a row of the result each."""
+    parts = [np.stack(part) for part in table.read(*range(count))]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.int64)
+
+
+# ---- Sends and receives of a rank of a pipeline: what the host issued, and when it was carried out
+
+
+_SEND, _RECEIVE = "send", "recv"
+# One kernel carries out several sends and receives that were issued together.
+FUSED: Final = frozenset({"sendrecv", "coalesced"})
+TRANSFERS: Final = frozenset({_SEND, _RECEIVE}) | FUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A send or a receive.
+
+    Parameters
+    ----------
+    issued : int
+        When the host called it, in ns.
+    span : Span
+        From when it was posted to when it was done.
+    peer : int or None
+        Global rank at its other end, where that is recorded.
+    """
+
+    sends: bool
+    issued: int
+    span: Span
+    peer: int | None
+
+
+def issues_transfers(scan: Scan) -> bool:
+    """Return whether the recording of a rank has sends or receives of a pipeline."""
+    return bool(_issues(scan))
+
+
+def transfers_of(scan: Scan) -> list[Transfer]:
+    """Return the sends and receives of a rank, in the order in which the host issued them."""
+    works = [
+        work for work in scan.works if work.name in TRANSFERS and is_of_pipeline(work.description)
+    ]
+    issues = _issues(scan)
+    if len(scan.kernels):
+        found = _on_device(scan, [work for work in works if work.on_device], issues)
+    else:
+        found = _on_host(works, issues)
+    return sorted(found, key=lambda one: one.issued)
+
+
+def _issues(scan: Scan) -> list[Issue]:
+    """Return the calls that issued transfers; of a call within another only the inner one."""
+    found = [
+        issue
+        for issue in scan.issues
+        if issue.name in {_SEND, _RECEIVE} and is_of_pipeline(issue.description)
+    ]
+    found.sort(key=lambda issue: (issue.span.start, -issue.span.end))
+    return [
+        issue
+        for place, issue in enumerate(found)
+        if place + 1 == len(found)
+        or found[place + 1].span.start >= issue.span.end
+        or found[place + 1].name != issue.name
+        or found[place + 1].thread != issue.thread
+    ]
+
+
+def _on_host(works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
+    """Pair the calls with what the backend did for them: the first that began after each."""
+    for name in (_SEND, _RECEIVE):
+        mine = sorted(
+            (work for work in works if work.name == name), key=lambda work: work.span.start
+        )
+        at = 0
+        for issue in issues:
+            if issue.name != name:
+                continue
+            while at < len(mine) and mine[at].span.start < issue.span.start:
+                at += 1
+            if at == len(mine):
+                return
+            yield Transfer(name == _SEND, issue.span.start, mine[at].span, mine[at].peer)
+            at += 1
+
+
+def _on_device(scan: Scan, works: Sequence[Work], issues: Sequence[Issue]) -> Iterator[Transfer]:
+    """Pair the calls with kernels; one kernel carries out all that were issued together."""
+    launched = _launches(scan, works)
+    pending = list(issues)
+    for launch, work in sorted(zip(launched, works, strict=True), key=lambda one: one[0]):
+        if work.name not in FUSED:
+            same = [one for one in pending if one.name == work.name and one.span.start <= launch]
+            by_number = [one for one in same if one.external == work.external >= 0]
+            issued = launch
+            for issue in (by_number or same[-1:])[:1]:
+                pending.remove(issue)
+                issued = issue.span.start
+            yield Transfer(work.name == _SEND, issued, work.span, work.peer)
+            continue
+        carried = [issue for issue in pending if issue.span.start <= launch]
+        pending = [issue for issue in pending if issue.span.start > launch]
+        for issue in carried:
+            yield Transfer(issue.name == _SEND, issue.span.start, work.span, issue.peer)
+
+
+def _launches(scan: Scan, works: Sequence[Work]) -> list[int]:
+    """Return when the host launched each kernel, or where that is not recorded when it began."""
+    times = _times(scan.launches, [work.correlation for work in works])
+    by_operator = _times(scan.operators, [work.external for work in works])
+    return [
+        launch if launch is not None else operator if operator is not None else work.span.start
+        for launch, operator, work in zip(times, by_operator, works, strict=True)
+    ]
+
+
+def _times(links: Links, numbers: Sequence[int]) -> list[int | None]:
+    started, number, _ = columns_of(links.table, 3)
+    wanted = np.isin(number, np.array([one for one in numbers if one >= 0], np.int64))
+    known = dict(zip(number[wanted].tolist(), started[wanted].tolist(), strict=True))
+    return [known.get(one) for one in numbers]

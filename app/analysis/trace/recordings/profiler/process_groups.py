@@ -1,0 +1,273 @@
+"""Place of a rank in its job, from the process groups that its recording names.
+
+`torch.distributed` names a group of a device mesh ``mesh_`` and its dimension; Megatron-Core has
+its own names. The recording of one rank has the groups of this rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NoReturn
+
+from app.analysis.trace.model import (
+    GRADS_REDUCE_SCATTER,
+    PARAMS_ALL_GATHER,
+    RING,
+    SessionMeta,
+    Sizes,
+)
+from app.errors import Fault, InvalidMetadataError
+
+
+class Dimension(StrEnum):
+    """What the ranks of a group share out."""
+
+    PIPELINE = "pp"
+    REPLICA = "dp_replicate"
+    SHARD = "dp_shard"
+    DATA = "dp"
+    TENSOR = "tp"
+    CONTEXT = "cp"
+
+
+_NAMES: Final[tuple[tuple[re.Pattern[str], Dimension], ...]] = tuple(
+    (re.compile(pattern, re.IGNORECASE), dimension)
+    for pattern, dimension in (
+        (r"mesh_pp|mesh_pipe(line)?|PIPELINE_MODEL_PARALLEL_GROUP", Dimension.PIPELINE),
+        (r"mesh_dp_replicate|mesh_replicate", Dimension.REPLICA),
+        (r"mesh_dp_shard|mesh_fsdp|mesh_shard", Dimension.SHARD),
+        (r"mesh_dp|mesh_data|DATA_PARALLEL_GROUP", Dimension.DATA),
+        (r"mesh_tp|mesh_tensor|TENSOR_MODEL_PARALLEL_GROUP", Dimension.TENSOR),
+        (r"mesh_cp|mesh_context|CONTEXT_PARALLEL_GROUP", Dimension.CONTEXT),
+    )
+)
+# What to do where sizes are not known.
+_GIVE: Final = "give the sizes of the job with it (--meta with dp and pp, and tp, cp where used)"
+DATA_DIMENSIONS: Final = (Dimension.REPLICA, Dimension.SHARD, Dimension.DATA)
+# Operation types of collectives, by their names without punctuation, in groups of each dimension.
+DATA_COLLECTIVES: Final = {
+    "allgather": PARAMS_ALL_GATHER,
+    "reducescatter": GRADS_REDUCE_SCATTER,
+    "allreduce": GRADS_REDUCE_SCATTER,
+}
+TENSOR_COLLECTIVES: Final = {
+    "allgather": "tp-all-gather",
+    "reducescatter": "tp-reduce-scatter",
+    "allreduce": "tp-all-reduce",
+}
+CONTEXT_COLLECTIVES: Final = {
+    "allgather": "cp-all-gather",
+    "reducescatter": "cp-reduce-scatter",
+    "alltoall": "cp-all-to-all",
+    "alltoallv": "cp-all-to-all",
+    # A ring passes keys and values on: fused calls, or one send and one receive.
+    **dict.fromkeys(("coalesced", "sendrecv", "send", "recv"), RING),
+}
+OF_DIMENSION: Final = {
+    **dict.fromkeys(DATA_DIMENSIONS, DATA_COLLECTIVES),
+    Dimension.TENSOR: TENSOR_COLLECTIVES,
+    Dimension.CONTEXT: CONTEXT_COLLECTIVES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its name, what its maker calls it, and its global ranks in order."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What the collectives of a rank say of its process groups, whose ranks are not recorded."""
+
+    sizes: Mapping[Dimension, int]  # ranks of a group by what they share out
+    # The pipeline's transfers are those of a group of all ranks.
+    one_pipeline: bool
+
+
+NOTHING_SPOKEN: Final = Spoken({}, one_pipeline=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Where a rank stands: the sizes of its job, and its own DP rank and stage."""
+
+    sizes: Sizes
+    dp: int
+    pp: int
+
+
+def dimension_of(description: str) -> Dimension | None:
+    """Return what the ranks of a group share out, None where its description does not say."""
+    return next(
+        (dimension for pattern, dimension in _NAMES if pattern.fullmatch(description)), None
+    )
+
+
+def cell_of(  # noqa: PLR0913, PLR0917 - all that says where a rank stands
+    rank: int,
+    world: int,
+    groups: Sequence[Group],
+    stages: Sequence[int],
+    meta: SessionMeta | None,
+    spoken: Spoken = NOTHING_SPOKEN,
+) -> Cell:
+    """Return where a rank stands.
+
+    Parameters
+    ----------
+    rank, world : int
+        Global rank and number of ranks.
+    groups : sequence of Group
+        Those that the rank is in; none where the recording does not list any.
+    stages : sequence of int
+        Stages that the rank computes; empty where nothing labels a stage.
+    meta : SessionMeta or None
+        What was given with the recording; its sizes win where no group is named.
+    spoken : Spoken
+        What its collectives say, where no groups are listed.
+
+    Raises
+    ------
+    InvalidMetadataError
+        `metadata.missing`: neither the groups nor `meta` say the sizes; `metadata.world_mismatch`,
+        `metadata.conflict`: they contradict each other.
+    """
+    known = _by_dimension(rank, groups)
+    if not any(dimension in known for dimension in (Dimension.PIPELINE, *DATA_DIMENSIONS)):
+        return _unnamed(rank, world, groups, stages, meta, spoken)
+    size = {dimension: len(group.ranks) for dimension, group in known.items()}
+    place = {dimension: group.ranks.index(rank) for dimension, group in known.items()}
+    pp = size.get(Dimension.PIPELINE, 1)
+    tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
+    dp, dp_rank = 1, 0
+    for dimension in DATA_DIMENSIONS:
+        # A group of all data-parallel ranks next to those of its two parts says the same again.
+        if dimension is Dimension.DATA and dp > 1:
+            continue
+        dp_rank = dp_rank * size.get(dimension, 1) + place.get(dimension, 0)
+        dp *= size.get(dimension, 1)
+    sizes = Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1)
+    if sizes.world == 1 < world:
+        # A dimension of all ranks is the default group itself, which has no name of its own.
+        return _all_in_one(rank, world, stages)
+    if sizes.world != world:
+        if meta is not None:
+            return _by_order(rank, meta.sizes)
+        _refuse(
+            "world_mismatch",
+            f"the recording's process groups make dp * pp * tp * cp = {dp} * {pp} * {tp} * {cp} = "
+            f"{sizes.world}, but there are {world} ranks: {_GIVE}",
+        )
+    if meta is not None and (meta.sizes.dp, meta.sizes.pp, meta.sizes.tp) != (dp, pp, tp):
+        _refuse(
+            "conflict",
+            f"the recording's process groups make dp = {dp}, pp = {pp} and tp = {tp}; the sizes "
+            "given with it are others",
+        )
+    return Cell(sizes if meta is None else meta.sizes, dp_rank, place.get(Dimension.PIPELINE, 0))
+
+
+def _unnamed(  # noqa: PLR0913, PLR0917 - as `cell_of`
+    rank: int,
+    world: int,
+    groups: Sequence[Group],
+    stages: Sequence[int],
+    meta: SessionMeta | None,
+    spoken: Spoken,
+) -> Cell:
+    """Place a rank none of whose groups is called data or pipeline parallel."""
+    if meta is not None:
+        return _by_order(rank, meta.sizes)
+    if any(len(group.ranks) not in (1, world) for group in groups):
+        _refuse(
+            "missing",
+            "the recording's process groups have no names that say what is data and what is "
+            f"pipeline parallel: {_GIVE}",
+        )
+    if not groups and world > 1 and not spoken.one_pipeline:
+        return _by_sizes(rank, world, stages, spoken)
+    return _all_in_one(rank, world, stages)
+
+
+def _by_sizes(rank: int, world: int, stages: Sequence[int], spoken: Spoken) -> Cell:
+    """Place a rank by the sizes of its groups, in the default order.
+
+    The stages that it computes must be those of its place in that order.
+    """
+    size = spoken.sizes
+    pp = size.get(Dimension.PIPELINE, 1)
+    tp, cp = size.get(Dimension.TENSOR, 1), size.get(Dimension.CONTEXT, 1)
+    parts = size.get(Dimension.REPLICA, 1) * size.get(Dimension.SHARD, 1)
+    dp = parts if parts > 1 else size.get(Dimension.DATA, 1)
+    cell = _by_order(rank, Sizes(dp=dp, pp=pp, tp=tp, cp=cp, vpp=len(stages) or 1))
+    # Stages go round, or forth and back as a V.
+    around = {stage % pp for stage in stages}
+    there_and_back = {min(stage, 2 * pp - 1 - stage) for stage in stages}
+    fits = around <= {cell.pp} or there_and_back == {cell.pp}
+    fits = fits and (pp == 1 or bool(stages))
+    if not size or cell.sizes.world != world or not fits:
+        at = f" (rank {rank} of {world} runs stage {stages[0]})" if stages else ""
+        _refuse(
+            "missing",
+            "no process groups are listed (pg_config of distributedInfo), so that nothing says "
+            f"which ranks are data and which are pipeline parallel{at}: {_GIVE}",
+        )
+    return cell
+
+
+def pipeline_ranks(rank: int, groups: Sequence[Group], cell: Cell) -> tuple[int, ...]:
+    """Return the global ranks of the pipeline that a rank is in, by stage."""
+    known = _by_dimension(rank, groups).get(Dimension.PIPELINE)
+    if known is not None:
+        return known.ranks
+    apart = cell.sizes.world // cell.sizes.pp
+    return tuple(rank + (stage - cell.pp) * apart for stage in range(cell.sizes.pp))
+
+
+def is_of_pipeline(description: str) -> bool:
+    """Return whether sends and receives of a group are between the stages of a pipeline."""
+    return not description or dimension_of(description) in {None, Dimension.PIPELINE}
+
+
+def _all_in_one(rank: int, world: int, stages: Sequence[int]) -> Cell:
+    """Place a rank of a job with one kind of parallelism: a pipeline where stages are labelled.
+
+    In a pipeline of all ranks each runs the stage of its own number, and maybe others.
+    """
+    if not stages:
+        return Cell(Sizes(dp=world, pp=1), rank, 0)
+    if rank not in stages:
+        _refuse(
+            "missing",
+            f"rank {rank} runs stage {stages[0]}, so that not all {world} ranks are one pipeline, "
+            f"and no process group says what is data and what is pipeline parallel: {_GIVE}",
+        )
+    return Cell(Sizes(dp=1, pp=world, vpp=len(stages)), 0, rank)
+
+
+def _by_dimension(rank: int, groups: Sequence[Group]) -> Mapping[Dimension, Group]:
+    found: dict[Dimension, Group] = {}
+    for group in groups:
+        dimension = dimension_of(group.description)
+        if dimension is not None and rank in group.ranks:
+            found.setdefault(dimension, group)
+    return found
+
+
+def _by_order(rank: int, sizes: Sizes) -> Cell:
+    """Place a rank in the default order: tensor and context fastest, then data, then pipeline."""
+    inner = sizes.tp * sizes.cp
+    return Cell(sizes, rank // inner % sizes.dp, rank // (inner * sizes.dp))
+
+
+def _refuse(code: str, message: str) -> NoReturn:
+    raise InvalidMetadataError(
+        message, code=f"metadata.{code}", faults=(Fault(code, message, column="distributedInfo"),)
+    )

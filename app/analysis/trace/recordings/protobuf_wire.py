@@ -1,0 +1,217 @@
+"""Protobuf wire format, field by field, for messages longer than memory.
+
+The official runtime parses a message whole. The outermost messages of a file of gigabytes are
+split here, and the runtime parses their parts one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from app.analysis.trace.limits import refuse_body
+
+# Wire types: https://protobuf.dev/programming-guides/encoding/#structure
+VARINT: Final = 0
+FIXED64: Final = 1
+BYTES: Final = 2
+FIXED32: Final = 5
+_FIXED: Final = {FIXED64: 8, FIXED32: 4}
+_MAX_VARINT_BYTES: Final = 10
+_STRETCH_BYTES: Final = 256 * 1024
+_LOW_BITS: Final = 0x7F
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a message: of bytes, text or a message unless it is a number."""
+
+    number: int
+    kind: int
+    size: int  # bytes of its value, which comes next; 0 of a number
+    value: int = 0  # of a number of variable length
+
+
+def _whole_fields(piece: bytes) -> int:  # noqa: C901 - calls would take longer than the work
+    """Return how many bytes of a piece of a message are whole fields.
+
+    This is passed for each of millions of events, so numbers are read in place.
+    """
+    at = whole = 0
+    end = len(piece)
+    try:
+        while at < end:
+            tag = piece[at]
+            at += 1
+            if tag > _LOW_BITS:
+                while piece[at] > _LOW_BITS:
+                    at += 1
+                at += 1
+            kind = tag & 7
+            if kind == BYTES:
+                size = shift = 0
+                while (byte := piece[at]) > _LOW_BITS:
+                    size |= (byte & _LOW_BITS) << shift
+                    shift += 7
+                    at += 1
+                at += 1 + (size | byte << shift)
+            elif kind == VARINT:
+                while piece[at] > _LOW_BITS:
+                    at += 1
+                at += 1
+            elif kind in _FIXED:
+                at += _FIXED[kind]
+            else:
+                # The runtime says what is wrong here.
+                return end
+            if at <= end:
+                whole = at
+    except IndexError:
+        # The last number is cut off.
+        return whole
+    return whole
+
+
+class Wire:
+    """A cursor in bytes that come in pieces.
+
+    Parameters
+    ----------
+    pieces : iterator of bytes
+        The message.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._buffer = b""
+        self._at = 0
+        self._before = 0  # bytes before the buffer
+
+    @property
+    def place(self) -> int:
+        """Return how many bytes have been read."""
+        return self._before + self._at
+
+    def at_end(self) -> bool:
+        """Return whether nothing more comes."""
+        return not self.peek(1)
+
+    def peek(self, size: int) -> bytes:
+        """Return the next bytes, fewer where the message ends."""
+        while len(self._buffer) - self._at < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            self._before += self._at
+            self._buffer = self._buffer[self._at :] + piece
+            self._at = 0
+        return self._buffer[self._at : self._at + size]
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes and step over them.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.truncated`.
+        """
+        taken = self.peek(size)
+        if len(taken) < size:
+            message = f"the protobuf ends in the middle of a value at byte {self.place}"
+            refuse_body("truncated", message)
+        self._at += size
+        return taken
+
+    def varint(self) -> int:
+        """Return a number of variable length.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.truncated`, `trace.corrupt`.
+        """
+        value = count = 0
+        while (byte := self.take(1)[0]) > _LOW_BITS:
+            value |= (byte & _LOW_BITS) << 7 * count
+            count += 1
+            if count == _MAX_VARINT_BYTES:
+                self._refuse("a number is too long")
+        return value | byte << 7 * count
+
+    def fields(self, size: int | None = None) -> Iterator[Field]:
+        """Yield the fields of a message; what its user leaves of a field's value is stepped over.
+
+        Parameters
+        ----------
+        size : int or None
+            Bytes of the message; None where it goes on until the end.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.truncated`, `trace.corrupt`, with the place in bytes.
+        """
+        end = None if size is None else self.place + size
+        while self.place < end if end is not None else not self.at_end():
+            tag = self.varint()
+            number, kind = tag >> 3, tag & 7
+            if kind == VARINT:
+                yield Field(number, kind, 0, self.varint())
+                continue
+            if kind not in _FIXED and kind != BYTES:
+                self._refuse(f"there is no wire type {kind}")
+            length = self.varint() if kind == BYTES else _FIXED[kind]
+            after = self.place + length
+            if end is not None and after > end:
+                self._refuse("a field is longer than its message")
+            yield Field(number, kind, length)
+            self._skip(after - self.place)
+        if end is not None and self.place > end:
+            self._refuse("a field is longer than its message")
+
+    def stretches(self, size: int, longest: int) -> Iterator[bytes]:
+        """Yield a message in parts that are messages: some thousands of its fields at a time.
+
+        Parameters
+        ----------
+        size : int
+            Bytes of the message.
+        longest : int
+            Bytes that a field may have.
+
+        Raises
+        ------
+        InvalidTraceError
+            `trace.truncated`, `trace.corrupt`, `trace.item_too_long`.
+        """
+        end = self.place + size
+        wanted = _STRETCH_BYTES
+        while self.place < end:
+            piece = self.peek(min(wanted, end - self.place))
+            whole = _whole_fields(piece)
+            if whole:
+                yield self.take(whole)
+                wanted = _STRETCH_BYTES
+            elif len(piece) == end - self.place:
+                self._refuse("a field is longer than its message")
+            elif len(piece) < wanted:
+                self.take(wanted)
+            elif wanted > longest:
+                refuse_body(
+                    "item_too_long", f"a field at byte {self.place} is over {longest} bytes"
+                )
+            else:
+                wanted *= 2
+
+    def _skip(self, size: int) -> None:
+        """Step over bytes, of which no more than a piece is in memory."""
+        while size > len(self._buffer) - self._at:
+            size -= len(self._buffer) - self._at
+            self._at = len(self._buffer)
+            if self.at_end():
+                self.take(size)
+        self._at += size
+
+    def _refuse(self, message: str) -> NoReturn:
+        refuse_body("corrupt", f"no protobuf at byte {self.place}: {message}")

@@ -1,0 +1,521 @@
+"""Files of XProf: ``*.xplane.pb`` of one host, and ``trace.json.gz`` for trace viewers.
+
+Planes are read twice in bounded memory: names follow the lines that refer to them. Messages are
+declared with the fields read (third_party/tsl/tsl/profiler/protobuf/xplane.proto of openxla/xla),
+in a descriptor pool of their own, because TensorFlow registers the same names. ``trace.json.gz``
+holds at most a million events, the longest ones, and no time of day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.limits import MAX_STEP, MIB, Limits, refuse, refuse_body
+from app.analysis.trace.recordings.json_events import NS_PER_US, Event, Item, event_of, read_items
+from app.analysis.trace.recordings.protobuf_wire import BYTES, Field, Wire
+from app.analysis.trace.recordings.xprof_instructions import Collected, checked_time
+from app.errors import BodyTooLargeError, Fault
+
+# ---- The messages of XProf's ``xplane.proto`` that are read, for the official protobuf runtime ---
+# https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
+#
+# They are described here with the fields that are read, in a pool of their own, and not by a
+# generated file: the runtime steps over fields that it does not know; no compiler and no package of
+# gigabytes is needed; and a process that has loaded TensorFlow, which registers the same names, is
+# not disturbed.
+
+
+_INT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_INT64
+_UINT64: Final = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
+_TEXT: Final = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+_PACKAGE: Final = "paceline.xprof"
+
+# Numbers of the fields of messages that are taken apart before the runtime parses their parts.
+SPACE_PLANES: Final = 1
+SPACE_HOSTNAMES: Final = 4
+PLANE_NAME: Final = 2
+PLANE_LINES: Final = 3
+PLANE_EVENT_METADATA: Final = 4
+PLANE_STAT_METADATA: Final = 5
+PLANE_STATS: Final = 6
+# Of an entry of a map.
+MAP_VALUE: Final = 2
+
+
+class XStat(Protocol):
+    """A named value."""
+
+    metadata_id: int
+    uint64_value: int
+    int64_value: int
+    str_value: str
+    ref_value: int
+
+    def WhichOneof(self, oneof: str) -> str | None:  # noqa: N802 - the runtime's name
+        """Return which of its values is there."""
+
+
+class XEvent(Protocol):
+    """An event of a line; times in picoseconds."""
+
+    metadata_id: int
+    offset_ps: int
+    num_occurrences: int
+    duration_ps: int
+
+    @property
+    def stats(self) -> list[XStat]:
+        """Return its named values."""
+
+
+class XLine(Protocol):
+    """Some events of a line, or what else is said of it."""
+
+    name: str
+    timestamp_ns: int
+
+    @property
+    def events(self) -> list[XEvent]:
+        """Return the events."""
+
+
+class Metadata(Protocol):
+    """What events or stats of one kind have in common."""
+
+    id: int
+    name: str
+
+
+def _described() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="paceline/xprof.proto", package=_PACKAGE, syntax="proto3"
+    )
+    stat = file.message_type.add(name="XStat")
+    stat.oneof_decl.add(name="value")
+    _add(stat, "metadata_id", 1, _INT64)
+    for name, number, kind in (
+        ("uint64_value", 3, _UINT64),
+        ("int64_value", 4, _INT64),
+        ("str_value", 5, _TEXT),
+        ("ref_value", 7, _UINT64),
+    ):
+        _add(stat, name, number, kind).oneof_index = 0
+    event = file.message_type.add(name="XEvent")
+    for name, number in (
+        ("metadata_id", 1),
+        ("offset_ps", 2),
+        ("duration_ps", 3),
+        ("num_occurrences", 5),
+    ):
+        _add(event, name, number, _INT64)
+    _add_list(event, "stats", 4, "XStat")
+    for name in ("XLine", "XLineHead"):
+        line = file.message_type.add(name=name)
+        _add(line, "name", 2, _TEXT)
+        _add(line, "timestamp_ns", 3, _INT64)
+        if name == "XLine":
+            _add_list(line, "events", 4, "XEvent")
+    metadata = file.message_type.add(name="Metadata")
+    _add(metadata, "id", 1, _INT64)
+    _add(metadata, "name", 2, _TEXT)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[attr-defined, unused-ignore]
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in ("XStat", "XLine", "XLineHead", "Metadata")
+    }
+
+
+def _add(
+    message: descriptor_pb2.DescriptorProto,
+    name: str,
+    number: int,
+    kind: descriptor_pb2.FieldDescriptorProto.Type.ValueType,
+) -> descriptor_pb2.FieldDescriptorProto:
+    field = message.field.add(name=name, number=number, type=kind)
+    field.label = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+    return field
+
+
+def _add_list(message: descriptor_pb2.DescriptorProto, name: str, number: int, of: str) -> None:
+    field = message.field.add(name=name, number=number)
+    field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+    field.type = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+    field.type_name = f".{_PACKAGE}.{of}"
+
+
+_CLASSES: Final = _described()
+
+
+def parse_line(message: bytes) -> XLine:
+    """Return a line, or some of its fields.
+
+    Raises
+    ------
+    google.protobuf.message.DecodeError
+    """
+    return cast("XLine", _CLASSES["XLine"].FromString(message))
+
+
+def parse_line_head(message: bytes) -> XLine:
+    """Return a line whose events are stepped over; see `parse_line`."""
+    return cast("XLine", _CLASSES["XLineHead"].FromString(message))
+
+
+def parse_stat(message: bytes) -> XStat:
+    """Return a stat; see `parse_line`."""
+    return cast("XStat", _CLASSES["XStat"].FromString(message))
+
+
+def parse_metadata(message: bytes) -> Metadata:
+    """Return the metadata of events or of a stat; see `parse_line`."""
+    return cast("Metadata", _CLASSES["Metadata"].FromString(message))
+
+
+# ---- ``*.xplane.pb``: what XProf writes of one host, read twice in bounded memory --------------
+# A plane has its lines before the names that their events refer to, and one may have gigabytes. So
+# names come first, and events in a second pass, one in memory at a time.
+
+
+DEVICE: Final = re.compile(r"/device:(?!CUSTOM)[A-Z]\w{0,20}:([0-9]{1,9})")
+HOST: Final = "/host:CPU"
+STEPS: Final = "Steps"
+PROGRAMS: Final = "XLA Modules"
+INSTRUCTIONS: Final = "XLA Ops"
+STREAM: Final = "Stream #"
+# Plane of what the profiler itself was asked for.
+_TASK: Final = "Task Environment"
+_STARTED: Final = "profile_start_time"
+_STEP_NUMBER: Final = "step_num"
+_INSTRUCTION: Final = "hlo_op"
+_RUN: Final = "run_id"
+_ORDINAL: Final = "device_ordinal"
+_STATS: Final = frozenset({_STARTED, _STEP_NUMBER, _INSTRUCTION, _RUN, _ORDINAL})
+
+T = TypeVar("T")
+
+_PS_PER_NS: Final = 1000
+# Of a name that is kept.
+_SHOWN: Final = 200
+_MAX_DIGITS: Final = 16
+# The text of an instruction with thousands of operands.
+_MAX_MESSAGE_BYTES: Final = 4 * MIB
+_MAX_NAMES: Final = 1_000_000
+_MAX_LINES: Final = 100_000
+
+
+@dataclass(slots=True)
+class _Line:
+    name: str = ""
+    timestamp_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Plane:
+    """A plane without its events."""
+
+    name: str = ""
+    lines: list[_Line] = field(default_factory=list)
+    kinds: dict[int, int] = field(default_factory=dict)  # of events, as `Collected.kind_of`
+    names: dict[int, str] = field(default_factory=dict)  # of events, their first characters
+    stats: dict[int, str] = field(default_factory=dict)  # names of those that are read
+    started_ns: int = 0
+
+    @property
+    def ordinal(self) -> int | None:
+        """Return the number of the device, None of other planes."""
+        found = DEVICE.fullmatch(self.name)
+        return None if found is None else int(found[1])
+
+    @property
+    def read(self) -> bool:
+        """Return whether anything of it is read."""
+        return self.ordinal is not None or self.name in (HOST, _TASK)
+
+
+def read_xplane(body: Path | bytes, limits: Limits) -> Collected:
+    """Read a file of XProf.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.corrupt`, `trace.truncated`, `trace.item_too_long`, `trace.time_overflow`.
+    BodyTooLargeError
+        `body.too_large`, `body.too_many_rows`.
+    """
+    found = Collected(limits)
+    planes = _planes(body, limits, found)
+    found.base_ns = max((plane.started_ns for plane in planes), default=0)
+    wire = Wire(read_text(body, limits))
+    number = 0
+    for part in wire.fields():
+        if part.number == SPACE_PLANES and part.kind == BYTES:
+            _take_events(wire, part, planes[number], found)
+            number += 1
+    return found
+
+
+def _planes(body: Path | bytes, limits: Limits, found: Collected) -> list[_Plane]:
+    wire = Wire(read_text(body, limits))
+    planes: list[_Plane] = []
+    for part in wire.fields():
+        if part.kind != BYTES:
+            continue
+        if part.number == SPACE_PLANES:
+            planes.append(_plane(wire, part, found))
+            if len(planes) > _MAX_LINES:
+                raise BodyTooLargeError("there are too many planes", code="body.too_many_rows")
+        elif part.number == SPACE_HOSTNAMES:
+            found.host = found.host or _text(wire, part)
+    return planes
+
+
+def _plane(wire: Wire, plane: Field, found: Collected) -> _Plane:
+    """Return a plane's names and lines, without its events."""
+    made = _Plane()
+    stats: list[XStat] = []
+    for part in wire.fields(plane.size):
+        if part.number == PLANE_NAME and part.kind == BYTES:
+            made.name = _text(wire, part)
+            if not made.read:
+                # The rest of it is stepped over.
+                return made
+        elif part.number == PLANE_STATS and part.kind == BYTES:
+            stats.append(_taken(parse_stat, wire, part))
+        elif part.kind == BYTES:
+            _take_names(wire, part, made, found)
+        if len(made.kinds) > _MAX_NAMES or len(made.lines) > _MAX_LINES:
+            raise BodyTooLargeError("a plane has too many names", code="body.too_many_rows")
+    for stat in stats:
+        if made.stats.get(stat.metadata_id) == _STARTED:
+            made.started_ns = checked_time(_number(stat) or 0, 0)
+    return made
+
+
+def _take_names(wire: Wire, part: Field, made: _Plane, found: Collected) -> None:
+    if part.number == PLANE_LINES:
+        made.lines.append(_line(wire, part))
+    elif part.number == PLANE_EVENT_METADATA:
+        metadata = _entry(wire, part)
+        made.kinds[metadata.id] = found.kind_of(metadata.name)
+        made.names[metadata.id] = metadata.name[:_SHOWN]
+    elif part.number == PLANE_STAT_METADATA:
+        metadata = _entry(wire, part)
+        if metadata.name in _STATS:
+            made.stats[metadata.id] = metadata.name
+
+
+def _line(wire: Wire, line: Field) -> _Line:
+    made = _Line()
+    for place, stretch in _stretches(wire, line):
+        head = _parsed(parse_line_head, stretch, place)
+        made.name = made.name or head.name[:_SHOWN]
+        made.timestamp_ns = made.timestamp_ns or head.timestamp_ns
+    return made
+
+
+def _stretches(wire: Wire, line: Field) -> Iterator[tuple[int, bytes]]:
+    """Yield some fields of a line at a time, and where they stand."""
+    for stretch in wire.stretches(line.size, _MAX_MESSAGE_BYTES):
+        yield wire.place - len(stretch), stretch
+
+
+def _take_events(wire: Wire, plane: Field, made: _Plane, found: Collected) -> None:
+    streams = any(line.name.startswith(STREAM) for line in made.lines)
+    number = 0
+    for part in wire.fields(plane.size):
+        if not made.read:
+            return
+        if part.number != PLANE_LINES or part.kind != BYTES:
+            continue
+        line = made.lines[number]
+        number += 1
+        ops = line.name.startswith(STREAM) if streams else line.name == INSTRUCTIONS
+        if made.ordinal is not None and not (ops or line.name in (STEPS, PROGRAMS)):
+            continue
+        base_ns = line.timestamp_ns
+        if base_ns >= found.base_ns > 0:
+            # Not yet counted from when the profile began.
+            base_ns -= found.base_ns
+        for place, stretch in _stretches(wire, part):
+            for event in _parsed(parse_line, stretch, place).events:
+                if not event.num_occurrences:
+                    _take(event, made, line.name, base_ns, found)
+
+
+def _take(event: XEvent, plane: _Plane, line: str, base_ns: int, found: Collected) -> None:
+    start = checked_time(base_ns + _nanoseconds(event.offset_ps), event.metadata_id)
+    end = base_ns + _nanoseconds(event.offset_ps + event.duration_ps)
+    end = checked_time(end, event.metadata_id)
+    ordinal = plane.ordinal
+    if ordinal is None:
+        _take_of_host(event, plane, start, end, found)
+    elif line == STEPS:
+        name = plane.names.get(event.metadata_id, "")
+        if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS:
+            found.add_step(ordinal, start, int(name))
+    elif line == PROGRAMS:
+        found.add_program(ordinal, start, end, plane.names.get(event.metadata_id, ""))
+    else:
+        kind = plane.kinds.get(event.metadata_id)
+        if kind is not None:
+            found.add(ordinal, kind, start, end, None)
+
+
+def _take_of_host(event: XEvent, plane: _Plane, start: int, end: int, found: Collected) -> None:
+    """Take a step's annotation, or an instruction that a processor ran as a device."""
+    said = {
+        plane.stats[stat.metadata_id]: stat
+        for stat in event.stats
+        if stat.metadata_id in plane.stats
+    }
+    if _STEP_NUMBER in said:
+        number = _number(said[_STEP_NUMBER])
+        if number is not None and 0 <= number <= MAX_STEP:
+            found.annotate(start, number)
+    elif _INSTRUCTION in said and _ORDINAL in said:
+        ordinal = _number(said[_ORDINAL])
+        kind = plane.kinds.get(event.metadata_id)
+        run = _number(said[_RUN]) if _RUN in said else None
+        if ordinal is not None and kind is not None and ordinal >= 0:
+            found.add(ordinal, kind, start, end, run)
+
+
+def _number(stat: XStat) -> int | None:
+    """Return a stat's number of 64 bits with a sign, None where it is none."""
+    kind = stat.WhichOneof("value")
+    if kind == "int64_value":
+        return stat.int64_value
+    if kind != "uint64_value":
+        return None
+    value = stat.uint64_value
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _nanoseconds(picoseconds: int) -> int:
+    return (picoseconds + _PS_PER_NS // 2) // _PS_PER_NS
+
+
+def _entry(wire: Wire, entry: Field) -> Metadata:
+    """Return the value of an entry of a map of metadata."""
+    found: Metadata | None = None
+    for part in wire.fields(entry.size):
+        if part.number == MAP_VALUE and part.kind == BYTES:
+            found = _taken(parse_metadata, wire, part)
+    return found or parse_metadata(b"")
+
+
+def _text(wire: Wire, part: Field) -> str:
+    if part.size > _SHOWN * 4:
+        return ""
+    return wire.take(part.size).decode("utf-8", "replace")
+
+
+def _taken(parse: Callable[[bytes], T], wire: Wire, part: Field) -> T:
+    if part.size > _MAX_MESSAGE_BYTES:
+        message = f"a message at byte {wire.place} is over {_MAX_MESSAGE_BYTES} bytes"
+        refuse([Fault("item_too_long", message)])
+    place = wire.place
+    return _parsed(parse, wire.take(part.size), place)
+
+
+def _parsed(parse: Callable[[bytes], T], message: bytes, place: int) -> T:
+    try:
+        return parse(message)
+    except DecodeError as error:
+        refuse_body("corrupt", f"the message at byte {place} is none of XProf's: {error}")
+
+
+# ---- ``trace.json.gz``: what XProf writes next to a file of planes, for a viewer of traces -----
+# Processes are planes, threads are lines. It has at most a million events, the longest ones, and no
+# time of day.
+
+
+EVENTS: Final = "traceEvents"
+_JSON_TEXT: Final = "long_name"
+
+
+class _Names:
+    """Names of processes and threads."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, str] = {}
+        self.threads: dict[tuple[int, int], str] = {}
+        self.streams: set[int] = set()
+
+    def take(self, event: Event) -> None:
+        """Take an event that names a process or a thread."""
+        process = event.optional_integer("pid")
+        name = event.args.fields.get("name")
+        if process is None or not isinstance(name, str):
+            return
+        if event.fields.get("name") == "process_name":
+            self.processes[process] = name
+        elif event.fields.get("name") == "thread_name":
+            thread = event.optional_integer("tid")
+            if thread is not None:
+                self.threads[process, thread] = name
+            if name.startswith(STREAM):
+                self.streams.add(process)
+
+    def is_instructions(self, process: int, line: str) -> bool:
+        """Return whether a line has what a device ran."""
+        return line.startswith(STREAM) if process in self.streams else line == INSTRUCTIONS
+
+
+def read_trace_json(body: Path | bytes, limits: Limits) -> Collected:
+    """Read a trace for a viewer.
+
+    Raises
+    ------
+    InvalidTraceError, BodyTooLargeError
+        See `read_items` and `Event`.
+    """
+    found, names = Collected(limits), _Names()
+    for item in read_items(body, limits, frozenset({EVENTS})):
+        if not isinstance(item, Item):
+            continue
+        event = event_of(item.index, item.value)
+        if event.fields.get("ph") == "M":
+            names.take(event)
+        elif event.fields.get("ph") == "X":
+            _take_json(event, names, found)
+    return found
+
+
+def _take_json(event: Event, names: _Names, found: Collected) -> None:
+    process, thread = event.integer("pid"), event.integer("tid")
+    plane = names.processes.get(process, "")
+    line = names.threads.get((process, thread), "")
+    device = DEVICE.search(plane)
+    name, args = event.text("name"), event.args
+    start = event.nanoseconds("ts", NS_PER_US)
+    end = start + (event.duration_ns("dur", NS_PER_US) if "dur" in event.fields else 0)
+    if device is not None:
+        ordinal = int(device[1])
+        if line == STEPS:
+            if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS:
+                found.add_step(ordinal, start, int(name))
+        elif line == PROGRAMS:
+            found.add_program(ordinal, start, end, name)
+        elif names.is_instructions(process, line):
+            text = args.fields.get(_JSON_TEXT)
+            kind = found.kind_of(text if isinstance(text, str) and text else name)
+            found.add(ordinal, kind, start, end, None)
+    elif HOST in plane:
+        number = args.optional_integer("step_num") if "step_num" in args.fields else None
+        if number is not None and 0 <= number <= MAX_STEP:
+            found.annotate(start, number)
+        elif "hlo_op" in args.fields and "device_ordinal" in args.fields:
+            ordinal_said = args.optional_integer("device_ordinal")
+            run = args.optional_integer("run_id")
+            if ordinal_said is not None and ordinal_said >= 0:
+                found.add(ordinal_said, found.kind_of(name), start, end, run)

@@ -1,0 +1,265 @@
+"""XLA instructions of an XProf trace, their kind, and the collected events of a device.
+
+A TPU's events are named by the text of the instruction, ``%all-reduce.5 = f32[8]{0}
+all-reduce(f32[8]{0} %p), replica_groups={{0,1},{2,3}}``, others by its name, ``all-reduce.5``,
+and NCCL kernels by that. An asynchronous collective is two instructions, ``-start`` and
+``-done``.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from app.analysis.trace.limits import MAX_TIME_NS, Limits, refuse
+from app.analysis.trace.recordings.profiler.scan import collective_of
+from app.errors import BodyTooLargeError, Fault
+
+
+class Part(Enum):
+    """Which part of a collective an instruction is."""
+
+    WHOLE = auto()
+    START = auto()
+    DONE = auto()
+
+
+_PARTS: Final = {None: Part.WHOLE, "-start": Part.START, "-done": Part.DONE}
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Devices that a collective is over, as far as its text says."""
+
+    size: int  # of a group; devices
+    devices: int  # of all groups together
+    contiguous: bool  # a group has devices with consecutive numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A collective."""
+
+    kind: str  # ``all-reduce``
+    part: Part = Part.WHOLE
+    name: str = ""  # of the instruction: ``all-reduce-start.5``
+    started: str | None = None  # of what starts it, where this is the end of it
+    groups: Groups | None = None  # None where nothing is said, or all devices are in one
+
+
+_KINDS: Final = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "ragged-all-to-all",
+    "all-to-all",
+    "collective-broadcast",
+)
+# Longest first; XLA calls a fused all-reduce and slice an all-reduce-scatter.
+_NAMES: Final = {"all-reduce-scatter": "reduce-scatter", **{kind: kind for kind in _KINDS}}
+_ANY: Final = "|".join(_NAMES)
+_NAME: Final = re.compile(rf"%?(({_ANY})(-start|-done)?(?:[._][\w.-]{{0,200}})?)(?=$|\s)")
+_TEXT: Final = re.compile(r"%?([\w.-]{1,200}) = ")
+# After the type, in which parentheses stand behind no name of small letters.
+_OPCODE: Final = re.compile(rf" (?:({_ANY})(-start|-done)?|[a-z][a-z0-9-]{{0,60}})\(")
+# What may be the whole of a collective under its name.
+_WRAPPERS: Final = (" fusion(", " custom-call(", " call(")
+_LONGEST_TYPE: Final = 20_000
+_STARTED: Final = re.compile(r"-done\(.{0,4000}?%([\w.-]{1,200})")
+_NCCL: Final = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "reducescatter": "reduce-scatter",
+    "sendrecv": "collective-permute",
+    "alltoall": "all-to-all",
+    "broadcast": "collective-broadcast",
+}
+_LISTED: Final = re.compile(
+    r"replica_groups=\{\{([0-9, ]{1,4000})\}((?:,\{[0-9, ]{1,4000}\}){0,100000})\}"
+)
+_IOTA: Final = re.compile(r"replica_groups=\[([0-9]{1,7}),([0-9]{1,7})\]<=\[([0-9, ]{1,60})\](T?)")
+# Memory that is moved is no computation.
+_COPIES: Final = ("Memcpy", "Memset", "MemcpyD2H", "copy-start", "copy-done")
+
+
+def collective_in(text: str) -> Instruction | None:
+    """Return the collective that an event's name says, None where it says none.
+
+    Examples
+    --------
+    >>> collective_in("all-reduce.5").kind
+    'all-reduce'
+    >>> collective_in("%all-gather-done.1 = f32[8] all-gather-done((f32[4]) %start.1)").started
+    'start.1'
+    >>> collective_in("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)").kind
+    'all-reduce'
+    >>> collective_in("loop_all_fusion.3") is None
+    True
+    """
+    name, kind, part = _named(text)
+    if kind is None:
+        kernel = collective_of(text)
+        found = None if kernel is None else _NCCL.get(kernel)
+        return None if found is None else Instruction(found)
+    started = _STARTED.search(text) if part is Part.DONE else None
+    return Instruction(kind, part, name, None if started is None else started[1], _groups(text))
+
+
+def _named(text: str) -> tuple[str, str | None, Part]:
+    """Return the name of an instruction, and which collective it is, None where it is none."""
+    said = _TEXT.match(text)
+    opcode = None if said is None else _OPCODE.search(text, said.end() - 1, _LONGEST_TYPE)
+    if said is not None and opcode is not None and opcode[1]:
+        return said[1], _NAMES[opcode[1]], _PARTS[opcode[2]]
+    if opcode is not None and opcode[0] not in _WRAPPERS:
+        return "", None, Part.WHOLE
+    named = _NAME.match(text)
+    if named is None:
+        return "", None, Part.WHOLE
+    return named[1], _NAMES[named[2]], _PARTS[named[3]]
+
+
+def is_copy(text: str) -> bool:
+    """Return whether an event only moves memory of one device."""
+    return text.removeprefix("%").startswith(_COPIES)
+
+
+def _groups(text: str) -> Groups | None:
+    iota = _IOTA.search(text)
+    if iota is not None:
+        count, size = int(iota[1]), int(iota[2])
+        return Groups(size, count * size, not iota[4]) if count > 1 else None
+    listed = _LISTED.search(text)
+    if listed is None:
+        return None
+    first = [int(number) for number in listed[1].split(",") if number.strip()]
+    others = [number for number in listed[2].replace("{", "").split(",") if number.strip("} ")]
+    if not others or not first:
+        return None
+    contiguous = first == list(range(first[0], first[0] + len(first)))
+    return Groups(len(first), len(first) + len(others), contiguous)
+
+
+# ---- What is kept of a trace of XProf: instructions of devices, steps, and runs of programs ----
+
+
+COMPUTES: Final = -1
+COPIES: Final = -2
+# Ordinals of devices of one host; ranks of processes may be apart by thousands.
+_MAX_DEVICES: Final = 4096
+_MAX_STEPS: Final = 100_000
+_MAX_NAMES: Final = 1_000_000
+_NO_RUN: Final = 0
+
+
+@dataclass(slots=True)
+class Device:
+    """What one device did; times in ns."""
+
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+    # Of each: index into `Collected.instructions`, `COMPUTES` or `COPIES`; and which run of a
+    # program it is part of, `_NO_RUN` where that is not said.
+    kinds: array[int] = field(default_factory=lambda: array("q"))
+    runs: array[int] = field(default_factory=lambda: array("q"))
+    steps: list[tuple[int, int]] = field(default_factory=list)  # start, number
+    programs: list[tuple[int, int, str]] = field(default_factory=list)  # start, end, name
+
+
+@dataclass(slots=True)
+class Collected:
+    """What is kept of one file; times count from `base_ns`."""
+
+    limits: Limits
+    base_ns: int = 0
+    host: str | None = None
+    devices: dict[int, Device] = field(default_factory=dict)
+    # Steps as the host annotates them: start, number.
+    annotated: list[tuple[int, int]] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    operations: int = 0
+    _kinds: dict[str, int] = field(default_factory=dict)
+
+    def device(self, ordinal: int) -> Device:
+        """Return a device, which may be new.
+
+        Raises
+        ------
+        BodyTooLargeError
+            `body.too_many_rows`.
+        """
+        if ordinal not in self.devices and len(self.devices) >= _MAX_DEVICES:
+            message = f"there are over {_MAX_DEVICES} devices"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        return self.devices.setdefault(ordinal, Device())
+
+    def kind_of(self, text: str) -> int:
+        """Return what an event with this name or text does, as `Device.kinds` has it."""
+        kind = self._kinds.get(text)
+        if kind is None:
+            found = collective_in(text)
+            kind = COPIES if is_copy(text) else COMPUTES
+            if found is not None:
+                kind = len(self.instructions)
+                self.instructions.append(found)
+            if len(self._kinds) < _MAX_NAMES:
+                self._kinds[text] = kind
+        return kind
+
+    def add(self, ordinal: int, kind: int, start: int, end: int, run: int | None) -> None:
+        """Take an instruction that a device ran.
+
+        Raises
+        ------
+        BodyTooLargeError
+            `body.too_many_rows`.
+        """
+        self.operations += 1
+        if self.operations > self.limits.max_rows:
+            message = f"the trace has over {self.limits.max_rows} instructions"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        device = self.device(ordinal)
+        device.starts.append(start)
+        device.ends.append(end)
+        device.kinds.append(kind)
+        device.runs.append(_NO_RUN if run is None else run)
+
+    def annotate(self, start: int, number: int) -> None:
+        """Take a step that the host annotates."""
+        self.annotated.append((start, number))
+        self._check(len(self.annotated))
+
+    def add_step(self, ordinal: int, start: int, number: int) -> None:
+        """Take a step of a device."""
+        steps = self.device(ordinal).steps
+        steps.append((start, number))
+        self._check(len(steps))
+
+    def add_program(self, ordinal: int, start: int, end: int, name: str) -> None:
+        """Take a run of a program on a device."""
+        programs = self.device(ordinal).programs
+        programs.append((start, end, name[:200]))
+        self._check(len(programs))
+
+    def _check(self, count: int) -> None:
+        if count > _MAX_STEPS:
+            message = f"the trace has over {_MAX_STEPS} steps or runs of programs"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+
+
+def checked_time(time_ns: int, event: int) -> int:
+    """Return a time that can be computed with.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.time_overflow`.
+    """
+    if abs(time_ns) > MAX_TIME_NS:
+        message = f"a time of event {event} is beyond all times"
+        refuse([Fault("time_overflow", message, row=event)])
+    return time_ns

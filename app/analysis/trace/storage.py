@@ -1,0 +1,215 @@
+"""Stored form of the operations of a session.
+
+Packed operations are an Arrow stream compressed with zstd: about 7 bytes an operation on recorded
+traces. The schema holds the names of operation types, so codes may change between releases. A
+body of about that size is stored as received; the first bytes distinguish the two forms.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC
+from app.analysis.trace.formats.kind import TraceFormat
+from app.analysis.trace.formats.ndjson import NDJSON
+from app.analysis.trace.formats.parquet import PARQUET, PUBLISHED_PARQUET
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
+from app.analysis.trace.readers.parquet_headers import MAGIC
+from app.errors import InvalidTraceError
+
+# ---- The form in which operations are stored: an Arrow stream, compressed with zstd ------------
+# About 7 bytes an operation on recorded traces, and a few milliseconds for 100,000 of them. Names
+# of operation types stand in the schema, so codes may change between releases.
+
+
+PART_BYTES: Final = 4 * 1024 * 1024
+# Columns of one batch are used where they were decompressed; those of more are copied together.
+BATCH_ROWS: Final = 1 << 22
+
+_VERSION: Final = b"1"
+_VERSION_KEY: Final = b"paceline.storage"
+_NAMES_KEY: Final = b"paceline.op_names"
+_REPEATED_KEY: Final = b"paceline.repeated"
+_RELATIVE_KEY: Final = b"paceline.step_relative"
+
+_COLUMNS: Final = (
+    "rank",
+    "dp",
+    "pp",
+    "step",
+    "op",
+    "mb",
+    "mc",
+    "order",
+    "start_ns",
+    "duration_ns",
+)
+
+
+def pack(trace: Trace) -> Iterator[bytes]:
+    """Yield the stored form of `trace` in parts of at most 4 MiB; joined, they are the blob."""
+    columns = {name: pa.array(getattr(trace, name)) for name in _COLUMNS}
+    schema = pa.schema(
+        [(name, array.type) for name, array in columns.items()],
+        metadata={
+            _VERSION_KEY: _VERSION,
+            _NAMES_KEY: json.dumps(trace.op_names).encode(),
+            _RELATIVE_KEY: b"1" if trace.step_relative else b"0",
+            _REPEATED_KEY: json.dumps([trace.copies, trace.repeated_steps]).encode(),
+        },
+    )
+    batch = pa.record_batch(list(columns.values()), schema=schema)
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    waiting = io.BytesIO()
+    with pa.ipc.new_stream(waiting, schema, options=options) as writer:
+        for first in range(0, len(trace), BATCH_ROWS):
+            writer.write_batch(batch.slice(first, BATCH_ROWS))
+            yield from _whole_parts(waiting)
+    yield from _whole_parts(waiting)
+    if waiting.tell():
+        yield waiting.getvalue()
+
+
+def _whole_parts(waiting: io.BytesIO) -> Iterator[bytes]:
+    """Take the whole parts out of what was written so far."""
+    if waiting.tell() < PART_BYTES:
+        return
+    written = waiting.getvalue()
+    whole = len(written) - len(written) % PART_BYTES
+    for first in range(0, whole, PART_BYTES):
+        yield written[first : first + PART_BYTES]
+    waiting.seek(0)
+    waiting.truncate()
+    waiting.write(written[whole:])
+
+
+def unpack(data: bytes | Iterable[bytes], meta: SessionMeta) -> Trace:
+    """Return the trace that `pack` stored.
+
+    Parameters
+    ----------
+    data : bytes or iterable of bytes
+        The blob, or its parts in order. It is ours, so its values are not checked again.
+    meta : SessionMeta
+        The session's metadata, which is stored elsewhere.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.unreadable_blob` where the bytes are not what `pack` wrote.
+    """
+    blob = data if isinstance(data, bytes) else b"".join(data)
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(blob)) as reader:
+            schema = reader.schema
+            batches: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
+            for batch in reader:
+                for name in _COLUMNS:
+                    batches[name].append(batch.column(name).to_numpy())
+    except MemoryError:
+        # Of Arrow, too: nothing is wrong with the bytes.
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidTraceError(
+            f"the stored operations cannot be read: {error}", code="trace.unreadable_blob"
+        ) from error
+    described = schema.metadata or {}
+    if described.get(_VERSION_KEY) != _VERSION:
+        message = "the stored operations have a version that this release does not know"
+        raise InvalidTraceError(message, code="trace.unreadable_blob")
+    # A column's batches are let go as soon as it is joined: there is one column twice, never all.
+    columns = {name: _joined(batches.pop(name), schema.field(name).type) for name in _COLUMNS}
+    stored_names: list[str] = json.loads(described[_NAMES_KEY])
+    # Operations that were stored before it was known have none.
+    copies, repeated = json.loads(described.get(_REPEATED_KEY, b"[0, []]"))
+    columns["op"], op_names = _current_codes(columns["op"], stored_names)
+    return Trace(
+        meta=meta,
+        op_names=op_names,
+        step_relative=described[_RELATIVE_KEY] == b"1",
+        copies=copies,
+        repeated_steps=tuple((step, reason) for step, reason in repeated),
+        **columns,
+    )
+
+
+def _joined(batches: list[NDArray[Any]], kind: pa.DataType) -> NDArray[Any]:
+    if len(batches) == 1:
+        return batches[0]
+    joined = np.concatenate(batches) if batches else np.empty(0, kind.to_pandas_dtype())
+    batches.clear()
+    pa.default_memory_pool().release_unused()
+    return joined
+
+
+def _current_codes(
+    op: NDArray[np.int16], stored: list[str]
+) -> tuple[NDArray[np.int16], tuple[str, ...]]:
+    """Return codes and names of this release."""
+    known = len(KNOWN_OP_TYPES)
+    if tuple(stored[:known]) == KNOWN_OP_TYPES:
+        return op, tuple(stored)
+    names = (*KNOWN_OP_TYPES, *(name for name in stored if name not in KNOWN_OP_TYPES))
+    table = np.array([names.index(name) for name in stored], np.int16)
+    return table[op], names
+
+
+# ---- Operations as a session has them: packed, or the body as it came --------------------------
+# Which one it is, the first bytes say. A body stays as it came where it is about as small as what
+# `pack` makes of it, and its own metadata and the session's are all that it takes to decode it.
+
+
+# What bodies that are kept begin with, and the formats that they may be of; the first one decodes
+# them all.
+_KEPT: Final[Mapping[bytes, tuple[TraceFormat, ...]]] = {
+    MAGIC: (PARQUET, PUBLISHED_PARQUET),
+    GZIP_MAGIC: (NDJSON,),
+    ZSTD_MAGIC: (NDJSON,),
+}
+
+# They were within the limits when they came; those of a server may have become lower since.
+_ANY: Final = Limits(
+    max_decompressed_bytes=sys.maxsize, max_rows=sys.maxsize, max_header_bytes=sys.maxsize
+)
+
+
+def is_kept(known: TraceFormat, start: bytes) -> bool:
+    """Return whether a body of a format is stored as it came.
+
+    Parameters
+    ----------
+    start : bytes
+        Its first four bytes.
+    """
+    return any(start.startswith(magic) and known in formats for magic, formats in _KEPT.items())
+
+
+def read_stored(parts: Iterable[bytes], meta: SessionMeta) -> Trace:
+    """Return the operations of a session.
+
+    Parameters
+    ----------
+    parts : iterable of bytes
+        Of its blob, in order.
+    meta : SessionMeta
+        The session's metadata, which is stored elsewhere.
+
+    Raises
+    ------
+    InvalidTraceError
+        `trace.unreadable_blob`, or what `decode` raises: the bytes are not those that came.
+    """
+    blob = b"".join(parts)
+    for magic, (known, *_) in _KEPT.items():
+        if blob.startswith(magic):
+            return known.decode(blob, meta, _ANY, part=False).trace
+    return unpack(blob, meta)

@@ -1,1 +1,0 @@
-"""How the page of a session shows its causes."""

@@ -1,1 +1,0 @@
-"""What the page of a session draws."""

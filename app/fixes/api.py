@@ -1,0 +1,93 @@
+"""Fixes that were applied: say so, take it back, and read what they brought."""
+
+from __future__ import annotations
+
+import uuid
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access.guard import Here, api_router
+from app.analysis.report.fix_outcomes import Calibration
+from app.fixes.applied import Realized, apply_fix, calibrations, realized_fixes, take_back
+
+Title = Annotated[
+    str | None, Field(max_length=500, description="Which one, where several have that code.")
+]
+Person = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=200,
+        description="The user who acts; taken from the sign-in where there is one.",
+    ),
+]
+
+
+class AppliedBody(BaseModel):
+    """A fix of a session's report that was applied."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: str = Field(max_length=100, description="The fix's code.")
+    title: Title = None
+    by: Person = None
+
+
+class FixesBody(BaseModel):
+    """Applied fixes, newest first, and how predictions of the project turned out."""
+
+    fixes: list[Realized]
+    calibration: Calibration | None
+    by_action: dict[str, Calibration]
+
+
+def router() -> APIRouter:
+    """Return the routes."""
+    routes = api_router("fixes", "/api/v1")
+
+    @routes.get("/fixes", summary="Results of applied fixes")
+    def get_fixes(
+        container: Here,
+        job: Annotated[str | None, Query(description="Of this job only.")] = None,
+        session: Annotated[
+            uuid.UUID | None, Query(description="Recommended or measured by this session.")
+        ] = None,
+    ) -> FixesBody:
+        """Return the newest hundred, with predicted and realized gains."""
+        with container.reading() as tx:
+            found = realized_fixes(tx, job=job, session=session)
+            figures = dict(calibrations(tx))
+        return FixesBody(
+            fixes=found,
+            calibration=figures.pop("", None),
+            by_action=figures,
+        )
+
+    @routes.post(
+        "/sessions/{session}/fixes",
+        status_code=HTTPStatus.NO_CONTENT,
+        summary="Say that a recommended fix was applied",
+    )
+    def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
+        """Note it: the job's next session measures what it brought. Said twice, it is said once."""
+        apply_fix(container, session, body.action, body.title, body.by)
+
+    @routes.delete(
+        "/sessions/{session}/fixes/{action}",
+        status_code=HTTPStatus.NO_CONTENT,
+        summary="Take back that a fix was applied",
+    )
+    def delete_fix(
+        container: Here,
+        session: uuid.UUID,
+        action: str,
+        title: Annotated[str | None, Query(max_length=500)] = None,
+        by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    ) -> None:
+        """Forget it, with what was measured of it."""
+        take_back(container, session, action, title, by)
+
+    return routes

@@ -1,0 +1,224 @@
+"""The files of a job that stands still: which kind each is of, and what all of them say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.analysis.hangs.state import Frame, JobState, Process, RankState
+from app.errors import InvalidTraceError
+from app.hangs.flight_recorder import FlightRecorder, RecordedDump, read_dump
+from app.hangs.ras import Communicator, is_ras, ras_job, ras_places, read_ras, stack_of
+
+# ---- What a host says of the process of a rank that says nothing itself, as the client writes it -
+
+
+_BEGINS: Final = b'{"process":'
+_INVALID: Final = "hang.invalid_process"
+
+
+class _Process(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    pid: int
+    state: Annotated[str, Field(max_length=1)]
+    wait_channel: Annotated[str, Field(max_length=64)] = ""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    process: _Process
+
+
+def is_process(body: bytes) -> bool:
+    """Return whether a body is one of these."""
+    return body.startswith(_BEGINS)
+
+
+def read_process(body: bytes) -> Process:
+    """Return what a body says.
+
+    Raises
+    ------
+    InvalidTraceError
+        It is no such document.
+    """
+    try:
+        known = _Document.model_validate_json(body).process
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        raise InvalidTraceError(
+            f"It says nothing of a process: {place}: {first['msg']}", code=_INVALID
+        ) from error
+    return Process(known.pid, known.state, known.wait_channel)
+
+
+# Of a file; of RAS, which says all of 16,384 ranks, more.
+MOST_BYTES: Final = 32 * 1024 * 1024
+MOST_RAS_BYTES: Final = 128 * 1024 * 1024
+_MOST_RANKS: Final = 1 << 17
+_RANK_IN_NAME: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt))?$")
+
+
+class FileKind(StrEnum):
+    """What wrote a file."""
+
+    FLIGHT_RECORDER = "flight_recorder"
+    PY_SPY = "py_spy"
+    NCCL_RAS = "nccl_ras"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True)
+class HangFile:
+    """A file that was read; one of its contents is there.
+
+    Parameters
+    ----------
+    rank : int or None
+        None of a file that is about all ranks.
+    """
+
+    name: str
+    kind: FileKind
+    rank: int | None
+    dump: RecordedDump | None = None
+    stack: tuple[Frame, ...] = ()
+    process: Process | None = None
+    communicators: tuple[Communicator, ...] = ()
+
+
+def kind_of(body: bytes) -> FileKind | None:
+    """Return what wrote a file; None where it is of none of the kinds."""
+    start = body[:256].lstrip()[:1]
+    if start == b"[":
+        return FileKind.PY_SPY
+    if is_process(body):
+        return FileKind.PROCESS
+    if is_ras(body):
+        return FileKind.NCCL_RAS
+    return FileKind.FLIGHT_RECORDER if body.startswith(b"\x80") or start == b"{" else None
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that the name of a dump ends with: `_dump_3`, `nccl_trace_rank_3.json`."""
+    found = _RANK_IN_NAME.search(name)
+    return int(found[1]) if found else None
+
+
+def read_hang_file(name: str, body: bytes, rank: int | None = None) -> HangFile | None:
+    """Return what a file says; None where it is of none of the kinds.
+
+    Parameters
+    ----------
+    rank : int, optional
+        Whose it is; by default the number that its name ends with.
+
+    Raises
+    ------
+    InvalidTraceError
+        It is no whole file of its kind, or nothing says of which rank it is; the message begins
+        with its name.
+    """
+    kind = kind_of(body)
+    if kind is None:
+        return None
+    try:
+        return _read(kind, name, body, rank)
+    except InvalidTraceError as error:
+        raise InvalidTraceError(
+            f"{name}: {error.message}", code=error.stable_code, faults=error.faults
+        ) from error
+
+
+def _read(kind: FileKind, name: str, body: bytes, rank: int | None) -> HangFile:
+    most = MOST_RAS_BYTES if kind is FileKind.NCCL_RAS else MOST_BYTES
+    if len(body) > most:
+        raise InvalidTraceError(
+            f"it has {len(body)} bytes, the most is {most}", code="hang.too_large"
+        )
+    if kind is FileKind.NCCL_RAS:
+        return HangFile(name, kind, None, communicators=read_ras(body))
+    if rank is None:
+        rank = rank_in_name(name)
+    if rank is None or rank >= _MOST_RANKS:
+        raise InvalidTraceError(
+            "the name does not end with a rank, as _dump_0 or nccl_trace_rank_0",
+            code="hang.no_rank",
+        )
+    if kind is FileKind.PY_SPY:
+        return HangFile(name, kind, rank, stack=stack_of(body))
+    if kind is FileKind.PROCESS:
+        return HangFile(name, kind, rank, process=read_process(body))
+    return HangFile(name, kind, rank, dump=read_dump(body))
+
+
+def job_of(files: Iterable[HangFile], gone: Collection[int] = ()) -> JobState:
+    """Return what files say of a job together.
+
+    Dumps of recorders say what ranks wait for; without any, what RAS counts does, and without that
+    stacks do. RAS also says on which host and GPU each rank is. What a rank said before its host
+    said how its process is, is left out: it says nothing any more.
+
+    Parameters
+    ----------
+    gone : collection of int, optional
+        Further ranks of which nothing is heard any more.
+
+    Raises
+    ------
+    InvalidTraceError
+        ``hang.no_dumps``: there is none of these; ``hang.rank_twice``: two are of one rank;
+        ``hang.too_large``, ``hang.no_world``: see the readers.
+    """
+    given = tuple(files)
+    processes = {
+        one.rank: one.process for one in given if one.process is not None and one.rank is not None
+    }
+    silent = frozenset((*processes, *gone))
+    recorder = FlightRecorder()
+    communicators: tuple[Communicator, ...] = ()
+    stacks: dict[int, tuple[Frame, ...]] = {}
+    has_dumps = False
+    for one in given:
+        if one.rank is None:
+            communicators = one.communicators
+        elif one.rank in silent:
+            continue
+        elif one.dump is not None:
+            recorder.add(one.rank, one.dump)
+            has_dumps = True
+        else:
+            stacks[one.rank] = one.stack
+    job = _recorded(recorder if has_dumps else None, communicators, stacks, silent)
+    ranks = {rank: RankState(rank) for rank in stacks} | dict(job.ranks)
+    for rank, stack in stacks.items():
+        ranks[rank] = replace(ranks[rank], stack=stack)
+    return replace(job, ranks=ranks, processes=processes, silent=silent)
+
+
+def _recorded(
+    recorder: FlightRecorder | None,
+    communicators: tuple[Communicator, ...],
+    stacks: Mapping[int, tuple[Frame, ...]],
+    silent: Collection[int],
+) -> JobState:
+    """Return what recorders or RAS say of a job; nothing where there are only stacks."""
+    if recorder is not None:
+        job = recorder.job(silent)
+        return replace(job, places=ras_places(communicators)) if communicators else job
+    if communicators:
+        return ras_job(communicators)
+    if stacks:
+        return JobState(groups=(), ranks={})
+    raise InvalidTraceError(
+        "There is neither a dump of a flight recorder nor one of RAS, nor a stack",
+        code="hang.no_dumps",
+    )

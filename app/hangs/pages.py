@@ -1,0 +1,583 @@
+"""What the page of a hang shows."""
+
+from __future__ import annotations
+
+import io
+import re
+import uuid
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.access.guard import Here
+from app.analysis.hangs.document import Arrow, Box, FoldedStack, HangDocument, RankLine, ranks_text
+from app.analysis.hangs.findings import Hang, HangKind
+from app.analysis.hangs.state import Frame
+from app.analysis.json_text import to_json
+from app.analysis.wording import hours, sure
+from app.errors import NotFoundError
+from app.hangs.read import HangRow, get_hang
+from app.hangs.receive import guessed_hosts
+from app.incidents.held_machines import cordon_commands
+from app.incidents.pages.parts import Actions, actions
+from app.incidents.views import open_by_job
+from app.web.format import age, count, plural
+from app.web.pages import Pages
+from app.web.parts import Fact, StateLabel
+from app.web.tables import Table, csv_file, one_of
+
+# ---- The graph of who waits for whom, laid out: from left to right, or on a phone downward -----
+
+
+_WIDTH: Final = 240
+_HEIGHT: Final = 66
+_GAP: Final = 20
+_BETWEEN: Final = 80
+_EDGE: Final = 2
+# Characters that fit into a line of a box.
+_CHARACTERS: Final = 38
+# Of a title, which is bold.
+_TITLE_CHARACTERS: Final = 34
+_SPANS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A box: its corner, its lines, all of it in words, and whether it is a culprit's."""
+
+    x: int
+    y: int
+    title: str
+    lines: tuple[str, ...]
+    words: str
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Boxes and the paths of arrows, in units of the drawing."""
+
+    width: int
+    height: int
+    box_width: int
+    box_height: int
+    boxes: tuple[Drawn, ...]
+    arrows: tuple[str, ...]
+
+
+def graph_of(document: HangDocument, *, downward: bool = False) -> Graph | None:
+    """Return the graph of a hang; None where no rank is waited for."""
+    boxes = document.boxes
+    if not any(box.distance for box in boxes):
+        return None
+    distances = sorted({box.distance for box in boxes}, reverse=True)
+    columns = [[n for n, box in enumerate(boxes) if box.distance == away] for away in distances]
+    tallest = max(map(len, columns))
+    corners: dict[int, tuple[int, int]] = {}
+    for place, column in enumerate(columns):
+        for row, index in enumerate(column):
+            if downward:
+                above = sum(map(len, columns[:place]))
+                y = (above + row) * (_HEIGHT + _GAP) + place * _GAP
+                corners[index] = (_EDGE, _EDGE + y)
+            else:
+                rest = (tallest - len(column)) * (_HEIGHT + _GAP) // 2
+                x = place * (_WIDTH + _BETWEEN)
+                corners[index] = (_EDGE + x, _EDGE + rest + row * (_HEIGHT + _GAP))
+    width = 330 if downward else _WIDTH
+    return Graph(
+        width=2 * _EDGE + max(x for x, _ in corners.values()) + width,
+        height=2 * _EDGE + max(y for _, y in corners.values()) + _HEIGHT,
+        box_width=width,
+        box_height=_HEIGHT,
+        boxes=tuple(_drawn(box, corners[index]) for index, box in enumerate(boxes)),
+        arrows=_downward(columns, corners)
+        if downward
+        else tuple(_path(arrow, corners) for arrow in document.arrows),
+    )
+
+
+def _drawn(box: Box, corner: tuple[int, int]) -> Drawn:
+    # a culprit's kind, or else the operation; then the operation, or its group
+    what, _, rest = box.what.partition(" of " if box.distance else ": ")
+    rest = rest if box.distance else rest.partition(" of ")[0]
+    if len(box.ranks) == 1:
+        title = f"Rank {box.ranks[0]}" + (f" · {box.place}" if box.place else "")
+    else:
+        title = f"{plural(len(box.ranks), 'rank')}: {ranks_text(box.ranks, _SPANS)}"
+    lines = tuple(_cut(line) for line in (what, rest) if line)
+    cut = _cut(title, _TITLE_CHARACTERS)
+    return Drawn(*corner, cut, lines, f"{title}: {box.what}", stuck=not box.distance)
+
+
+def _cut(text: str, most: int = _CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _path(arrow: Arrow, corners: dict[int, tuple[int, int]]) -> str:
+    start, end = corners[arrow.start], corners[arrow.end]
+    middle = _HEIGHT // 2
+    return f"M{start[0] + _WIDTH + 2} {start[1] + middle}L{end[0] - 4} {end[1] + middle}"
+
+
+def _downward(
+    columns: Sequence[Sequence[int]], corners: dict[int, tuple[int, int]]
+) -> tuple[str, ...]:
+    """Return an arrow between each two columns: lines would cross the boxes between."""
+    found = []
+    for above, below in pairwise(columns):
+        top, bottom = corners[above[-1]][1] + _HEIGHT, corners[below[0]][1]
+        found.append(f"M{_EDGE + 24} {top + 2}L{_EDGE + 24} {bottom - 4}")
+    return tuple(found)
+
+
+def graph_words(document: HangDocument) -> str:
+    """Return the graph as a sentence."""
+    parts = [
+        f"{plural(len(box.ranks), 'rank')} ({ranks_text(box.ranks)}): {box.what}"
+        for box in document.boxes
+    ]
+    return "Culprits and who waits for them: " + "; ".join(parts)
+
+
+KINDS: Final = {
+    HangKind.NEVER_ENTERED: ("Never entered", "stuck on the host"),
+    HangKind.DEVICE_STUCK: ("Device stuck", "entered, does not complete"),
+    HangKind.SILENT: ("Silent", "left nothing"),
+    HangKind.MISMATCH: ("Mismatch", "called in different orders"),
+    HangKind.ALL_ENTERED: ("All entered", "none is missing"),
+    HangKind.NOTHING_PENDING: ("Nothing pending", "no rank waits"),
+}
+# The name of one group among those of a kind: "(43)".
+_UNLIKE: Final = re.compile(r" \([^()]*\)$")
+# Stacks, frames of each and groups of ranks that the page shows; files have all.
+_STACKS: Final = 3
+_FRAMES: Final = 14
+_GROUPS: Final = 8
+_NAMED: Final = 4
+_PAST: Final = StateLabel("none", "Recorded", 5)
+_OVER: Final = StateLabel("resolved", "Over", 5)
+_GOING_ON: Final = StateLabel("firing", "Hang", 0)
+_UNSURE: Final = StateLabel("none", "No culprit", 2)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLine:
+    """A frame: function, and where it is."""
+
+    function: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """Equal stacks of ranks."""
+
+    title: str
+    note: str
+    frames: tuple[FrameLine, ...]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLine:
+    """Ranks that wait in the same operation."""
+
+    ranks: str
+    what: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangLine:
+    """A hang in the list of its job."""
+
+    url: str
+    at: datetime
+    state: StateLabel
+    sentence: str
+    lasted: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
+class HangPage:
+    """The page of a hang."""
+
+    id: uuid.UUID
+    url: str
+    job: str
+    now: datetime
+    title: str
+    state: StateLabel
+    received: datetime
+    heading: str
+    facts: tuple[Fact, ...]
+    graph_title: str
+    graph_words: str
+    graph: Graph | None
+    narrow: Graph | None
+    stacks: tuple[StackView, ...]
+    steps: tuple[str, ...]
+    commands: Sequence[tuple[str, str]]
+    unknown: tuple[str, ...]
+    groups_title: str
+    groups: tuple[GroupLine, ...]
+    more_groups: int
+    incidents: Sequence[Actions]
+
+
+def hang_page(
+    row: HangRow,
+    document: HangDocument,
+    incidents: Sequence[Actions],
+    guessed: Collection[str],
+) -> HangPage:
+    """Return the page of a hang; `guessed` are hosts whose names may be those of containers."""
+    hang = document.verdict
+    groups = _groups(document, row.now)
+    known = sum(line.known for line in document.ranks)
+    return HangPage(
+        id=row.id,
+        url=f"/hangs/{row.id}",
+        job=row.job,
+        now=row.now,
+        title=f"Hang of {row.job}: {heading_of(hang)}",
+        state=hang_state(row),
+        received=row.created_at,
+        heading=heading_of(hang),
+        facts=tuple(_facts(row, document)),
+        graph_title=_graph_title(hang),
+        graph_words=graph_words(document),
+        graph=graph_of(document),
+        narrow=graph_of(document, downward=True),
+        stacks=_stacks(document),
+        steps=tuple(steps_of(document)),
+        commands=_commands(hang, row, guessed),
+        unknown=hang.unknown,
+        groups_title=f"{count(known)} of {plural(len(document.ranks), 'rank')} left something",
+        groups=groups[:_GROUPS],
+        more_groups=max(len(groups) - _GROUPS, 0),
+        incidents=incidents,
+    )
+
+
+def hang_line(row: HangRow) -> HangLine:
+    """Return a hang as a list shows it."""
+    return HangLine(
+        url=f"/hangs/{row.id}",
+        at=row.created_at,
+        state=hang_state(row),
+        sentence=row.sentence,
+        lasted="" if row.is_past else age(row.lasted.total_seconds()),
+        cost="" if row.is_past else hours(row.gpu_hours),
+    )
+
+
+def hang_state(row: HangRow) -> StateLabel:
+    """Return how a hang stands."""
+    if not row.is_going_on:
+        return _PAST if row.is_past else _OVER
+    return _GOING_ON if row.culprits else _UNSURE
+
+
+def heading_of(hang: Hang) -> str:
+    """Return who waits for whom, and why, in one sentence without a full stop."""
+    if not hang.culprits:
+        return hang.sentence.removesuffix(".")
+    blamed = [one.rank for one in hang.culprits]
+    who = "1 rank waits" if len(hang.waiting) == 1 else f"{count(len(hang.waiting))} ranks wait"
+    named = f"rank{'s' if len(blamed) > 1 else ''} {_and(blamed)}"
+    operation = hang.culprits[0].operation.partition(" of ")[0]
+    whys = {
+        HangKind.NEVER_ENTERED: f"which never entered {operation}",
+        HangKind.DEVICE_STUCK: f"which {_do(blamed, 'does', 'do')} not complete {operation}",
+        HangKind.SILENT: "which left nothing",
+        HangKind.MISMATCH: f"which {_do(blamed, 'disagrees', 'disagree')} on {operation}",
+    }
+    return f"{who} for {named}, {whys[hang.kind]}"
+
+
+def _do(ranks: Sequence[int], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+def _and(ranks: Sequence[int]) -> str:
+    if len(ranks) > _NAMED:
+        return f"{', '.join(map(str, ranks[:_NAMED]))} and {count(len(ranks) - _NAMED)} more"
+    *before, last = map(str, ranks)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _facts(row: HangRow, document: HangDocument) -> list[Fact]:
+    hang = document.verdict
+    kind, what = KINDS[hang.kind]
+    facts = [
+        Fact("Waiting", f"{count(row.waiting)} of {plural(row.ranks, 'rank')}", _lasting(row)),
+        Fact("Costs", f"{count(document.gpu_hours_each_hour)} an hour", _cost(row)),
+    ]
+    if hang.culprits:
+        blamed = [one.rank for one in hang.culprits]
+        places = [one.place for one in hang.culprits[:_NAMED] if one.place]
+        operation, _, group = hang.culprits[0].operation.partition(" of ")
+        facts += [
+            Fact("Stuck ranks", _and(blamed), ", ".join(places) or "hosts are not known"),
+            Fact("Kind", kind, what),
+            Fact("At", operation, group),
+            Fact("Sure", sure(hang.confidence), hang.culprits[0].evidence if not places else ""),
+        ]
+    else:
+        facts.append(Fact("Kind", kind, what))
+    return facts
+
+
+def _lasting(row: HangRow) -> str:
+    if row.is_past:
+        return f"recorded {age((row.now - row.began).total_seconds())} ago"
+    lasted = age(row.lasted.total_seconds())
+    return f"for {lasted}" if row.is_going_on else f"lasted {lasted}"
+
+
+def _cost(row: HangRow) -> str:
+    if row.is_past:
+        return "GPU-hours; how long is not known"
+    return f"GPU-hours; {hours(row.gpu_hours)} " + ("so far" if row.is_going_on else "in all")
+
+
+def _graph_title(hang: Hang) -> str:
+    blamed = plural(len(hang.culprits), "rank")
+    return f"All who wait, wait in the end for {blamed}"
+
+
+def _stacks(document: HangDocument) -> tuple[StackView, ...]:
+    stuck = [one for one in document.stacks if one.stuck]
+    others = [one for one in document.stacks if not one.stuck]
+    shown = [*stuck[: _STACKS - 1], *others[: _STACKS - min(len(stuck), _STACKS - 1)]]
+    return tuple(_stack(one) for one in shown)
+
+
+def _stack(one: FoldedStack) -> StackView:
+    top = one.frames[0]
+    many = len(one.ranks) > 1
+    who = plural(len(one.ranks), "stuck rank" if one.stuck else "other rank")
+    does = ("stand" if one.stuck else "wait") + ("" if many else "s")
+    equal = ", equal" if many else ""
+    return StackView(
+        title=f"{who} {does} in {top.function}",
+        note=f"Rank{'s' if many else ''} {ranks_text(one.ranks)}{equal}; innermost first; "
+        "function, file, line; never values",
+        frames=tuple(FrameLine(frame.function, _at(frame)) for frame in one.frames[:_FRAMES]),
+        more=max(len(one.frames) - _FRAMES, 0),
+    )
+
+
+def _at(frame: Frame) -> str:
+    return f"{frame.file}:{frame.line}"
+
+
+def steps_of(document: HangDocument) -> list[str]:
+    """Return what to do, in order."""
+    hang = document.verdict
+    stuck = [one for one in document.stacks if one.stuck]
+    steps = []
+    if stuck:
+        lines = {one.frames[0] for one in stuck}
+        ranks = sum(len(one.ranks) for one in stuck)
+        line = f"Read {_at(stuck[0].frames[0])}, in {stuck[0].frames[0].function}"
+        if len(lines) == 1 and ranks > 1:
+            line += f": the same line on {count(ranks)} ranks, so it is the job, not a machine"
+        steps.append(f"{line}.")
+    steps.append(hang.remedy)
+    hosts = {one.host for one in hang.culprits if one.host}
+    if len(hosts) > 1 and hang.kind is not HangKind.DEVICE_STUCK:
+        steps.append(f"Culprits are on {count(len(hosts))} hosts: one machine is not the reason.")
+    return steps
+
+
+def _commands(hang: Hang, row: HangRow, guessed: Collection[str]) -> Sequence[tuple[str, str]]:
+    """Return how to take a host out, where one is at fault and its name is no guess."""
+    hosts = {one.host for one in hang.culprits}
+    if hang.kind not in {HangKind.DEVICE_STUCK, HangKind.SILENT} or len(hosts) != 1:
+        return ()
+    host = hosts.pop()
+    if not host or host in guessed:
+        return ()
+    return cordon_commands(host, f"Paceline hang {row.id}")
+
+
+def _groups(document: HangDocument, now: datetime) -> tuple[GroupLine, ...]:
+    """Fold ranks by what they wait in; culprits and those of which nothing is known come first."""
+    blamed = {one.rank: one for one in document.verdict.culprits}
+    folded: dict[tuple[int, str], list[RankLine]] = {}
+    for line in document.ranks:
+        if line.rank in blamed:
+            kind, _ = KINDS[blamed[line.rank].kind]
+            key = 0, kind + (f", {line.waits_in}" if line.waits_in else "")
+        elif not line.known:
+            key = 1, "nothing is known"
+        else:
+            key = 2, _UNLIKE.sub("", line.waits_in or "nothing pending")
+        folded.setdefault(key, []).append(line)
+    ordered = sorted(folded.items(), key=lambda one: (one[0][0], -len(one[1]), one[0][1]))
+    return tuple(
+        GroupLine(ranks_text([line.rank for line in lines]), what, _since(lines, now))
+        for (_, what), lines in ordered
+    )
+
+
+def _since(lines: Sequence[RankLine], now: datetime) -> str:
+    since_ns = min((one.since_ns for one in lines if one.since_ns is not None), default=None)
+    if since_ns is None:
+        return "–"
+    return age(max(now.timestamp() - since_ns / 1e9, 0.0))
+
+
+# ---- The tables of a hang as files, and all of it as one archive -------------------------------
+
+
+def ranks_csv(document: HangDocument) -> Table:
+    """Return every rank: where it is, what it waits in, since when."""
+    blamed = {one.rank: one.kind for one in document.verdict.culprits}
+    header = ("rank", "host", "gpu", "culprit", "known", "waits_in", "since_ns")
+    return Table(
+        header,
+        (
+            (
+                one.rank, one.host, one.gpu, blamed.get(one.rank), one.known, one.waits_in,
+                one.since_ns,
+            )
+            for one in document.ranks
+        ),
+    )  # fmt: skip
+
+
+def chain_csv(document: HangDocument) -> Table:
+    """Return who waits for whom, the nearest to the culprits first."""
+    header = ("distance", "operation", "waiting", "waits_for")
+    return Table(
+        header,
+        (
+            (one.distance, one.operation, _spans(one.waiting), _spans(one.waits_for))
+            for one in document.verdict.chain
+        ),
+    )
+
+
+def stacks_csv(document: HangDocument) -> Table:
+    """Return every stack, a frame a row, the innermost first."""
+    header = ("ranks", "stuck", "frame", "function", "file", "line")
+    return Table(
+        header,
+        (
+            (_spans(one.ranks), one.stuck, number, frame.function, frame.file, frame.line)
+            for one in document.stacks
+            for number, frame in enumerate(one.frames)
+        ),
+    )
+
+
+FILES: Final[Mapping[str, Callable[[HangDocument], Table]]] = {
+    "ranks": ranks_csv,
+    "chain": chain_csv,
+    "stacks": stacks_csv,
+}
+
+
+def hangs_csv(rows: Sequence[HangRow]) -> Table:
+    """Return hangs of a job, the latest first."""
+    header = (
+        "hang", "received_at", "over_at", "kind", "ranks", "waiting", "culprits", "confidence",
+        "gpu_hours", "sentence",
+    )  # fmt: skip
+    return Table(
+        header,
+        (
+            (
+                one.id, one.created_at, one.over_at, one.kind, one.ranks, one.waiting,
+                one.culprits, one.confidence, one.gpu_hours, one.sentence,
+            )
+            for one in rows
+        ),
+    )  # fmt: skip
+
+
+def evidence_pack(row: HangRow, document: HangDocument) -> bytes:
+    """Return everything about a hang as one archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("hang.txt", hang_text(row, document))
+        archive.writestr("hang.json", to_json(document))
+        for name, make in FILES.items():
+            archive.writestr(f"{name}.csv", make(document).text())
+    return packed.getvalue()
+
+
+def hang_text(row: HangRow, document: HangDocument) -> str:
+    """Return a hang in words, for a ticket."""
+    hang = document.verdict
+    lines = [f"{row.job}: {heading_of(hang)}", "", hang.sentence]
+    lines += [
+        f"- rank {one.rank}{f' on {one.place}' if one.place else ''} {one.evidence}"
+        for one in hang.culprits
+    ]
+    for stack in document.stacks:
+        if stack.stuck:
+            lines += ["", f"Stack of {_spans(stack.ranks)}, innermost first:"]
+            lines += [f"  {one.function}  {one.file}:{one.line}" for one in stack.frames]
+    lines += ["", "What to do:", *(f"{n}. {step}" for n, step in enumerate(steps_of(document), 1))]
+    if hang.unknown:
+        lines += ["", *hang.unknown]
+    lines += ["", f"Received {row.created_at:%Y-%m-%d %H:%M} UTC"]
+    if row.over_at is not None:
+        lines.append(f"Over {row.over_at:%Y-%m-%d %H:%M} UTC, {row.gpu_hours:.1f} GPU-hours")
+    return "\n".join(lines) + "\n"
+
+
+def _spans(ranks: Sequence[int]) -> str:
+    # Without a limit: this is the file with all of them.
+    return ranks_text(ranks, len(ranks)).replace("–", "-")
+
+
+# ---- The page of a hang, and the files behind it -----------------------------------------------
+
+
+def add_hang_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the pages of hangs to the dashboard."""
+
+    @routes.get("/hangs/{hang}")
+    def hang_route(container: Here, hang: str) -> Response:
+        with pages.reading(container) as (tx, nav):
+            try:
+                row, document = get_hang(tx, uuid.UUID(hang))
+            except (ValueError, NotFoundError):
+                return pages.not_found(f"hang {hang}", nav)
+            incidents = open_by_job(tx, row.job).get(row.job, [])
+            guessed = guessed_hosts(tx, row.job)
+        shown = [actions(one, row.now) for one in incidents]
+        page = hang_page(row, document, shown, guessed)
+        text = hang_text(row, document)
+        return pages.render("hangs/page.html", nav, page=page, now=page.now, text=text)
+
+    @routes.get("/hangs/{hang}/evidence.zip")
+    def evidence_route(container: Here, hang: uuid.UUID) -> Response:
+        with container.reading() as tx:
+            row, document = get_hang(tx, hang)
+        disposition = f'attachment; filename="paceline-hang-{hang}.zip"'
+        return Response(
+            evidence_pack(row, document),
+            media_type="application/zip",
+            headers={"Cache-Control": "no-store", "Content-Disposition": disposition},
+        )
+
+    @routes.get("/hangs/{hang}/{name}.csv")
+    def file_route(container: Here, hang: uuid.UUID, name: str) -> Response:
+        make = one_of(FILES, name)
+        with container.reading() as tx:
+            _, document = get_hang(tx, hang)
+        return csv_file(f"paceline-hang-{name}.csv", make(document))

@@ -1,0 +1,149 @@
+"""The read side of hangs."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import Select, func, select
+
+from app.analysis.hangs.document import HangDocument
+from app.analysis.hangs.findings import HangKind
+from app.errors import NotFoundError
+from app.hangs.models import StoredHang, open_hang
+from app.incidents.models.facts import HangFacts
+from app.jobs.models import Job
+from app.platform.database.columns import as_json
+from app.platform.database.projects import Project
+from app.platform.database.unit_of_work import Reads
+from app.tensor.models import TensorGroup
+
+# Of a job, the latest.
+MOST_LISTED: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class HangRow:
+    """A hang as lists show it."""
+
+    id: uuid.UUID
+    job: str
+    created_at: datetime
+    changed_at: datetime
+    """When its last file came."""
+    over_at: datetime | None
+    over_by: str | None
+    """The person who said so; None where a later session of the job did."""
+    kind: HangKind
+    sentence: str
+    since: datetime | None
+    """When ranks began to wait, by the clocks of their hosts."""
+    ranks: int
+    waiting: int
+    culprits: int
+    confidence: float
+    now: datetime
+    """When this was read."""
+
+    @property
+    def facts(self) -> HangFacts:
+        """Return what says how long it lasted and what it cost."""
+        return HangFacts(
+            id=self.id,
+            since=self.since,
+            created_at=self.created_at,
+            changed_at=self.changed_at,
+            over_at=self.over_at,
+            ranks=self.ranks,
+            waiting=self.waiting,
+            confidence=self.confidence,
+        )
+
+    @property
+    def is_past(self) -> bool:
+        """Return whether its files are of another day: when it ended is not known."""
+        return self.facts.is_past
+
+    @property
+    def is_going_on(self) -> bool:
+        """Return whether nothing says that it is over."""
+        return self.facts.is_going_on(self.now)
+
+    @property
+    def began(self) -> datetime:
+        """Return when it began; no later than its files came."""
+        return self.facts.began
+
+    @property
+    def lasted(self) -> timedelta:
+        """Return how long it lasted, or lasts."""
+        return self.facts.lasted(self.now)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Return what it has cost."""
+        return self.facts.gpu_hours(self.now)
+
+
+_HANGS: Final = TypeAdapter(list[HangRow])
+
+
+def hangs_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[HangRow]:
+    """Return the hangs of a job, the latest first."""
+    query = _latest(job, most)
+    return [HangRow(**row._asdict(), now=tx.now) for row in tx.session.execute(query)]
+
+
+def hangs_and_groups(tx: Reads, job: str, most: int = MOST_LISTED) -> tuple[list[HangRow], int]:
+    """Return the same, and how many tensor-parallel groups a job reports, with one statement."""
+    groups = select(func.count(func.distinct(TensorGroup.name))).join(
+        Job, Job.id == TensorGroup.job_id
+    )
+    rows, count = tx.session.execute(
+        select(as_json(_latest(job, most)), groups.where(Job.name == job).scalar_subquery())
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    return _HANGS.validate_python([{**row, "now": tx.now} for row in rows or ()]), count
+
+
+def get_hang(tx: Reads, hang: uuid.UUID) -> tuple[HangRow, HangDocument]:
+    """Return a hang with its document.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = tx.session.execute(
+        _rows().add_columns(StoredHang.document).where(StoredHang.id == hang)
+    ).one_or_none()
+    if found is None:
+        raise NotFoundError(f"There is no hang {hang}.")
+    row = found._asdict()
+    document = open_hang(row.pop("document"))
+    return HangRow(**row, now=tx.now), document
+
+
+def _latest(job: str, most: int) -> Select[*tuple[Any, ...]]:
+    return _rows().where(Job.name == job).order_by(StoredHang.created_at.desc()).limit(most)
+
+
+def _rows() -> Select[*tuple[Any, ...]]:
+    return select(
+        StoredHang.id,
+        Job.name.label("job"),
+        StoredHang.created_at,
+        StoredHang.changed_at,
+        StoredHang.over_at,
+        StoredHang.over_by,
+        StoredHang.kind,
+        StoredHang.sentence,
+        StoredHang.since,
+        StoredHang.ranks,
+        StoredHang.waiting,
+        StoredHang.culprits,
+        StoredHang.confidence,
+    ).join(Job, Job.id == StoredHang.job_id)

@@ -1,0 +1,247 @@
+"""Use case: keep a large archive of a hang, which a worker reads, and read it.
+
+Its bytes, its row and the work are one transaction, and what comes of it is another: killed at any
+moment, and run twice, it gives one hang.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import structlog
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.errors import (
+    BodyTooLargeError,
+    InvalidArchiveError,
+    InvalidTraceError,
+    LostClaimError,
+    NotFoundError,
+)
+from app.hangs.models import HangUpload, HangUploadPart, StoredHang
+from app.hangs.receive import HangReceipt, add_archive, is_large, receive_hang, unpack_files
+from app.jobs.models import Job
+from app.platform.container import Claim, Container
+from app.platform.database.states import UploadState
+from app.platform.database.task_runs import READ_HANG, TaskRun
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.resources import spool_directory
+from app.platform.tasks.runs import finish
+from app.sessions.decoding import Body
+from app.sessions.receive import check_job_name, make_job
+
+log = structlog.get_logger(__name__)
+
+_PART_BYTES: Final = 1 << 20
+# Where an archive stands is told for so long.
+_TOLD: Final = timedelta(days=7)
+_REFUSALS: Final = (InvalidTraceError, InvalidArchiveError, BodyTooLargeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An archive that a worker reads, or has read.
+
+    Parameters
+    ----------
+    hang : UUID or None
+        That it became.
+    reason_code, reason : str or None
+        Why it became none.
+    """
+
+    id: uuid.UUID
+    job: str
+    state: UploadState
+    hang: uuid.UUID | None
+    reason_code: str | None
+    reason: str | None
+    not_read: tuple[str, ...]
+
+
+def receive_any(
+    container: Container, job: str, body: Body, *, name: str = "", rank: int | None = None
+) -> HangReceipt | Upload:
+    """Judge the files in a body, or keep a large archive of them, which a worker reads.
+
+    Parameters and errors are those of `receive_hang`.
+    """
+    check_job_name(job)
+    if not is_large(container.settings, body):
+        return receive_hang(container, job, body, name=name, rank=rank)
+    return _keep(container, job, body)
+
+
+def _keep(container: Container, job: str, body: Body) -> HangReceipt | Upload:
+    with container.uow() as tx:
+        # The job's row is locked: of two equal archives the second finds the first.
+        job_id = make_job(container, tx, job)
+        known = tx.session.execute(
+            select(StoredHang.id).where(
+                StoredHang.job_id == job_id, StoredHang.content_sha256 == body.sha256
+            )
+        ).scalar()
+        if known is not None:
+            return HangReceipt(known, created=False)
+        tx.session.execute(
+            delete(HangUpload).where(
+                HangUpload.job_id == job_id, HangUpload.created_at < tx.now - _TOLD
+            )
+        )
+        open_one = tx.session.execute(
+            select(HangUpload.id).where(
+                HangUpload.job_id == job_id,
+                HangUpload.content_sha256 == body.sha256,
+                HangUpload.state.in_((UploadState.QUEUED, UploadState.READING)),
+            )
+        ).scalar()
+        if open_one is not None:
+            return _of(tx, open_one)
+        # One that came to nothing is read again.
+        tx.session.execute(
+            delete(HangUpload).where(
+                HangUpload.job_id == job_id, HangUpload.content_sha256 == body.sha256
+            )
+        )
+        upload = uuid.uuid4()
+        tx.session.execute(
+            insert(HangUpload).values(
+                id=upload,
+                job_id=job_id,
+                content_sha256=body.sha256,
+                state=UploadState.QUEUED,
+                created_at=tx.now,
+            )
+        )
+        with body.path.open("rb") as source:
+            part = 0
+            while piece := source.read(_PART_BYTES):
+                tx.session.execute(
+                    insert(HangUploadPart).values(upload_id=upload, part=part, content=piece)
+                )
+                part += 1
+        tx.enqueue(READ_HANG, upload)
+        kept = _of(tx, upload)
+    log.info("hang kept to be read", upload=str(upload), job=job, bytes=body.size)
+    return kept
+
+
+def get_upload(tx: Reads, upload: uuid.UUID) -> Upload:
+    """Return where an archive stands.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    return _of(tx, upload)
+
+
+def _of(tx: Reads, upload: uuid.UUID) -> Upload:
+    row = tx.session.execute(
+        select(
+            HangUpload.id,
+            Job.name,
+            HangUpload.state,
+            HangUpload.hang_id,
+            HangUpload.reason_code,
+            HangUpload.reason,
+            HangUpload.not_read,
+        )
+        .join(Job, Job.id == HangUpload.job_id)
+        .where(HangUpload.id == upload)
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"There is no archive of a hang {upload}.")
+    return Upload(*row[:6], not_read=tuple(row.not_read))
+
+
+def read_upload(container: Container, claim: Claim) -> None:
+    """Read the archive of a claim, and store what it says.
+
+    Raises
+    ------
+    LostClaimError
+        Another worker has it; nothing is stored.
+    NotFoundError
+        It was deleted meanwhile.
+    """
+    with tempfile.NamedTemporaryFile(dir=spool_directory(container.settings)) as spooled:
+        path = Path(spooled.name)
+        _write(container, claim, path)
+        try:
+            files, not_read = unpack_files(container.settings, path)
+            with container.uow() as tx:
+                finish(tx, claim)
+                job_id, sha256 = _locked(tx, claim.subject_id)
+                receipt = add_archive(container, tx, job_id, files, sha256)
+                _end(
+                    tx,
+                    claim.subject_id,
+                    state=UploadState.READ,
+                    hang_id=receipt.hang,
+                    not_read=list(not_read),
+                )
+        except _REFUSALS as error:
+            with container.uow() as tx:
+                finish(tx, claim)
+                _end(
+                    tx,
+                    claim.subject_id,
+                    state=UploadState.REFUSED,
+                    reason_code=error.stable_code,
+                    reason=error.message,
+                )
+            return
+    log.info("hang read", hang=str(receipt.hang), upload=str(claim.subject_id), files=len(files))
+
+
+def _write(container: Container, claim: Claim, path: Path) -> None:
+    """Write an archive's bytes to a file, a part in memory at a time."""
+    upload = claim.subject_id
+    with container.reading() as tx, path.open("wb") as target:
+        count = tx.session.execute(
+            select(func.count()).where(HangUploadPart.upload_id == upload)
+        ).scalar_one()
+        if not count:
+            raise _without(tx, claim)
+        for part in range(count):
+            target.write(
+                tx.session.execute(
+                    select(HangUploadPart.content).where(
+                        HangUploadPart.upload_id == upload, HangUploadPart.part == part
+                    )
+                ).scalar_one()
+            )
+
+
+def _without(tx: Reads, claim: Claim) -> LostClaimError | NotFoundError:
+    """Return why an archive is not there: it was deleted, or went to another project with all."""
+    held = tx.session.execute(select(TaskRun.id).where(TaskRun.id == claim.run_id)).scalar()
+    if held is None:
+        return LostClaimError(f"the archive {claim.subject_id} is in another project by now")
+    return NotFoundError(f"The archive {claim.subject_id} is gone.")
+
+
+def _locked(tx: UnitOfWork, upload: uuid.UUID) -> tuple[int, bytes]:
+    """Lock the row of an archive's job, and return its id and the archive's digest."""
+    row = tx.session.execute(
+        select(HangUpload.job_id, HangUpload.content_sha256)
+        .join(Job, Job.id == HangUpload.job_id)
+        .where(HangUpload.id == upload)
+        .with_for_update(of=Job, key_share=True)
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"The archive {upload} is gone.")
+    return row.job_id, row.content_sha256
+
+
+def _end(tx: UnitOfWork, upload: uuid.UUID, **values: object) -> None:
+    """Say how an archive ended, and drop its bytes."""
+    tx.session.execute(update(HangUpload).where(HangUpload.id == upload).values(**values))
+    tx.session.execute(delete(HangUploadPart).where(HangUploadPart.upload_id == upload))

@@ -1,0 +1,448 @@
+"""Every host of a time with its sums, over all jobs and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+from sqlalchemy import (
+    ARRAY,
+    CTE,
+    ColumnElement,
+    Double,
+    Integer,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    cast,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import array
+
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.hosts.models import HostReading, HostRepair, HostWeek
+from app.hosts.repairs import Repair
+from app.jobs.models import Job
+from app.platform.database.columns import total
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import Session
+from app.web.lists import Column, Listing, Page
+
+# ---- What a host cost over a time: each verdict stands until the next session of its job -------
+
+
+# A verdict stands for no longer: the job may have ended, or have been changed.
+STANDS: Final = timedelta(hours=6)
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time; None where it has no bound."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def holds(self, moment: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
+        """Return the conditions for a moment to be in it."""
+        found = []
+        if self.since is not None:
+            found.append(moment >= self.since)
+        if self.until is not None:
+            found.append(moment <= self.until)
+        return found
+
+
+def seconds(time: Any) -> ColumnElement[float]:  # noqa: ANN401 - an interval
+    """Return the seconds of an interval; ``EXTRACT`` makes decimals, which are slow."""
+    return func.date_part("epoch", time, type_=Double)
+
+
+def priced(
+    tx: Reads,
+    span: Span,
+    host: str | None = None,
+    *,
+    slow: bool = False,
+    stands: CTE | None = None,
+) -> CTE:
+    """Return the readings of a time with what each costs, GPU-hours.
+
+    A verdict stands from its session until the next one of the job, at most `STANDS`; the latest
+    one of a job for as long as the one before did, and at least for the steps that were analyzed.
+
+    Parameters
+    ----------
+    slow : bool
+        Only those that a cause names: no other reading costs anything.
+    stands : CTE, optional
+        What `standing` returned for this time or a longer one, where it is in the statement.
+    """
+    if stands is None:
+        stands = standing(tx, span)
+    standing_s = func.greatest(HostReading.measured_s, seconds(stands.c.stands))
+    query = (
+        select(
+            HostReading.host,
+            HostReading.session_id,
+            HostReading.job_id,
+            Job.name.label("job"),
+            HostReading.received_at,
+            HostReading.ranks,
+            HostReading.workers,
+            HostReading.slowdown,
+            HostReading.computing,
+            HostReading.cause,
+            HostReading.gpus,
+            HostReading.guessed,
+            (HostReading.lost_each_hour * standing_s / _HOUR_S).label("cost"),
+        )
+        .join(stands, stands.c.id == HostReading.session_id)
+        # Outer, so that it is left out where no name is asked for.
+        .outerjoin(Job, Job.id == HostReading.job_id)
+        .where(*span.holds(HostReading.received_at.expression))
+    )
+    if host is not None:
+        query = query.where(HostReading.host == host)
+    if slow:
+        query = query.where(HostReading.cause.is_not(None))
+    return query.cte("priced")
+
+
+def standing(tx: Reads, span: Span) -> CTE:
+    """Return for how long the verdict of each session stands, with what it takes of a cluster."""
+    received, order = Session.received_at, (Session.received_at, Session.id)
+    following = func.lead(received).over(partition_by=Session.job_id, order_by=order)
+    before = func.lag(received).over(partition_by=Session.job_id, order_by=order)
+    gap_before = received - before
+    end = func.least(
+        func.coalesce(following, received + gap_before, received),
+        received + STANDS,
+        literal(tx.now if span.until is None else min(tx.now, span.until)),
+    )
+    columns = (Session.id, Session.job_id, Session.world, Session.labels, received)
+    query = select(*columns, (end - received).label("stands"))
+    if span.since is not None:
+        # Sessions of before matter only for the gap that follows them.
+        query = query.where(received >= span.since - STANDS)
+    return query.cte("standing")
+
+
+# ---- What a list of hosts holds ----------------------------------------------------------------
+
+
+# Hosts to a page, and to a file.
+PAGE: Final = 50
+MOST: Final = 10_000
+# Slow in fewer sessions a host is not blamed: its neighbor may have been at fault, or chance.
+BLAMED_FROM: Final = 2
+
+
+class Show(StrEnum):
+    """Which hosts a list holds."""
+
+    BLAMED = "blamed"
+    REPAIRED = "repaired"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSums:
+    """A host over a time.
+
+    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
+    second one on.
+    """
+
+    host: Annotated[str, Column(sort="host")]
+    cost_gpu_hours: Annotated[
+        float,
+        Column(sort="-cost"),
+        Field(
+            description="What these causes cost while each verdict stood: until the job's next "
+            "session, at most 6 h."
+        ),
+    ]
+    blamed: bool
+    slow_sessions: Annotated[int, Column(sort="-sessions")]
+    sessions: int
+    slow_jobs: Annotated[int, Column(sort="-jobs")]
+    jobs: int
+    slowdown_worst: Annotated[float, Column(sort="-worst")]
+    computing_worst: Annotated[
+        float | None, Field(description="The largest time of its computing against peers.")
+    ]
+    causes: tuple[str, ...]
+    guessed: Annotated[
+        bool, Field(description="Whether the name may be that of a container, which changes.")
+    ]
+    first_seen: Annotated[datetime, Column(csv=None)]
+    last_seen: Annotated[datetime, Column(sort="-seen")]
+    # The most that a job had there.
+    ranks: Annotated[int, Field(exclude=True)]
+    # Whether the latest session's causes name it.
+    is_slow: Annotated[bool, Field(exclude=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow(HostSums):
+    """A host over a time, with what is read of those on a page alone.
+
+    `slow_sessions` are those in which a cause named a worker there; `blamed` is a host from the
+    second one on.
+    """
+
+    slowdown_now: Annotated[
+        float, Field(description="That of its slowest worker alone, in its latest session.")
+    ]
+    gpus: Annotated[
+        Sequence[str], Column(csv="gpus_named"), Field(description="GPUs that causes name.")
+    ]
+    incidents: Annotated[int, Column(csv=None), Field(description="Sent incidents that name it.")]
+    firing: Annotated[bool, Column(csv=None)]
+    # Slowdown in the latest sessions, oldest first.
+    trend: Annotated[Sequence[float], Field(exclude=True)]
+    # The last one; none in a brief list.
+    repair: Annotated[Repair | None, Field(exclude=True)]
+
+
+HOSTS: Final = Listing(HostSums, default_sort="-cost")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All hosts of a time."""
+
+    hosts: int
+    ranks: int
+    # blamed, repaired: hosts
+    blamed: int
+    repaired: int
+    cost: float  # of those that are blamed, GPU-hours
+    # first, first_cost: the most expensive of these, as people read its name
+    first: str | None
+    first_cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """A page of hosts."""
+
+    now: datetime
+    totals: Totals
+    page: Page[HostRow]
+    look_alikes: Sequence[HostSums]
+
+
+# ---- Which weeks lie in a time whole: of these a list reads sums, of the rest of it readings ----
+
+
+# Weeks begin on Mondays at midnight, UTC, as the database's `host_week_of` counts them.
+WEEK: Final = timedelta(days=7)
+_FIRST: Final = datetime(2001, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Weeks:
+    """The weeks that lie whole in a time."""
+
+    # first, end: where the first one begins and where the last one ends; None
+    # where the time has no bound. Where no week is whole both are the same.
+    first: datetime | None
+    end: datetime | None
+
+    def holds(self, week: ColumnElement[datetime]) -> list[ColumnElement[bool]]:
+        """Return the conditions for a week, by its beginning, to be one of these."""
+        found = []
+        if self.first is not None:
+            found.append(week >= self.first)
+        if self.end is not None:
+            found.append(week < self.end)
+        return found
+
+    def leaves(self, moment: ColumnElement[datetime]) -> ColumnElement[bool]:
+        """Return the condition for a moment to be in none of these."""
+        if self.first is None and self.end is None:
+            return ~true()
+        if self.first is None:
+            return moment >= self.end
+        if self.end is None:
+            return moment < self.first
+        return or_(moment < self.first, moment >= self.end)
+
+
+def weeks_in(span: Span) -> Weeks:
+    """Return the weeks that lie whole in a time.
+
+    Examples
+    --------
+    >>> from app.hosts.costs import Span
+    >>> weeks_in(Span(since=datetime(2026, 11, 18, tzinfo=UTC))).first.isoformat()
+    '2026-11-23T00:00:00+00:00'
+    """
+    first = None if span.since is None else _begin(span.since, up=True)
+    end = None if span.until is None else _begin(span.until, up=False)
+    if first is not None and end is not None:
+        end = max(first, end)
+    return Weeks(first, end)
+
+
+def _begin(moment: datetime, *, up: bool) -> datetime:
+    weeks, rest = divmod(moment - _FIRST, WEEK)
+    return _FIRST + (weeks + (up and bool(rest))) * WEEK
+
+
+def ledger(tx: Reads, span: Span, words: str) -> CTE:
+    """Return every host with its sums, whether it was repaired, and whether it has the words.
+
+    What whole weeks add up to is kept; only readings at the ends of the time are counted one by
+    one, from an index, and only those that a cause names, which are few, are priced. All is first
+    added up by job, so that words look at few rows.
+    """
+    of_all, of_slow = _seen(span, words.split()), _slow(tx, span, words.split())
+    seen, slow = of_all.c, of_slow.c
+    named = [
+        or_(seen[f"word_{at}"], func.coalesce(slow[f"word_{at}"], false()))
+        for at in range(len(words.split()))
+    ]
+    slow_sessions = func.coalesce(slow.sessions, 0)
+    return (
+        select(
+            seen.host,
+            func.coalesce(slow.cost, 0.0).label("cost_gpu_hours"),
+            (slow_sessions >= BLAMED_FROM).label("blamed"),
+            slow_sessions.label("slow_sessions"),
+            seen.sessions,
+            func.coalesce(slow.jobs, 0).label("slow_jobs"),
+            seen.jobs,
+            seen.worst.label("slowdown_worst"),
+            seen.computing.label("computing_worst"),
+            func.coalesce(slow.causes, array([], type_=Text)).label("causes"),
+            # looked up for those that are shown
+            false().label("guessed"),
+            seen.first_seen,
+            seen.last_seen,
+            seen.ranks,
+            func.coalesce(slow.last_seen == seen.last_seen, false()).label("is_slow"),
+            and_(true(), *named).label("matches"),
+            seen.host.in_(select(HostRepair.host)).label("repaired"),
+        )
+        .select_from(of_all)
+        .outerjoin(of_slow, slow.host == seen.host)
+        .cte("ledger")
+        # Made once, whatever is asked of it.
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+
+
+def _seen(span: Span, words: Sequence[str]) -> Subquery:
+    """Return each host as all its readings have it, and which words are in it or in its jobs."""
+    both = union_all(_whole_weeks(span), _ends(span)).subquery("both").c
+    parts = (
+        select(
+            both.host,
+            both.job_id,
+            func.max(both.ranks).label("ranks"),
+            func.sum(both.sessions).label("sessions"),
+            func.max(both.worst).label("worst"),
+            func.max(both.computing).label("computing"),
+            func.min(both.first_seen).label("first_seen"),
+            func.max(both.last_seen).label("last_seen"),
+        )
+        .group_by(both.host, both.job_id)
+        .subquery("seen_in_jobs")
+    )
+    one = parts.c
+    # Jobs are fewer than their hosts: their names are looked at once.
+    named = select(
+        Job.id,
+        *(
+            Job.name.icontains(word, autoescape=True).label(f"word_{at}")
+            for at, word in enumerate(words)
+        ),
+    ).subquery("named")
+    has = [
+        or_(one.host.icontains(word, autoescape=True), func.bool_or(named.c[f"word_{at}"]))
+        for at, word in enumerate(words)
+    ]
+    query = select(
+        one.host,
+        func.max(one.ranks).label("ranks"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
+        func.count().label("jobs"),
+        func.max(one.worst).label("worst"),
+        func.max(one.computing).label("computing"),
+        func.min(one.first_seen).label("first_seen"),
+        func.max(one.last_seen).label("last_seen"),
+        *(found.label(f"word_{at}") for at, found in enumerate(has)),
+    ).group_by(one.host)
+    return (query.join(named, named.c.id == one.job_id) if words else query).subquery("seen")
+
+
+def _whole_weeks(span: Span) -> Select[*tuple[Any, ...]]:
+    """Return what each host was in each job in the weeks that lie whole in a time."""
+    return select(
+        HostWeek.host,
+        HostWeek.job_id,
+        HostWeek.ranks,
+        HostWeek.sessions,
+        HostWeek.slowdown.label("worst"),
+        HostWeek.computing,
+        HostWeek.first_seen,
+        HostWeek.last_seen,
+    ).where(*weeks_in(span).holds(HostWeek.week.expression))
+
+
+def _ends(span: Span) -> Select[*tuple[Any, ...]]:
+    """Return the same of what a time has before and after these weeks."""
+    received = HostReading.received_at
+    return (
+        select(
+            HostReading.host,
+            HostReading.job_id,
+            func.max(HostReading.ranks),
+            func.count(),
+            func.max(HostReading.slowdown),
+            func.max(HostReading.computing),
+            func.min(received),
+            func.max(received),
+        )
+        .where(*span.holds(received.expression), weeks_in(span).leaves(received.expression))
+        .group_by(HostReading.host, HostReading.job_id)
+    )
+
+
+def _slow(tx: Reads, span: Span, words: Sequence[str]) -> Subquery:
+    """Return each host that a cause names, as those readings have it, and which words do."""
+    reading = priced(tx, span, slow=True).c
+    causes = [
+        [name for name, kind in KINDS.items() if word.lower() in kind.title.lower()]
+        for word in words
+    ]
+    return (
+        select(
+            reading.host,
+            total(reading.cost).label("cost"),
+            func.count().label("sessions"),
+            func.count(reading.job_id.distinct()).label("jobs"),
+            func.max(reading.received_at).label("last_seen"),
+            func.array_agg(reading.cause.distinct(), type_=ARRAY(Text)).label("causes"),
+            *(
+                func.bool_or(reading.cause.in_(names)).label(f"word_{at}")
+                for at, names in enumerate(causes)
+            ),
+        )
+        .group_by(reading.host)
+        .subquery("slow")
+    )

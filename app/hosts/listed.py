@@ -1,0 +1,363 @@
+"""The read side of hosts: which cost most over all jobs and sessions, and which only look slow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import (
+    ARRAY,
+    CTE,
+    ColumnElement,
+    Select,
+    Subquery,
+    TableValuedAlias,
+    Text,
+    and_,
+    any_,
+    cast,
+    func,
+    literal,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import ARRAY as POSTGRESQL_ARRAY
+from sqlalchemy.dialects.postgresql import JSONPATH, aggregate_order_by, array
+from sqlalchemy.sql.selectable import LateralFromClause
+
+from app.analysis.trace.rank_metadata import called
+from app.hosts.costs import HOSTS, MOST, HostRow, Hosts, HostSums, Show, Span, Totals, ledger
+from app.hosts.models import HostReading
+from app.hosts.repairs import latest_repairs
+from app.incidents.models.tables import AlertIncident, IncidentState
+from app.platform.database.columns import as_json, total
+from app.platform.database.projects import Project
+from app.platform.database.unit_of_work import Reads
+from app.web.lists import Page, PageRequest, columns_of, csv_lines, in_files, last_page
+
+# ---- What a list says of the hosts on one page of it -------------------------------------------
+
+
+# Sessions of a trend: what a sparkline shows.
+TREND: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """Incidents that name a host: those that were sent, and whether one fires."""
+
+    incidents: int
+    firing: bool
+
+
+NO_ALARM: Final = Alarms(0, firing=False)
+
+
+def trends_of(tx: Reads, span: Span, hosts: Sequence[str], most: int) -> dict[str, list[float]]:
+    """Return the slowdown of each host in its latest sessions, at most `limit`, oldest first."""
+    named = _named(hosts)
+    received = HostReading.received_at
+    latest = (
+        select(HostReading.slowdown, received, HostReading.session_id)
+        .where(HostReading.host == named.c.host, *span.holds(received.expression))
+        .order_by(received.desc(), HostReading.session_id)
+        .limit(most)
+        .lateral("latest")
+    )
+    found: dict[str, list[float]] = {host: [] for host in hosts}
+    for host, slowdown in tx.session.execute(
+        select(named.c.host, latest.c.slowdown)
+        .join(latest, true())
+        .order_by(named.c.host, latest.c.received_at, latest.c.session_id.desc())
+    ):
+        found[host].append(slowdown)
+    return found
+
+
+def guessed_of(tx: Reads, hosts: Sequence[str]) -> dict[str, bool]:
+    """Return whether the name of each host is a guess, by the latest session that has it."""
+    named = _named(hosts)
+    latest = (
+        select(HostReading.guessed)
+        .where(HostReading.host == named.c.host)
+        .order_by(HostReading.received_at.desc())
+        .limit(1)
+        .lateral("latest")
+    )
+    rows = tx.session.execute(select(named.c.host, latest.c.guessed).join(latest, true()))
+    return dict(map(tuple, rows))
+
+
+def gpus_of(tx: Reads, span: Span, hosts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the GPUs of each host that causes name."""
+    # Joined, so that all slow readings are looked through: they are few, and in an index.
+    named = _named(hosts)
+    gpus = func.jsonb_path_query_array(
+        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
+    )
+    found: dict[str, set[str]] = {}
+    for host, some in tx.session.execute(
+        select(HostReading.host, gpus)
+        .join(named, named.c.host == HostReading.host)
+        .where(HostReading.cause.is_not(None), *span.holds(HostReading.received_at.expression))
+        .distinct()
+    ):
+        found.setdefault(host, set()).update(some)
+    return {host: sorted(names, key=lambda one: (len(one), one)) for host, names in found.items()}
+
+
+def alarms_of(tx: Reads, hosts: Sequence[str]) -> dict[str, Alarms]:
+    """Return the incidents that name each of these hosts as their place."""
+    where = AlertIncident.document["where"].astext
+    rows = tx.session.execute(
+        select(
+            where,
+            func.count(),
+            func.bool_or(AlertIncident.state == IncidentState.FIRING),
+        )
+        .where(
+            AlertIncident.fired_at.is_not(None), where == any_(literal(list(hosts), ARRAY(Text)))
+        )
+        .group_by(where)
+    )
+    return {host: Alarms(count, firing) for host, count, firing in rows}
+
+
+def _named(hosts: Sequence[str]) -> TableValuedAlias:
+    each = func.unnest(cast(literal(list(hosts), ARRAY(Text)), ARRAY(Text)))
+    return each.table_valued("host").render_derived(name="named")
+
+
+# Hosts listed that look slow and are not blamed.
+LOOK_ALIKES: Final = 20
+_COLUMNS: Final = tuple(columns_of(HostSums))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The hosts of a time as the database returns them."""
+
+    hosts: int
+    ranks: int
+    blamed: int
+    repaired: int
+    listed: int
+    cost: float
+
+
+_TOTALS: Final = TypeAdapter(tuple[_Counted, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a page shows, as the first statement returns it."""
+
+    totals: _Counted
+    rows: Sequence[HostSums]
+    alike: Sequence[HostSums]
+    first: HostSums | None  # the most expensive one
+
+
+def list_hosts(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    span: Span,
+    request: PageRequest,
+    *,
+    show: Show = Show.ALL,
+    words: str = "",
+    brief: bool = False,
+    alike_from: float,
+) -> Hosts:
+    """Return a page of hosts.
+
+    Parameters
+    ----------
+    words : str
+        Only those of which host, a job or a cause has each of these words.
+    brief : bool
+        Whether trends of one session do, and no repairs are needed: for files of many hosts.
+    alike_from : float
+        From this slowdown on a host that no cause names looks slow.
+    """
+    found = _found(tx, span, request, show, words, alike_from)
+    totals, alike, first = found.totals, found.alike, found.first
+    shown = (*found.rows, *alike) if first is None else (first, *found.rows, *alike)
+    guessed = guessed_of(tx, sorted({row.host for row in shown}))
+    rows = _detailed(tx, span, _marked(found.rows, guessed), brief=brief)
+    number = last_page(request.page, totals.listed, request.size)
+    return Hosts(
+        now=tx.now,
+        totals=Totals(
+            hosts=totals.hosts,
+            ranks=totals.ranks,
+            blamed=totals.blamed,
+            repaired=totals.repaired,
+            cost=totals.cost,
+            first=None if first is None else called(first.host, guessed=guessed[first.host]),
+            first_cost=0.0 if first is None else first.cost_gpu_hours,
+        ),
+        page=Page(rows, number, totals.listed, request.size),
+        look_alikes=_marked(alike, guessed),
+    )
+
+
+def _found(  # noqa: PLR0913, PLR0917 - what an address may ask for
+    tx: Reads, span: Span, request: PageRequest, show: Show, words: str, alike_from: float
+) -> _Found:
+    """Return what a page shows of the hosts of a time, with one statement."""
+    hosts = ledger(tx, span, words)
+    one = hosts.c
+    listed = and_(one.matches, is_shown(one, show))
+    most_expensive = (one.cost_gpu_hours.desc(), one.host.asc())
+    alike = (~one.blamed) & ((one.slow_sessions > 0) | (one.slowdown_worst >= alike_from))
+    like = (one.slow_sessions.desc(), one.slowdown_worst.desc(), one.host.asc())
+    matching = select(func.count()).select_from(hosts).where(listed).scalar_subquery()
+    last = func.greatest(0, (matching - 1) // request.size) * request.size
+    sort = HOSTS.sort(request.sort)
+    column = one[HOSTS.sorts[sort.removeprefix("-")]]
+    by = (column.desc() if sort.startswith("-") else column.asc()).nulls_last()
+    offset = func.least(request.size * (request.page - 1), last)
+    # Among equals the most expensive one comes first.
+    rows = (
+        select(hosts).where(listed).order_by(by, *most_expensive).limit(request.size).offset(offset)
+    )
+    answer = tx.session.execute(
+        select(
+            as_json(_totals(hosts, listed)),
+            as_json(rows),
+            as_json(select(hosts).where(alike).order_by(*like).limit(LOOK_ALIKES)),
+            as_json(select(hosts).where(one.blamed).order_by(*most_expensive).limit(1)),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    [totals] = _TOTALS.validate_python(answer[0])
+    page, looks_alike, first = (HOSTS.rows(part or ()) for part in answer[1:])
+    return _Found(totals, page, looks_alike, first[0] if first else None)
+
+
+def _totals(hosts: CTE, listed: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    one = hosts.c
+    return select(
+        func.count().label("hosts"),
+        func.coalesce(func.sum(one.ranks), 0).label("ranks"),
+        func.count().filter(one.blamed).label("blamed"),
+        func.count().filter(one.repaired).label("repaired"),
+        func.count().filter(listed).label("listed"),
+        func.coalesce(total(one.cost_gpu_hours, one.blamed), 0.0).label("cost"),
+    ).select_from(hosts)
+
+
+def is_shown(one: Any, show: Show) -> ColumnElement[bool]:  # noqa: ANN401 - columns of a CTE
+    """Return whether a host is one of those that a list holds."""
+    if show is Show.BLAMED:
+        return and_(true(), one.blamed)
+    return true() if show is Show.ALL else and_(true(), one.repaired)
+
+
+def _detailed(tx: Reads, span: Span, rows: Sequence[HostSums], *, brief: bool) -> list[HostRow]:
+    names = [row.host for row in rows]
+    trends = trends_of(tx, span, names, 1 if brief else TREND)
+    gpus, alarms = gpus_of(tx, span, names), alarms_of(tx, names)
+    repairs = {} if brief else latest_repairs(tx, names)
+    found = []
+    for row in rows:
+        trend, alarm = trends[row.host], alarms.get(row.host, NO_ALARM)
+        found.append(
+            HostRow(
+                **{name: getattr(row, name) for name in _COLUMNS},
+                slowdown_now=trend[-1],
+                gpus=gpus.get(row.host, []),
+                incidents=alarm.incidents,
+                firing=alarm.firing,
+                trend=trend,
+                repair=repairs.get(row.host),
+            )
+        )
+    return found
+
+
+def _marked(rows: Sequence[HostSums], guessed: Mapping[str, bool]) -> list[HostSums]:
+    return [replace(row, guessed=guessed.get(row.host, False)) for row in rows]
+
+
+# ---- The file of hosts: thousands of lines, from one statement ---------------------------------
+
+
+# The columns of the file.
+HEADER: Final = tuple(in_files(HostRow))
+# What is looked up for each host that is listed, by the name in the file.
+_LOOKED_UP: Final = ("guessed", "slowdown_now", "gpus_named")
+
+
+def hosts_file(tx: Reads, span: Span, sort: str, *, show: Show, words: str = "") -> str:
+    """Return the lines of the hosts of a time below `HEADER`; at most `MOST`.
+
+    Parameters
+    ----------
+    sort : str
+        The name of an order of `HOSTS`.
+    show, words
+        As `app.hosts.listed.list_hosts` takes them.
+    """
+    hosts = ledger(tx, span, words)
+    # Among equals the most expensive one comes first.
+    order = [_column(HOSTS.sort(sort)), "-cost_gpu_hours", "host"]
+    listed = select(hosts).where(hosts.c.matches, is_shown(hosts.c, show)).cte("listed")
+    of_time, gpus = _latest(listed, span, "of_time"), _gpus(span)
+    ever = of_time if span.until is None else _latest(listed, Span(), "ever")
+    rows = (
+        select(
+            *(column for column in listed.c if column.name not in _LOOKED_UP),
+            ever.c.guessed,
+            of_time.c.slowdown.label("slowdown_now"),
+            func.coalesce(gpus.c.gpus, array([], type_=Text)).label("gpus_named"),
+        )
+        .select_from(listed)
+        .join(of_time, true())
+        .outerjoin(gpus, gpus.c.host == listed.c.host)
+    )
+    if ever is not of_time:
+        rows = rows.join(ever, true())
+    lines = csv_lines(rows, HEADER, order, MOST)
+    return tx.session.execute(lines).scalar_one() or ""
+
+
+def _column(sort: str) -> str:
+    """Return the column of an order, with the minus sign of the order."""
+    minus = "-" if sort.startswith("-") else ""
+    return minus + HOSTS.sorts[sort.removeprefix("-")]
+
+
+def _latest(listed: CTE, span: Span, name: str) -> LateralFromClause:
+    """Return the latest reading of each host in a time."""
+    received = HostReading.received_at
+    return (
+        select(HostReading.slowdown, HostReading.guessed)
+        .where(HostReading.host == listed.c.host, *span.holds(received.expression))
+        .order_by(received.desc(), HostReading.session_id)
+        .limit(1)
+        .lateral(name)
+    )
+
+
+def _gpus(span: Span) -> Subquery:
+    """Return the GPUs of each host that causes name in a time."""
+    found = func.jsonb_path_query(
+        HostReading.gpus, cast(literal("$[*] ? (@.slow == true).gpu"), JSONPATH)
+    )
+    # all slow readings: they are few, and in an index
+    named = (
+        select(HostReading.host, found.op("#>>")(array([], type_=Text)).label("gpu"))
+        .where(HostReading.cause.is_not(None), *span.holds(HostReading.received_at.expression))
+        .distinct()
+        .subquery("named")
+    )
+    gpu = aggregate_order_by(named.c.gpu, func.length(named.c.gpu), named.c.gpu)
+    return (
+        select(named.c.host, func.array_agg(gpu, type_=POSTGRESQL_ARRAY(Text)).label("gpus"))
+        .group_by(named.c.host)
+        .subquery("gpus_named")
+    )

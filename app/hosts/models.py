@@ -1,0 +1,161 @@
+"""Tables of hosts: what sessions say of each, what was repaired, and what actions did to it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import BigInteger, Double, Identity, Index, Uuid, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.incidents.models.facts import HangFacts
+from app.platform.database.columns import Base, DumpedDocument, OfProject, belongs_to, in_project
+
+# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
+
+
+HANG_FACTS: Final = DumpedDocument(TypeAdapter(HangFacts))
+
+
+class HostReading(OfProject, Base):
+    """What a session with a verdict says of a host: an `app.hosts.readings.Reading`."""
+
+    __tablename__ = "host_reading"
+    __table_args__ = (
+        belongs_to("session_id", "session.id"),
+        belongs_to("job_id", "job.id"),
+        Index("ix_host_reading_project_id_host_received_at", "project_id", "host", "received_at"),
+        # the list of hosts adds up all of a time, without their rows; few are priced
+        Index(
+            "ix_host_reading_of_all",
+            "project_id",
+            "received_at",
+            postgresql_include=["host", "job_id", "ranks", "slowdown", "computing"],
+        ),
+        Index(
+            "ix_host_reading_of_slow",
+            "project_id",
+            "received_at",
+            postgresql_where=text("cause IS NOT NULL"),
+        ),
+        Index("ix_host_reading_job_id", "job_id"),
+    )
+
+    session_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    # of the session
+    received_at: Mapped[datetime]
+    # of the job there
+    ranks: Mapped[int]
+    workers: Mapped[int]
+    slowdown: Mapped[float]
+    computing: Mapped[float | None]
+    # the leading cause that names a worker there, and what these cost, GPU-hours each hour
+    cause: Mapped[str | None]
+    lost_each_hour: Mapped[float]
+    # how long the analyzed steps took, seconds
+    measured_s: Mapped[float]
+    gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool] = mapped_column(server_default=text("false"))
+
+
+class HostWeek(OfProject, Base):
+    """What the readings of a host in a job add up to in a week, which `week` begins.
+
+    No code writes it: triggers on `host_reading` keep it, whatever adds readings or takes them
+    away.
+    """
+
+    __tablename__ = "host_week"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        Index("ix_host_week_project_id_week", "project_id", "week"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    week: Mapped[datetime] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    sessions: Mapped[int]
+    # the largest of each
+    ranks: Mapped[int]
+    slowdown: Mapped[float]
+    computing: Mapped[float | None]
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+
+
+class GpuPlace(OfProject, Base):
+    """A host on which a GPU was seen; the latest one is where it is."""
+
+    __tablename__ = "gpu_place"
+    __table_args__ = (
+        in_project(),
+        Index("ix_gpu_place_project_id_host", "project_id", "host"),
+    )
+
+    # its UUID
+    gpu: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(primary_key=True)
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool]
+    # of the sessions
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class HostRepair(OfProject, Base):
+    """A repair of a host, or to one of its GPUs."""
+
+    __tablename__ = "host_repair"
+    __table_args__ = (
+        in_project(),
+        Index("ix_host_repair_project_id_host_at", "project_id", "host", "at"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    host: Mapped[str]
+    # as the metadata of sessions name it; null where it was the whole host
+    gpu: Mapped[str | None]
+    what: Mapped[str]
+    by: Mapped[str]
+    at: Mapped[datetime]
+    noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class HostProbe(OfProject, Base):
+    """What a probe measured of a device of a host, while no job ran on it."""
+
+    __tablename__ = "host_probe"
+    __table_args__ = (
+        in_project(),
+        Index("ix_host_probe_project_id_host_at", "project_id", "host", "at"),
+        Index("ix_host_probe_project_id_model_at", "project_id", "model", "at"),
+    )
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # of the probe, chosen by who measured: the same one twice is one
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # its number among those of the probe
+    device: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    host: Mapped[str]
+    # whether the host's name may be that of a container
+    guessed: Mapped[bool]
+    at: Mapped[datetime]
+    # the number that the host gives it, what it is, and its UUID
+    index: Mapped[str]
+    model: Mapped[str]
+    gpu: Mapped[str | None]
+    # app.hosts.probes.Measure; null where it cannot be measured
+    matmul_tflops: Mapped[float | None] = mapped_column(Double)
+    memory_copy_gbs: Mapped[float | None] = mapped_column(Double)
+    host_to_device_gbs: Mapped[float | None] = mapped_column(Double)
+    device_to_host_gbs: Mapped[float | None] = mapped_column(Double)
+    all_reduce_gbs: Mapped[float | None] = mapped_column(Double)
+    # why it could not be measured
+    fault: Mapped[str | None]

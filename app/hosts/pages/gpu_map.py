@@ -1,0 +1,183 @@
+"""The map of a host: each of its GPUs in equal parts of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from app.analysis.replay.metrics import STRAGGLING
+from app.analysis.trace.rank_metadata import short_uuid
+from app.hosts.one import HostView
+from app.hosts.pages.list import gpu_key, named_gpus, names_of_gpus
+from app.web.format import age, heat_color, times
+from app.web.moments import Form, When
+from app.web.time_ranges import Range
+
+COLUMNS: Final = 30
+CELL_WIDTH: Final = 24
+CELL_HEIGHT: Final = 16
+LEFT: Final = 64
+RIGHT: Final = 48
+BOTTOM: Final = 18
+TOP: Final = 16
+_TICKS: Final = 4
+# Of parts that are as long the time of day says nothing.
+_LONG: Final = timedelta(hours=12)
+_GPU_CHARS: Final = 9
+# Where the metadata name no GPU.
+WHOLE: Final = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A GPU in a part of the time."""
+
+    x: int
+    y: int
+    color: str
+    hint: str
+    begin: When  # it is in the hint
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A GPU: its name as it is shown, its middle, and its latest value."""
+
+    name: str
+    y: float
+    latest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A repair."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment under the map."""
+
+    x: float
+    when: When
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMap:
+    """The map; what no session measured is hatched."""
+
+    title: str
+    note: str
+    width: int
+    height: int
+    rows: Sequence[GpuRow]
+    cells: Sequence[Cell]
+    ticks: Sequence[Tick]
+    repairs: Sequence[Mark]
+
+    @property
+    def inner(self) -> tuple[int, int, int, int]:
+        """Return x, y, width and height of the cells."""
+        return LEFT, TOP, COLUMNS * CELL_WIDTH, len(self.rows) * CELL_HEIGHT
+
+
+def gpu_map(view: HostView, about: Range) -> GpuMap | None:
+    """Return the map of a host over the chosen time; None where no session is in it."""
+    if not view.sessions:
+        return None
+    begin, end = _bounds(view, about)
+    part = (end - begin) / COLUMNS
+    form = Form.DAY if part >= _LONG else Form.SHORT
+    columns = [When(begin + at * part, form, view.now) for at in range(COLUMNS)]
+    against_peers = any(one.computing is not None for one in view.sessions)
+    values, latest = _values(view, begin, part, against_peers=against_peers)
+    called = {WHOLE: WHOLE, **names_of_gpus(view.sessions)}
+    names = sorted(values, key=lambda key: (len(called[key]), called[key], key))
+    cells = [
+        Cell(
+            LEFT + at * CELL_WIDTH,
+            TOP + row * CELL_HEIGHT,
+            heat_color(value),
+            f"{_hint(name, called[name])}, {columns[at].text}: {times(value)}",
+            columns[at],
+        )
+        for row, name in enumerate(names)
+        for at, value in sorted(values[name].items())
+    ]
+    measure = "Time against peers of its stage" if against_peers else "Slowdown of the job by it"
+    return GpuMap(
+        title=_title(values, called),
+        note=f"{measure}, of all jobs: the largest in each {age(part.total_seconds())}; "
+        "hatched: no session",
+        width=LEFT + COLUMNS * CELL_WIDTH + RIGHT,
+        height=TOP + len(names) * CELL_HEIGHT + BOTTOM,
+        rows=[
+            GpuRow(
+                _label(called[name])[:_GPU_CHARS],
+                TOP + (row + 0.5) * CELL_HEIGHT,
+                times(latest[name]),
+            )
+            for row, name in enumerate(names)
+        ],
+        cells=cells,
+        ticks=[
+            Tick(
+                LEFT + COLUMNS * CELL_WIDTH * tick / _TICKS,
+                When(begin + (end - begin) * (tick / _TICKS), form, view.now, bare=True),
+            )
+            for tick in range(_TICKS + 1)
+        ],
+        repairs=[
+            Mark(LEFT + COLUMNS * CELL_WIDTH * ((one.at - begin) / (end - begin)), one.what)
+            for one in view.repairs
+            if begin <= one.at <= end
+        ],
+    )
+
+
+def _bounds(view: HostView, about: Range) -> tuple[datetime, datetime]:
+    end = view.now if about.end is None else min(view.now, about.end)
+    begin = about.since(view.now) or view.sessions[-1].received_at
+    return begin, max(end, begin + timedelta(minutes=COLUMNS))
+
+
+def _values(
+    view: HostView, begin: datetime, part: timedelta, *, against_peers: bool
+) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+    """Return the largest value of each GPU and part, and the latest of each GPU."""
+    found: dict[str, dict[int, float]] = {}
+    latest: dict[str, float] = {}
+    measure = "computing" if against_peers else "slowdown"
+    for one in view.sessions:
+        at = min(max(int((one.received_at - begin) / part), 0), COLUMNS - 1)
+        own = [(gpu_key(gpu), gpu[measure]) for gpu in one.gpus]
+        if not own:
+            own = [(WHOLE, one.computing if against_peers else one.slowdown)]
+        for name, value in own:
+            if value is not None:
+                parts = found.setdefault(name, {})
+                parts[at] = max(value, parts.get(at, 0.0))
+                latest.setdefault(name, value)
+    return found, latest
+
+
+def _hint(key: str, name: str) -> str:
+    return _label(name) if key == name else f"{_label(name)}, {short_uuid(key)}"
+
+
+def _title(values: dict[str, dict[int, float]], called: Mapping[str, str]) -> str:
+    name, most = max(
+        ((name, max(parts.values())) for name, parts in values.items()), key=lambda item: item[1]
+    )
+    if most < STRAGGLING:
+        return f"No GPU was above {times(STRAGGLING)}"
+    label = _label(called[name])
+    return f"{label[:1].upper()}{label[1:]} reached {times(most)}"
+
+
+def _label(name: str) -> str:
+    return named_gpus([name])

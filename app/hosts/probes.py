@@ -1,0 +1,445 @@
+"""The read side of probes: the latest of a host, against what its like reach elsewhere."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum, nonmember
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, select, true
+from sqlalchemy.dialects.postgresql import distinct_on, insert
+
+from app.analysis.trace.rank_metadata import called
+from app.analysis.wording import percent
+from app.errors import ConflictError
+from app.hosts.models import HostProbe, HostReading
+from app.hosts.repairs import EARLY
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads
+from app.quotas.usage import PROBED_DEVICES, count_made
+
+# ---- Whether a probe confirms that a device is slow: its figures against those of its like -----
+
+
+# Devices of a model that make a comparison: fewer have no spread to speak of.
+ENOUGH: Final = 4
+# Healthy devices of a model differ by a few percent; SuperBench (ATC 2024) takes 0.95 too.
+SLOW_BELOW: Final = 0.95
+# Tukey's fence: within it, so low a figure is among what the others do.
+_FENCE: Final = 1.5
+
+
+class Measure(StrEnum):
+    """What a probe measures of a device; more is faster."""
+
+    MATMUL = "matmul_tflops"
+    MEMORY_COPY = "memory_copy_gbs"
+    HOST_TO_DEVICE = "host_to_device_gbs"
+    DEVICE_TO_HOST = "device_to_host_gbs"
+    ALL_REDUCE = "all_reduce_gbs"
+
+
+class ProbeOutcome(StrEnum):
+    """What a probe says of a device, or of a host."""
+
+    CONFIRMED = "confirmed"
+    CLEARED = "cleared"
+    # slower than most, and not than all of the others
+    UNCLEAR = "unclear"
+    # too few of its like were ever probed
+    NO_PEERS = "no peers"
+
+    # The worst first.
+    RANKED = nonmember((CONFIRMED, UNCLEAR, CLEARED, NO_PEERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What other devices of a model reach in a measure."""
+
+    count: int
+    # low, high: the quartiles
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of a device; `ratio` is to the median of its peers, None without enough of them."""
+
+    value: float
+    ratio: float | None
+    peers: int
+    outcome: ProbeOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDevice:
+    """A device of a probe."""
+
+    index: str
+    model: str
+    gpu: str | None  # its UUID
+    fault: str | None  # why it could not be measured
+    measures: Mapping[Measure, Compared]
+    outcome: ProbeOutcome
+
+    @property
+    def worst(self) -> tuple[Measure, Compared] | None:
+        """Return the measure of the worst outcome, of these the least ratio; None without any."""
+        known = [item for item in self.measures.items() if item[1].ratio is not None]
+        return min(known, key=lambda item: _badness(item[1]), default=None)
+
+
+def compare(value: float, peers: Peers | None) -> Compared:
+    """Return a figure against its peers'.
+
+    It is confirmed as slow below 0.95 of their median, where it is also outside of Tukey's fence:
+    under the lower quartile by more than 1.5 times what lies between the quartiles.
+
+    Examples
+    --------
+    >>> h100 = Peers(63, 640.0, 650.0, 655.0)
+    >>> [compare(tflops, h100).outcome.value for tflops in (520.0, 645.0)]
+    ['confirmed', 'cleared']
+    >>> compare(520.0, Peers(63, 500.0, 650.0, 700.0)).outcome.value
+    'unclear'
+    """
+    if peers is None or peers.count < ENOUGH:
+        return Compared(value, None, 0 if peers is None else peers.count, ProbeOutcome.NO_PEERS)
+    ratio = value / peers.median
+    if ratio >= SLOW_BELOW:
+        outcome = ProbeOutcome.CLEARED
+    elif value < peers.low - _FENCE * (peers.high - peers.low):
+        outcome = ProbeOutcome.CONFIRMED
+    else:
+        outcome = ProbeOutcome.UNCLEAR
+    return Compared(value, ratio, peers.count, outcome)
+
+
+def judge_device(
+    index: str,
+    model: str,
+    gpu: str | None,
+    fault: str | None,
+    measures: Mapping[Measure, Compared],
+) -> JudgedDevice:
+    """Return what a probe says of a device; one that fails is confirmed."""
+    outcomes = [one.outcome for one in measures.values()]
+    outcome = ProbeOutcome.CONFIRMED if fault is not None else overall(outcomes)
+    return JudgedDevice(index, model, gpu, fault, measures, outcome)
+
+
+def overall(outcomes: Sequence[ProbeOutcome]) -> ProbeOutcome:
+    """Return what outcomes say together: the worst that is known.
+
+    Examples
+    --------
+    >>> overall([ProbeOutcome.CLEARED, ProbeOutcome.NO_PEERS]).value
+    'cleared'
+    """
+    return min(outcomes, key=ProbeOutcome.RANKED.index, default=ProbeOutcome.NO_PEERS)
+
+
+def badness(device: JudgedDevice) -> tuple[bool, int, float]:
+    """Return by what the worst device sorts first: one that failed, else by its worst measure."""
+    worst = device.worst
+    known = (ProbeOutcome.RANKED.index(device.outcome), 1.0)
+    return device.fault is None, *(known if worst is None else _badness(worst[1]))
+
+
+def _badness(figure: Compared) -> tuple[int, float]:
+    ratio = 1.0 if figure.ratio is None else figure.ratio
+    return ProbeOutcome.RANKED.index(figure.outcome), ratio
+
+
+# ---- Use case: write what a probe found into the ledger ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedDevice:
+    """What was measured of a device."""
+
+    index: str
+    model: str
+    gpu: str | None  # its UUID
+    fault: str | None
+    measures: Mapping[Measure, float]
+
+
+def note_probe(  # noqa: PLR0913 - what a probe says
+    container: Container,
+    host: str,
+    devices: Sequence[ProbedDevice],
+    *,
+    probe_id: uuid.UUID,
+    at: datetime,
+    guessed: bool,
+) -> None:
+    """Write down a probe of a host; the same one twice is one entry.
+
+    A host that no session named is taken: a sweep probes healthy ones, to compare with.
+
+    Raises
+    ------
+    ConflictError
+        ``probe.in_future``.
+    QuotaExceededError
+        ``quota.probed_devices``.
+    """
+    with container.uow() as tx:
+        if at > tx.now + EARLY:
+            raise ConflictError("A probe is sent once it is done.", code="probe.in_future")
+        rows = [
+            {
+                "id": probe_id,
+                "device": number,
+                "host": host,
+                "guessed": guessed,
+                "at": at,
+                "index": device.index,
+                "model": device.model,
+                "gpu": device.gpu,
+                "fault": device.fault,
+                **{measure.value: device.measures.get(measure) for measure in Measure},
+            }
+            for number, device in enumerate(devices)
+        ]
+        tx.session.execute(insert(HostProbe).on_conflict_do_nothing(), rows)
+        count_made(tx, container.settings, container.project_id, PROBED_DEVICES)
+
+
+# Drivers and settings change what healthy devices reach.
+COUNTS_FOR: Final = timedelta(days=180)
+# Of one host, for its file.
+MOST_LISTED: Final = 2000
+_QUARTILES: Final = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeView:
+    """The latest probe of a host."""
+
+    host: str
+    guessed: bool
+    at: datetime
+    devices: Sequence[JudgedDevice]
+    gpus_there: int = 0  # on which the latest session there ran, where it names them
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs were measured."""
+        return sum(device.gpu is not None for device in self.devices)
+
+    @property
+    def misses(self) -> bool:
+        """Return whether its devices are well, and not all: of a lost GPU nothing is measured."""
+        found = overall([device.outcome for device in self.devices])
+        return found is ProbeOutcome.CLEARED and self.gpus < self.gpus_there
+
+    @property
+    def outcome(self) -> ProbeOutcome:
+        """Return what it says of the host."""
+        if self.misses:
+            return ProbeOutcome.UNCLEAR
+        return overall([device.outcome for device in self.devices])
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """A device of a probe, as the file has it."""
+
+    at: datetime
+    gpu: str
+    uuid: str | None
+    model: str
+    matmul_tflops: float | None
+    memory_copy_gbs: float | None
+    host_to_device_gbs: float | None
+    device_to_host_gbs: float | None
+    all_reduce_gbs: float | None
+    fault: str | None
+
+
+def latest_probe(tx: Reads, host: str) -> ProbeView | None:
+    """Return the latest probe of a host; None where it was never probed.
+
+    Each device is held against the latest probes of other hosts' devices of its model, within
+    half a year; where these are fewer than four, against those of its own host too.
+    """
+    last = (
+        select(HostProbe.id)
+        .where(HostProbe.host == host)
+        .order_by(HostProbe.at.desc(), HostProbe.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = tx.session.execute(
+        select(HostProbe, _gpus_there(host))
+        .where(HostProbe.id == last, HostProbe.host == host)
+        .order_by(HostProbe.device)
+    ).all()
+    if not found:
+        return None
+    rows, gpus_there = [row for row, _ in found], found[0][1] or 0
+    peers = _peers(tx, host, {row.model for row in rows}, rows[0].at)
+    devices = [
+        judge_device(
+            row.index,
+            row.model,
+            row.gpu,
+            row.fault,
+            {
+                measure: compare(value, peers.get((row.model, measure)))
+                for measure in Measure
+                if (value := getattr(row, measure)) is not None
+            },
+        )
+        for row in rows
+    ]
+    return ProbeView(host, rows[0].guessed, rows[0].at, devices, gpus_there)
+
+
+def is_cleared_since(tx: Reads, host: str, since: datetime) -> bool:
+    """Return whether the latest probe of a host is of later than that and cleared every device."""
+    # Mostly there is none: nothing is compared for that.
+    later = select(HostProbe.id).where(HostProbe.host == host, HostProbe.at > since).limit(1)
+    if tx.session.execute(later).first() is None:
+        return False
+    probe = latest_probe(tx, host)
+    return (
+        probe is not None
+        and not (probe.guessed or probe.misses)
+        and all(device.outcome is ProbeOutcome.CLEARED for device in probe.devices)
+    )
+
+
+def _gpus_there(host: str) -> ScalarSelect[int]:
+    """Return on how many GPUs of a host the latest session that names some ran: one a rank."""
+    return (
+        select(HostReading.ranks)
+        .where(HostReading.host == host, func.jsonb_array_length(HostReading.gpus) > 0)
+        .order_by(HostReading.received_at.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def probes_of(tx: Reads, host: str) -> list[ProbeRow]:
+    """Return what probes found of each device of a host, the latest first."""
+    rows = tx.session.scalars(
+        select(HostProbe)
+        .where(HostProbe.host == host)
+        .order_by(HostProbe.at.desc(), HostProbe.id, HostProbe.device)
+        .limit(MOST_LISTED)
+    )
+    return [
+        ProbeRow(
+            row.at,
+            row.index,
+            row.gpu,
+            row.model,
+            row.matmul_tflops,
+            row.memory_copy_gbs,
+            row.host_to_device_gbs,
+            row.device_to_host_gbs,
+            row.all_reduce_gbs,
+            row.fault,
+        )
+        for row in rows
+    ]
+
+
+def _peers(
+    tx: Reads, host: str, models: set[str], until: datetime
+) -> dict[tuple[str, Measure], Peers]:
+    """Return what devices of each model reach, by model and measure."""
+    own = func.coalesce(HostProbe.gpu, HostProbe.host + "/" + HostProbe.index)
+    latest = (
+        select(HostProbe.model, HostProbe.host, *(getattr(HostProbe, one) for one in Measure))
+        .where(HostProbe.model.in_(models), HostProbe.at > until - COUNTS_FOR)
+        .ext(distinct_on(own))
+        .order_by(own, HostProbe.at.desc())
+        .subquery()
+    )
+    elsewhere = latest.c.host != host
+    query: Select[Any] = select(
+        latest.c.model,
+        *(
+            figure
+            for measure in Measure
+            for where in (elsewhere, true())
+            for figure in _figures(latest.c[measure], where)
+        ),
+    ).group_by(latest.c.model)
+    found: dict[tuple[str, Measure], Peers] = {}
+    for model, *figures in tx.session.execute(query):
+        for at, measure in enumerate(Measure):
+            others, quartiles, all_, quartiles_of_all = figures[4 * at : 4 * at + 4]
+            if others >= ENOUGH:
+                found[model, measure] = Peers(others, *quartiles)
+            elif all_:
+                found[model, measure] = Peers(all_, *quartiles_of_all)
+    return found
+
+
+def _figures(
+    column: ColumnElement[Any], where: ColumnElement[bool]
+) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    counted = func.count(column).filter(where)
+    quartiles = func.percentile_cont(list(_QUARTILES)).within_group(column).filter(where)
+    return counted, quartiles
+
+
+# ---- What a probe says, in a sentence ----------------------------------------------------------
+
+
+# What a measure is called, and its unit.
+WORDS: Final = {
+    Measure.MATMUL: ("matrix products", "TFLOP/s"),
+    Measure.MEMORY_COPY: ("memory copies", "GB/s"),
+    Measure.HOST_TO_DEVICE: ("copies from the host", "GB/s"),
+    Measure.DEVICE_TO_HOST: ("copies to the host", "GB/s"),
+    Measure.ALL_REDUCE: ("all-reduce", "GB/s"),
+}
+
+
+def sentence_of(view: ProbeView) -> str:
+    """Return what a probe says of its host."""
+    host = called(view.host, guessed=view.guessed)
+    if view.outcome is ProbeOutcome.NO_PEERS:
+        return (
+            f"{host}: nothing to compare with: probe {ENOUGH} or more other devices of its kind "
+            f"({', '.join(sorted({one.model for one in view.devices}))})"
+        )
+    if view.outcome is ProbeOutcome.CLEARED:
+        return f"{host}: cleared by probe: no device is under {SLOW_BELOW} of its like's median"
+    said = "confirmed" if view.outcome is ProbeOutcome.CONFIRMED else "unclear"
+    return f"{host}: {said} by probe: {reason_of(view)}"
+
+
+def reason_of(view: ProbeView) -> str:
+    """Return why a probe does not clear its host."""
+    if view.misses:
+        return (
+            f"its latest session ran on {view.gpus_there} GPUs, and {view.gpus} of them were there"
+        )
+    return _device_words(min(view.devices, key=badness))
+
+
+def _device_words(device: JudgedDevice) -> str:
+    name = f"GPU {device.index}" if device.gpu else f"device {device.index}"
+    if device.fault is not None:
+        return f"{name} failed: {device.fault}"
+    if device.worst is None:
+        return f"{name} has nothing to be compared with"
+    measure, figure = device.worst
+    what, unit = WORDS[measure]
+    return (
+        f"{name} reaches {figure.value:,.4g} {unit} in {what}, {percent(figure.ratio or 0.0)} of "
+        f"the median of {figure.peers} {device.model}"
+    )

@@ -1,0 +1,261 @@
+"""The repair log of hosts: what was done, by whom, and whether it helped."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import ARRAY, Text, any_, func, literal, select
+
+from app.access.audit import Action, record
+from app.errors import ConflictError, NotFoundError
+from app.hosts.models import HostReading, HostRepair
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads
+
+# ---- Whether a repair helped: a host's sessions before it against those after it ---------------
+
+
+# Sessions that count on either side: the latest before, the first after.
+AROUND: Final = 5
+# One session may be slow, or quick, by chance.
+ENOUGH: Final = 2
+
+
+class Outcome(StrEnum):
+    """What came of a repair."""
+
+    HELPED = "helped"
+    NO_HELP = "no help"
+    # was not slow, and is not
+    NO_CHANGE = "no change"
+    WORSE = "worse"
+    # too few sessions since
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How slow a host, or a GPU of it, was in a session; `slow` is whether a cause names it."""
+
+    slowdown: float
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of a repair, and the sessions that say so."""
+
+    outcome: Outcome
+    # before, after: median slowdown; None where there is no session
+    before: float | None
+    after: float | None
+    sessions_before: int
+    sessions_after: int
+    # slow_before, slow_after: in how many of these it was slow
+    slow_before: int
+    slow_after: int
+
+
+def judge(before: Sequence[Level], after: Sequence[Level]) -> Judged:
+    """Return whether a repair helped.
+
+    It helped where the host was slow before and in none of at least two sessions after.
+
+    Parameters
+    ----------
+    before, after : sequence of Level
+        Nearest to the repair first; more than `AROUND` do not count.
+
+    Examples
+    --------
+    >>> slow, quick = Level(1.4, slow=True), Level(1.0, slow=False)
+    >>> judge([slow, slow], [quick, quick]).outcome.value
+    'helped'
+    >>> judge([slow, slow], [quick]).outcome.value
+    'open'
+    """
+    before, after = before[:AROUND], after[:AROUND]
+    slow_before, slow_after = (sum(level.slow for level in part) for part in (before, after))
+    if len(after) < ENOUGH:
+        outcome = Outcome.OPEN
+    elif slow_after:
+        outcome = Outcome.NO_HELP if slow_before else Outcome.WORSE
+    else:
+        outcome = Outcome.HELPED if slow_before else Outcome.NO_CHANGE
+    return Judged(
+        outcome,
+        _median(before),
+        _median(after),
+        len(before),
+        len(after),
+        slow_before,
+        slow_after,
+    )
+
+
+def _median(levels: Sequence[Level]) -> float | None:
+    return statistics.median(level.slowdown for level in levels) if levels else None
+
+
+# Of one host that a page lists.
+MOST_LISTED: Final = 100
+# Clocks of people and of the database differ.
+EARLY: Final = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """An entry of the log."""
+
+    id: int
+    host: str
+    gpu: str | None  # None where it was the whole host
+    what: str
+    by: str
+    at: datetime  # when it was done
+    judged: Judged
+
+
+def note_repair(  # noqa: PLR0913 - what people say of a repair
+    container: Container,
+    host: str,
+    *,
+    what: str,
+    gpu: str | None = None,
+    at: datetime | None = None,
+    by: str | None = None,
+) -> None:
+    """Write down what was done to a host.
+
+    Parameters
+    ----------
+    at : datetime, optional
+        When it was done; now where it is not said.
+    by : str, optional
+        The name that whoever did not sign in goes by.
+
+    Raises
+    ------
+    NotFoundError
+        If no session ever named the host.
+    ConflictError
+        ``repair.in_future``.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        if not is_known(tx, host):
+            raise no_host(host)
+        done_at = tx.now if at is None else at
+        if done_at > tx.now + EARLY:
+            raise ConflictError("A repair is noted once it is done.", code="repair.in_future")
+        tx.session.add(
+            HostRepair(host=host, gpu=gpu, what=what, by=who.name, at=done_at, noted_at=tx.now)
+        )
+        record(tx, who, Action.REPAIRED, f"host {host}", detail=what)
+
+
+def repairs_of(tx: Reads, host: str) -> list[Repair]:
+    """Return the log of a host, newest first."""
+    rows = tx.session.execute(
+        select(HostRepair)
+        .where(HostRepair.host == host)
+        .order_by(HostRepair.at.desc(), HostRepair.id.desc())
+        .limit(MOST_LISTED)
+    ).scalars()
+    return _judged(tx, list(rows))
+
+
+def latest_repairs(tx: Reads, hosts: Collection[str]) -> dict[str, Repair]:
+    """Return the last repair of each of these hosts that has one."""
+    latest = (
+        select(
+            HostRepair.id,
+            func.row_number()
+            .over(
+                partition_by=HostRepair.host, order_by=(HostRepair.at.desc(), HostRepair.id.desc())
+            )
+            .label("recent"),
+        )
+        .where(HostRepair.host == any_(literal(list(hosts), ARRAY(Text))))
+        .subquery()
+    )
+    rows = tx.session.execute(
+        select(HostRepair).join(latest, latest.c.id == HostRepair.id).where(latest.c.recent == 1)
+    ).scalars()
+    return {repair.host: repair for repair in _judged(tx, list(rows))}
+
+
+def is_known(tx: Reads, host: str) -> bool:
+    """Return whether a session ever named a host."""
+    named = select(HostReading.host).where(HostReading.host == host).limit(1)
+    repaired = select(HostRepair.host).where(HostRepair.host == host).limit(1)
+    return any(tx.session.execute(query).first() is not None for query in (named, repaired))
+
+
+def no_host(host: str) -> NotFoundError:
+    """Return what is raised where no session names a host."""
+    return NotFoundError(f"There is no host {host}: no session names it.")
+
+
+def _judged(tx: Reads, rows: list[HostRepair]) -> list[Repair]:
+    before, after = _around(tx, [row.id for row in rows])
+    return [
+        Repair(
+            row.id,
+            row.host,
+            row.gpu,
+            row.what,
+            row.by,
+            row.at,
+            judge(before.get(row.id, []), after.get(row.id, [])),
+        )
+        for row in rows
+    ]
+
+
+def _around(tx: Reads, repairs: list[int]) -> tuple[dict[int, list[Level]], dict[int, list[Level]]]:
+    """Return the sessions before and after each repair, the nearest first."""
+    later = HostReading.received_at > HostRepair.at
+    distance = func.abs(func.extract("epoch", HostReading.received_at - HostRepair.at))
+    ranked = (
+        select(
+            HostRepair.id.label("repair"),
+            HostRepair.gpu.label("gpu"),
+            later.label("later"),
+            HostReading.slowdown.label("slowdown"),
+            HostReading.cause.label("cause"),
+            HostReading.gpus.label("gpus"),
+            func.row_number()
+            .over(partition_by=(HostRepair.id, later), order_by=distance)
+            .label("nearest"),
+        )
+        .join(HostReading, HostReading.host == HostRepair.host)
+        .where(HostRepair.id.in_(repairs))
+        .subquery()
+    )
+    before: dict[int, list[Level]] = {}
+    after: dict[int, list[Level]] = {}
+    for row in tx.session.execute(
+        select(ranked)
+        .where(ranked.c.nearest <= AROUND)
+        .order_by(ranked.c.repair, ranked.c.later, ranked.c.nearest)
+    ):
+        level = _level(row.gpu, row.slowdown, row.cause, row.gpus)
+        if level is not None:
+            (after if row.later else before).setdefault(row.repair, []).append(level)
+    return before, after
+
+
+def _level(
+    gpu: str | None, slowdown: float, cause: str | None, gpus: list[Mapping[str, Any]]
+) -> Level | None:
+    """Return the level of what was repaired; None where the session did not trace that GPU."""
+    if gpu is None or not gpus:
+        return Level(slowdown, cause is not None)
+    own = next((one for one in gpus if gpu in {one["gpu"], one.get("uuid")}), None)
+    return None if own is None else Level(own["slowdown"], own["slow"])

@@ -1,0 +1,346 @@
+"""Incidents as the API has them, made from what services return."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field
+
+from app.incidents.channel_reads import ChannelView
+from app.incidents.channel_writes import MOST_MESSAGES, RATE_LIMIT
+from app.incidents.channels.kind import Note as SummaryNote
+from app.incidents.delivery_reads import DeliveryRow
+from app.incidents.models.facts import HangFacts, NoticeFacts
+from app.incidents.models.rules import (
+    Audience,
+    Condition,
+    Count,
+    Escalation,
+    Rule,
+    Selector,
+    Severity,
+    ShortText,
+)
+from app.incidents.models.tables import IncidentState
+from app.incidents.reads import Comment, EventRow, IncidentRow, IncidentView, InsideRow
+from app.incidents.rule_store import Preview
+from app.incidents.triage import MOST
+from app.platform.validation import Moment
+from app.web.bodies import ReadBody
+
+# ---- Channels and their deliveries as the API has them -----------------------------------------
+
+
+# Messages in ten minutes; what is over it goes in the next digest.
+RateLimit = Annotated[int, Field(ge=1, le=MOST_MESSAGES)]
+
+
+class ChannelBody(BaseModel):
+    """A channel; which fields `config` has depends on its kind."""
+
+    name: ShortText
+    kind: ShortText
+    config: dict[str, Any]
+    audience: Audience = "on_call"
+    selector: Selector = Selector()
+    enabled: bool = True
+    rate_limit: RateLimit = RATE_LIMIT
+
+
+class ChannelPatchBody(BaseModel):
+    """What of a channel is to change; fields of `config` that are left out stay, null ones go."""
+
+    name: ShortText | None = None
+    config: dict[str, Any] | None = None
+    audience: Audience | None = None
+    selector: Selector | None = None
+    enabled: bool | None = None
+    rate_limit: RateLimit | None = None
+
+
+class ChannelListBody(BaseModel):
+    """All channels by name."""
+
+    channels: list[ChannelView]
+
+
+class ResealedBody(BaseModel):
+    """How many channels were encrypted anew."""
+
+    channels: int
+
+
+class DeliveryListBody(BaseModel):
+    """Deliveries, the newest first."""
+
+    deliveries: list[DeliveryRow]
+
+
+class IncidentBody(BaseModel):
+    """An incident; `rules` are names by id, `facts` what its latest session said."""
+
+    id: uuid.UUID
+    job: str
+    fingerprint: str
+    cause: str
+    where: str
+    state: IncidentState
+    severity: Severity
+    rules: dict[uuid.UUID, str]
+    value: float | None
+    opened_at: datetime
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    escalated_at: datetime | None
+    acknowledged_by: str | None
+    silenced_until: datetime | None
+    silence_reason: str | None
+    silenced_by: str | None
+    why_resolved: str | None
+    resolved_by: str | None
+    assignee: str | None
+    inside: list[InsideRow] = Field(
+        description="Other incidents on the same machine that it speaks for."
+    )
+    lead: uuid.UUID | None = Field(
+        description="The incident on the same machine that speaks for it; channels hear of that."
+    )
+    facts: dict[str, Any] | None
+    hang: HangFacts | None = Field(description="The hang that it is about.")
+    notice: NoticeFacts | None = Field(
+        description="What was noticed in the pulse, that it is about; as of its last transition."
+    )
+
+
+class IncidentDetailBody(IncidentBody):
+    """An incident with its history, the oldest event first, and its latest 100 comments."""
+
+    events: list[EventRow]
+    comments: list[Comment]
+
+
+class IncidentListBody(BaseModel):
+    """Incidents, firing ones first."""
+
+    incidents: list[IncidentBody]
+
+
+def incident_values(row: IncidentRow) -> dict[str, Any]:
+    """Return what the body of an incident is made of."""
+    incident = row.incident
+    silence = incident.silence
+    same: Mapping[str, Any] = {
+        name: getattr(incident, name)
+        for name in IncidentBody.model_fields
+        if hasattr(incident, name) and name not in ("rules", "facts")
+    }
+    return {
+        **same,
+        "job": row.job,
+        "assignee": row.assignee,
+        "inside": row.inside,
+        "lead": row.lead,
+        "rules": dict(row.rules),
+        "silenced_until": silence.until if silence else None,
+        "silence_reason": silence.reason if silence else None,
+        "silenced_by": silence.by if silence else None,
+        "facts": asdict(incident.facts) if incident.facts else None,
+    }
+
+
+def incident_detail_body(view: IncidentView) -> IncidentDetailBody:
+    """Return an incident with its history as the API has it."""
+    return IncidentDetailBody(
+        **incident_values(view.row),
+        events=list(view.events),
+        comments=list(view.comments),
+    )
+
+
+# ---- What people say of incidents over the API: of one, or of many at once ---------------------
+
+
+Person = Annotated[str, Field(min_length=1, max_length=200, description="The user who acts.")]
+Note = Annotated[str, Field(max_length=2000)]
+
+# Who signed in is believed, who did not may say so.
+BY: Final = "The user who acts; taken from the sign-in where there is one."
+
+
+class AckBody(BaseModel):
+    """Who is at it."""
+
+    by: Person | None = Field(default=None, description=BY)
+    note: Note | None = None
+
+
+class SilenceBody(BaseModel):
+    """A silence: its end, and its reason."""
+
+    by: Person | None = Field(default=None, description=BY)
+    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    until: Moment
+
+
+class SaidBody(BaseModel):
+    """A comment."""
+
+    words: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"\S")]
+    by: Person | None = Field(default=None, description=BY)
+
+
+class AssigneeBody(BaseModel):
+    """The new assignee; null: none."""
+
+    to: Person | None
+    by: Person | None = Field(default=None, description=BY)
+
+
+class ManyBody(BaseModel):
+    """Incidents that an order is for."""
+
+    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MOST)]
+
+
+class AcknowledgeManyBody(ManyBody, AckBody):
+    """Acknowledge them."""
+
+    order: Literal["acknowledge"]
+
+
+class SilenceManyBody(ManyBody, SilenceBody):
+    """Silence them."""
+
+    order: Literal["silence"]
+
+
+class ResolveManyBody(ManyBody, AckBody):
+    """Resolve them."""
+
+    order: Literal["resolve"]
+
+
+class UnacknowledgeManyBody(ManyBody):
+    """Take acknowledgements back."""
+
+    order: Literal["unacknowledge"]
+    by: Person | None = Field(default=None, description=BY)
+
+
+class ReopenManyBody(ManyBody, AckBody):
+    """Take back that they are over."""
+
+    order: Literal["reopen"]
+
+
+class AssignManyBody(ManyBody, AssigneeBody):
+    """Say whose they are."""
+
+    order: Literal["assign"]
+
+
+OrderBody = Annotated[
+    AcknowledgeManyBody
+    | UnacknowledgeManyBody
+    | SilenceManyBody
+    | ResolveManyBody
+    | ReopenManyBody
+    | AssignManyBody,
+    Field(discriminator="order"),
+]
+
+
+# ---- Rules as the API has them, and what one would have done -----------------------------------
+
+
+class RuleBody(BaseModel):
+    """A rule."""
+
+    name: ShortText
+    condition: Condition
+    selector: Selector = Selector()
+    enabled: bool = True
+    consecutive: Count = 2
+    clear_sessions: Count = 2
+    severity: Severity = "warning"
+    audience: Audience = "on_call"
+    channels: tuple[uuid.UUID, ...] = ()
+    escalation: Escalation | None = None
+
+    def rule(self, rule_id: uuid.UUID) -> Rule:
+        """Return the rule under an id."""
+        return Rule(id=rule_id, **{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class StoredRuleBody(RuleBody, ReadBody):
+    """A rule and its id."""
+
+    id: uuid.UUID
+
+
+class RuleListBody(BaseModel):
+    """All rules by name."""
+
+    rules: list[StoredRuleBody]
+
+
+class OutcomeBody(ReadBody):
+    """The outcome of an incident."""
+
+    cause: str
+    where: str
+    severity: Severity
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    value: float | None
+
+
+class PreviewIncidentBody(OutcomeBody):
+    """An incident that would have been."""
+
+    job: str
+
+
+class SummarySectionBody(ReadBody):
+    """Lines under a heading."""
+
+    heading: str
+    lines: tuple[str, ...]
+
+
+class SummaryBody(ReadBody):
+    """What a weekly rule would send of the last seven days."""
+
+    title: str
+    sections: tuple[SummarySectionBody, ...]
+    link: str
+
+
+class PreviewBody(BaseModel):
+    """What a rule would have done since then."""
+
+    since: datetime
+    jobs: int
+    sessions: int
+    complete: bool
+    incidents: list[PreviewIncidentBody]
+    summary: SummaryBody | None = None
+
+
+def preview_body(found: Preview, note: SummaryNote | None = None) -> PreviewBody:
+    """Return a preview as the API has it; `note` is what a weekly rule would send."""
+    return PreviewBody(
+        since=found.since,
+        jobs=found.jobs,
+        sessions=found.sessions,
+        complete=found.complete,
+        incidents=[
+            PreviewIncidentBody(job=item.job, **dict(OutcomeBody.model_validate(item.incident)))
+            for item in found.incidents
+        ],
+        summary=None if note is None else SummaryBody.model_validate(note),
+    )

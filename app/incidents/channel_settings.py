@@ -1,0 +1,281 @@
+"""A marked example, sent to a channel at once: how a message looks, and whether it arrives."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import and_, exists, func, or_
+from sqlalchemy.orm import aliased
+
+from app.access.audit import Action, record
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.report.session_verdict import Slowdown, SuspectedCause, VerdictFix, VerdictWorker
+from app.errors import Fault, NotFoundError, PacelineError
+from app.incidents.deliver import attempt, base_url, guard, target_of
+from app.incidents.delivery_reads import DELIVERIES, DeliveryRow
+from app.incidents.grouping import Status
+from app.incidents.lifecycle import fingerprint_of
+from app.incidents.message import Alert, Message
+from app.incidents.models.facts import Facts
+from app.incidents.models.tables import AlertChannel, AlertDelivery, DeliveryState
+from app.incidents.store import timing
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads
+from app.platform.outbound import DeliveryError, ReceiverAnswer
+from app.platform.settings import Settings
+from app.platform.validation import field_faults
+
+# ---- Configurations of kinds: what of one may be shown, and which addresses none may have ------
+
+
+PORTS: Final = {"http": 80, "https": 443}
+# A user waits for the answer.
+LOOK_UP_S: Final = 3.0
+
+
+def checked(
+    of: TypeAdapter[Any],
+    secret: Collection[str],
+    config: Mapping[str, Any],
+    refusal: type[PacelineError],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what may be shown of a configuration, and its secrets.
+
+    Parameters
+    ----------
+    of : TypeAdapter
+        What the kind takes.
+    secret : collection of str
+        Names of its secrets.
+    refusal : type of PacelineError
+        What is raised where it is not valid.
+    """
+    try:
+        valid = of.validate_python(dict(config), extra="forbid")
+    except ValidationError as error:
+        faults = field_faults(error.errors(include_input=False, include_url=False), "config")
+        raise refusal("The configuration is not valid.", faults=faults) from None
+    document: dict[str, Any] = of.dump_python(valid, mode="json")
+    given = {name: value for name, value in document.items() if value not in (None, [])}
+    secrets = {name: value for name, value in given.items() if name in secret}
+    return {name: value for name, value in given.items() if name not in secrets}, secrets
+
+
+def refuse_private(
+    settings: Settings, config: Mapping[str, Any], refusal: type[PacelineError]
+) -> None:
+    """Refuse addresses that nothing would be sent to, while the user looks at the form.
+
+    A name that cannot be looked up now passes: it is looked up, and checked, at each attempt.
+
+    Parameters
+    ----------
+    refusal : type of PacelineError
+        What is raised then.
+    """
+    known = guard(settings)
+    faults = []
+    for name, value in config.items():
+        place = _place(value)
+        if place is None:
+            continue
+        try:
+            known.addresses(*place, LOOK_UP_S)
+        except DeliveryError as error:
+            if error.permanent:
+                faults.append(Fault("address_refused", error.sentence, column=f"config.{name}"))
+    if faults:
+        raise refusal("The address is refused.", faults=tuple(faults))
+
+
+def _place(value: object) -> tuple[str, int] | None:
+    """Return host and port of a value that is an address; whether it is well formed others say."""
+    if not isinstance(value, str):
+        return None
+    try:
+        url = urlsplit(value)
+        port = url.port
+    except ValueError:
+        return None
+    if url.scheme not in PORTS or url.hostname is None:
+        return None
+    return url.hostname, port or PORTS[url.scheme]
+
+
+EXAMPLE_JOB: Final = "example-job"
+_CAUSE: Final = next(name for name, kind in KINDS.items() if kind.alerts_alone)
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """The receiver's answer to an example."""
+
+    delivered: bool
+    # code, error: why not
+    code: str | None
+    error: str | None
+    status: int | None  # of the receiver's answer
+    answer: str  # the beginning of what it said
+
+
+def send_example(container: Container, channel_id: uuid.UUID) -> TestResult:
+    """Send a marked example, now, and return how it was received.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        row = tx.session.get(AlertChannel, channel_id)
+        if row is None:
+            raise NotFoundError(f"There is no channel {channel_id}.")
+        record(tx, container.principal, Action.TESTED, f"channel {row.name}")
+        target = target_of(row)
+        message = example(container, row.name, tx.now, base_url(container.settings, tx))
+    try:
+        answer = attempt(container, target, message)
+    except DeliveryError as error:
+        got = error.answer or ReceiverAnswer(None, "")
+        return TestResult(
+            delivered=False,
+            code=error.code,
+            error=error.sentence,
+            status=got.status,
+            answer=got.text,
+        )
+    return TestResult(
+        delivered=True, code=None, error=None, status=answer.status, answer=answer.text
+    )
+
+
+def example(container: Container, receiver: str, now: datetime, url: str) -> Message:
+    """Return a message that says what a real one does, marked as a test.
+
+    Parameters
+    ----------
+    now : datetime
+    url : str
+        Of the dashboard, with a slash at its end.
+    """
+    facts = Facts(
+        session=uuid.UUID(int=0),
+        job=EXAMPLE_JOB,
+        attempt=1,
+        number=14,
+        received_at=now - timedelta(minutes=4),
+        slowdown=1.31,
+        slowdown_ci95=(1.27, 1.36),
+        waste=0.237,
+        gpu_hours_lost=18.4,
+        discrepancy=0.012,
+        step_time_s=7.4,
+        causes=(
+            SuspectedCause(
+                _CAUSE,
+                ("node-017",),
+                confidence=0.94,
+                contribution=0.82,
+                evidence=("This is an example: no job of yours is slow.",),
+            ),
+        ),
+        worst=(VerdictWorker(3, 1, "node-017", 1.31), VerdictWorker(3, 2, "node-017", 1.06)),
+        worst_step=120,
+        fix=VerdictFix("Replace node-017", 0.22, 5.8),
+        headline=Slowdown(1.36, (1.32, 1.41), 20.6, HeadlineKind.CAUSES),
+    )
+    alert = Alert(
+        incident=uuid.UUID(int=0),
+        fingerprint=fingerprint_of(EXAMPLE_JOB, _CAUSE, "node-017"),
+        status=Status.FIRING,
+        severity="warning",
+        cause=_CAUSE,
+        where="node-017",
+        rules=("Example",),
+        since=now - timedelta(minutes=34),
+        resolved_at=None,
+        why_resolved=None,
+        value=1.31,
+        facts=facts,
+        view_url=url,
+        incident_url=f"{url}incidents",
+    )
+    return Message(
+        id=uuid.uuid4(),
+        number=0,
+        at=now,
+        job=EXAMPLE_JOB,
+        receiver=receiver,
+        alerts=(alert,),
+        base_url=url,
+        repeat=timing(container.settings).repeat_interval,
+        test=True,
+    )
+
+
+# ---- What the page of channels reads: what did not arrive, or has not yet ----------------------
+
+
+LISTED: Final = 50
+LISTED_FOR: Final = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A delivery that did not arrive, or has not yet."""
+
+    delivery: DeliveryRow  # it is waiting, sending or failed
+    overtaken: bool  # whether a later one of the same job was sent, which this one would contradict
+    can_replay: bool
+
+
+def undelivered(tx: Reads, channel: uuid.UUID | None = None) -> tuple[Sequence[Undelivered], int]:
+    """Return what waits and what failed in the last seven days, and how many those are."""
+    later = aliased(AlertDelivery)
+    overtaken = exists().where(
+        later.channel_id == AlertDelivery.channel_id,
+        later.group_id == AlertDelivery.group_id,
+        later.number > AlertDelivery.number,
+        later.content.is_not(None),
+    )
+    which = or_(
+        AlertDelivery.state.in_(DeliveryState.UNDERWAY),
+        and_(
+            AlertDelivery.state == DeliveryState.FAILED,
+            AlertDelivery.created_at >= func.now() - LISTED_FOR,
+        ),
+    )
+    if channel is not None:
+        which = and_(which, AlertDelivery.channel_id == channel)
+    rows = (
+        tx.session.execute(
+            DELIVERIES.query()
+            .add_columns(
+                AlertChannel.enabled,
+                overtaken.label("overtaken"),
+                func.count().over().label("in_all"),
+            )
+            .where(which)
+            .order_by(*DELIVERIES.ties)
+            .limit(LISTED)
+        )
+        .mappings()
+        .all()
+    )
+    found = [
+        Undelivered(
+            delivery=delivery,
+            overtaken=row["overtaken"],
+            can_replay=row["enabled"]
+            and not row["overtaken"]
+            and delivery.state in DeliveryState.REPLAYABLE,
+        )
+        for delivery, row in zip(DELIVERIES.rows(rows), rows, strict=True)
+    ]
+    return found, rows[0]["in_all"] if rows else 0

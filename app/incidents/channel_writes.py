@@ -1,0 +1,254 @@
+"""Channels: added and edited; their secrets go in and never come out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from app.access.audit import Action, record
+from app.errors import ConflictError, Fault, InvalidChannelError
+from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, get_channel, no_channel
+from app.incidents.channel_settings import checked, refuse_private
+from app.incidents.channels.apprise import APPRISE
+from app.incidents.channels.kind import ChannelKind
+from app.incidents.channels.registry import KINDS
+from app.incidents.deliver import NO_APPRISE, apprise_is_usable, disable
+from app.incidents.models.rules import Audience, Selector
+from app.incidents.models.tables import AlertChannel, AlertGroup, AlertIncident
+from app.incidents.routing import SELECTOR
+from app.incidents.secrets import hints, seal, unseal
+from app.incidents.store import OPEN, timing
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.names import lookalike
+
+# Messages in ten minutes, where a channel says nothing else.
+RATE_LIMIT: Final = 10
+# More is no limit.
+MOST_MESSAGES: Final = 100_000
+
+
+def create_channel(  # noqa: PLR0913 - what a channel is made of
+    container: Container,
+    *,
+    name: str,
+    kind: str,
+    config: Mapping[str, Any],
+    audience: Audience = "on_call",
+    selector: Selector | None = None,
+    enabled: bool = True,
+    rate_limit: int = RATE_LIMIT,
+) -> ChannelView:
+    """Add a channel; it hears of what fires from now on.
+
+    Raises
+    ------
+    InvalidChannelError
+        With a fault for every field that is wrong.
+    ConflictError
+        If there is one of this name.
+    """
+    _check_name(name)
+    known = _kind(kind)
+    if known is APPRISE and not apprise_is_usable(container.settings):
+        raise InvalidChannelError(NO_APPRISE)
+    shown, secrets = checked(known.config, known.secrets, config, InvalidChannelError)
+    refuse_private(container.settings, shown | secrets, InvalidChannelError)
+    row = AlertChannel(
+        id=uuid.uuid4(),
+        name=name,
+        kind=kind,
+        audience=audience,
+        selector=SELECTOR.dump_python(selector or Selector(), mode="json"),
+        config=shown,
+        enabled=enabled,
+        per_10_min=rate_limit,
+        generation=0,
+        disabled_reason=None if enabled else DISABLED_BY_PERSON,
+        failures=0,
+    )
+    _keep(container, row, secrets)
+    try:
+        with container.uow() as tx:
+            tx.session.add(row)
+            record(tx, container.principal, Action.CREATED, f"channel {name}")
+    except IntegrityError as error:
+        raise _taken(name) from error
+    look_after_all(container)
+    return _read(container, row.id)
+
+
+def update_channel(  # noqa: PLR0913 - what of it is to change
+    container: Container,
+    channel_id: uuid.UUID,
+    *,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    audience: Audience | None = None,
+    selector: Selector | None = None,
+    enabled: bool | None = None,
+    rate_limit: int | None = None,
+) -> ChannelView:
+    """Change what is given; fields of `config` that are left out stay, those that are null go.
+
+    Raises
+    ------
+    NotFoundError, InvalidChannelError, ConflictError
+    """
+    # Before the transaction: names are looked up.
+    refuse_private(container.settings, config or {}, InvalidChannelError)
+    try:
+        with container.uow() as tx:
+            row = _locked(tx, channel_id)
+            if name is not None and name != row.name:
+                _check_name(name)
+                row.name = name
+            if audience is not None:
+                row.audience = audience
+            if selector is not None:
+                row.selector = SELECTOR.dump_python(selector, mode="json")
+            if rate_limit is not None:
+                row.per_10_min = rate_limit
+            if config is not None:
+                before = row.config | unseal(container.settings, row.secrets)
+                merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
+                of = _kind(row.kind)
+                row.config, secrets = checked(of.config, of.secrets, merged, InvalidChannelError)
+                _keep(container, row, secrets)
+                row.hold_until = None
+            if enabled is not None and enabled != row.enabled:
+                _enable(row) if enabled else disable(tx, row, DISABLED_BY_PERSON)
+            given = {
+                "name": name,
+                "configuration": config,
+                "audience": audience,
+                "selector": selector,
+                "enabled": enabled,
+                "rate limit": rate_limit,
+            }
+            record(
+                tx,
+                container.principal,
+                Action.CHANGED,
+                f"channel {row.name}",
+                # Which settings, not what they are: they hold secrets.
+                detail=", ".join(key for key, value in given.items() if value is not None),
+            )
+    except IntegrityError as error:
+        raise _taken(name or "") from error
+    look_after_all(container)
+    return _read(container, channel_id)
+
+
+def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
+    """Delete a channel and its deliveries.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        row = _locked(tx, channel_id)
+        tx.session.delete(row)
+        record(tx, container.principal, Action.DELETED, f"channel {row.name}")
+
+
+def reseal(container: Container) -> int:
+    """Encrypt the secrets of every channel with the newest key; return how many channels."""
+    with container.uow() as tx:
+        rows = tx.session.execute(
+            select(AlertChannel).order_by(AlertChannel.id).with_for_update(key_share=True)
+        ).scalars()
+        count = 0
+        for row in rows:
+            _keep(container, row, unseal(container.settings, row.secrets))
+            count += 1
+        record(
+            tx,
+            container.principal,
+            Action.CHANGED,
+            "all channels",
+            detail="secrets encrypted with the newest key",
+        )
+    return count
+
+
+def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
+    with container.reading() as tx:
+        return get_channel(tx, channel_id)
+
+
+def _keep(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
+    """Store secrets, and what may be shown of them."""
+    row.secrets = seal(container.settings, secrets)
+    row.secret_hints = hints(secrets)
+    row.readable = True
+
+
+def _enable(row: AlertChannel) -> None:
+    """Enable a channel; it hears of every open incident anew."""
+    row.enabled = True
+    row.generation += 1
+    row.disabled_reason = None
+    row.failures = 0
+    row.hold_until = None
+    row.last_error = None
+
+
+def look_after_all(container: Container) -> None:
+    """Schedule a flush of every group with open incidents: a channel may be for them now.
+
+    In a transaction of its own, because groups are locked before channels.
+    """
+    with container.uow() as tx:
+        soon = tx.now + timing(container.settings).group_wait
+        going_on = select(AlertIncident.group_id).where(OPEN)
+        groups = (
+            select(AlertGroup.id)
+            .where(AlertGroup.id.in_(going_on))
+            .order_by(AlertGroup.id)
+            .with_for_update(key_share=True)
+        )
+        ids = list(tx.session.execute(groups).scalars())
+        tx.session.execute(
+            update(AlertGroup)
+            .where(AlertGroup.id.in_(ids))
+            .values(flush_at=func.least(func.coalesce(AlertGroup.flush_at, soon), soon))
+        )
+
+
+def _check_name(name: str) -> None:
+    alike = lookalike(name)
+    if alike is not None:
+        raise InvalidChannelError(
+            "The channel cannot be saved.",
+            faults=(Fault("lookalike", f"The name {alike}.", column="name"),),
+        )
+
+
+def _kind(name: str) -> ChannelKind:
+    kind = KINDS.get(name)
+    if kind is None:
+        known = ", ".join(KINDS)
+        raise InvalidChannelError(
+            f"There is no kind of channel {name}.",
+            faults=(Fault("unknown_kind", f"One of {known}.", column="kind"),),
+        )
+    return kind
+
+
+def _locked(tx: UnitOfWork, channel_id: uuid.UUID) -> AlertChannel:
+    row = tx.session.execute(
+        select(AlertChannel).where(AlertChannel.id == channel_id).with_for_update(key_share=True)
+    ).scalar_one_or_none()
+    if row is None:
+        raise no_channel(channel_id)
+    return row
+
+
+def _taken(name: str) -> ConflictError:
+    return ConflictError(f"There is a channel {name} already.", code="channel.name_taken")

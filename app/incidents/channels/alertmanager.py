@@ -1,0 +1,168 @@
+"""Alerts as Alertmanager writes them: for its own API, and for webhooks that understand it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter
+
+from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.incidents.grouping import Manner, Status
+from app.incidents.message import Alert, Message, cause_name
+from app.incidents.models.rules import Severity
+from app.incidents.text import lines_of
+from app.platform.outbound import ReceiverAnswer, check
+
+# Go's zero time: has not ended.
+NEVER = "0001-01-01T00:00:00Z"
+
+
+def webhook_body(message: Message) -> dict[str, Any]:
+    """Return a message as version 4 of Alertmanager's webhook body."""
+    alerts = [_webhook_alert(message, alert) for alert in message.alerts]
+    return {
+        "version": "4",
+        "groupKey": message.group_key,
+        "truncatedAlerts": 0,
+        "status": "firing" if message.firing else "resolved",
+        "receiver": message.receiver,
+        "groupLabels": {} if message.digest else {"job": message.job},
+        "commonLabels": _common([alert["labels"] for alert in alerts]),
+        "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
+        "externalURL": message.base_url,
+        "alerts": alerts,
+    }
+
+
+def labels_of(message: Message, alert: Alert) -> dict[str, str]:
+    """Return what identifies an alert; Alertmanager has no empty labels."""
+    found = {
+        "alertname": cause_name(alert.cause),
+        "job": alert.job or message.job,
+        "cause": alert.cause,
+        "severity": alert.severity,
+    }
+    if alert.where:
+        found["where"] = alert.where
+    if message.test:
+        found["test"] = "true"
+    return found
+
+
+def annotations_of(message: Message, alert: Alert) -> dict[str, str]:
+    """Return what is said of an alert."""
+    lines = lines_of(alert, message.at)
+    details = [f"{name}: {value}" for name, value in lines.fields]
+    named = alert.job or alert.of_many
+    found = {
+        "summary": lines.summary if named else f"{message.job}: {lines.summary}",
+        "description": "\n".join((*details, *lines.evidence)),
+        "dashboard": alert.view_url,
+        "incident": alert.incident_url,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def timestamp(at: datetime) -> str:
+    """Return a time as RFC 3339 in UTC."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _webhook_alert(message: Message, alert: Alert) -> dict[str, Any]:
+    over = alert.status is Status.RESOLVED
+    return {
+        "status": "resolved" if over else "firing",
+        "labels": labels_of(message, alert),
+        "annotations": annotations_of(message, alert),
+        "startsAt": timestamp(alert.since),
+        "endsAt": timestamp(alert.resolved_at or message.at) if over else NEVER,
+        "generatorURL": alert.view_url,
+        "fingerprint": alert.fingerprint,
+    }
+
+
+def _common(documents: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    first, *rest = documents
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in rest)
+    }
+
+
+# ---- Push to an Alertmanager, which then groups, silences and routes by its own rules ----------
+
+
+# An alert that is not pushed again ends by itself: only after one repeat was missed.
+REPEATS_UNTIL_END: Final = 2
+
+_SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class AlertmanagerConfig:
+    """The address of an Alertmanager, and what it asks for."""
+
+    # Without ``/api/v2/alerts``.
+    url: Annotated[
+        Url, Field(description="Without /api/v2/alerts.", examples=["http://alertmanager:9093"])
+    ]
+    # The header of that name: ``Bearer …`` or ``Basic …``.
+    authorization: Annotated[
+        Secret | None, Field(description="The header: Bearer … or Basic …")
+    ] = None
+
+
+def push_body(message: Message) -> list[dict[str, Any]]:
+    """Return the alerts of a message as ``POST /api/v2/alerts`` takes them.
+
+    Labels are an alert's identity there, and the severity is one of them because routes need it.
+    So whatever severity an incident had before, that alert is told to be over.
+    """
+    body = []
+    for alert in message.alerts:
+        body.append(_alert(message, alert, over=alert.status is Status.RESOLVED))
+        body.extend(
+            _alert(message, replace(alert, severity=severity), over=True)
+            for severity in _SEVERITIES
+            if severity != alert.severity
+        )
+    return body
+
+
+def _alert(message: Message, alert: Alert, *, over: bool) -> dict[str, Any]:
+    ends = (
+        max(alert.resolved_at or message.at, alert.since)
+        if over
+        else message.at + REPEATS_UNTIL_END * message.repeat
+    )
+    return {
+        "labels": labels_of(message, alert),
+        "annotations": annotations_of(message, alert),
+        "startsAt": timestamp(alert.since),
+        "endsAt": timestamp(ends),
+        "generatorURL": alert.view_url,
+    }
+
+
+def send(config: AlertmanagerConfig, parcel: Parcel) -> ReceiverAnswer:
+    """Push the alerts; 200 is good, 400 means that it refuses them for good."""
+    headers = dict(JSON_HEADERS)
+    if config.authorization:
+        headers["Authorization"] = config.authorization
+    body = encode(push_body(parcel.message))
+    url = f"{config.url.rstrip('/')}/api/v2/alerts"
+    return check(parcel.outbound.post(url, body, headers))
+
+
+ALERTMANAGER: Final = ChannelKind(
+    name="alertmanager",
+    title="Alertmanager",
+    config=TypeAdapter(AlertmanagerConfig),
+    secrets=frozenset({"authorization"}),
+    send=send,
+    manner=Manner(refreshes=True, digests=False),
+)

@@ -1,0 +1,80 @@
+"""A digest as people read it: one screen, whatever it is of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+from urllib.parse import urlencode
+
+from app.analysis.wording import hours
+from app.incidents.channels.kind import Note, Section
+from app.incidents.message import Alert, Message, cause_name
+from app.incidents.models.tables import IncidentState
+from app.incidents.text import duration
+
+# Lines under a heading; with both headings that is one screen of a phone.
+LINES: Final = 5
+
+
+def digest_note(message: Message) -> Note:
+    """Return a digest: counts by cause with their cost, and the most expensive incidents.
+
+    Its link opens the list of exactly these incidents.
+    """
+    shown = message.present or message.resolved
+    query = {"message": str(message.id)}
+    if not message.firing:
+        query["state"] = IncidentState.RESOLVED.value
+    return Note(
+        id=message.id,
+        at=message.at,
+        title=message.title,
+        sections=(
+            Section("By cause", _by_cause(shown)),
+            Section("Most expensive" if message.firing else "Over", _first(message, shown)),
+        ),
+        link=f"{message.base_url}incidents?{urlencode(query)}",
+        receiver=message.receiver,
+        link_text=f"Open all {len(shown)}",
+    )
+
+
+def _lost(alert: Alert) -> float:
+    return (alert.facts.lost_each_hour if alert.facts else None) or 0.0
+
+
+def _by_cause(alerts: Sequence[Alert]) -> tuple[str, ...]:
+    found: dict[str, list[Alert]] = defaultdict(list)
+    for alert in alerts:
+        found[alert.cause].append(alert)
+    ordered = sorted(found.items(), key=lambda item: (-_cost(item[1]), -len(item[1])))
+    lines = [f"{len(of)} × {cause_name(cause)}{_costs(of)}" for cause, of in ordered[:LINES]]
+    rest = [alert for _, of in ordered[LINES:] for alert in of]
+    return (*lines, f"{len(rest)} others{_costs(rest)}") if rest else tuple(lines)
+
+
+def _cost(alerts: Iterable[Alert]) -> float:
+    # A job loses its hours once, however many incidents it has.
+    by_job: dict[str, float] = {}
+    for alert in alerts:
+        by_job[alert.job] = max(by_job.get(alert.job, 0.0), _lost(alert))
+    return sum(by_job.values())
+
+
+def _costs(alerts: Iterable[Alert]) -> str:
+    lost = _cost(alerts)
+    return f", {hours(lost)} GPU-hours each hour" if lost > 0 else ""
+
+
+def _first(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
+    # Among equals as the message has them: the worst first.
+    ordered = sorted(alerts, key=lambda alert: -_lost(alert))
+    lines = []
+    for alert in ordered[:LINES]:
+        if message.firing:
+            about = _costs([alert])
+        else:
+            about = f", after {duration((alert.resolved_at or message.at) - alert.since)}"
+        lines.append(f"{alert.subject}{about}")
+    return tuple(lines)

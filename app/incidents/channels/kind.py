@@ -1,0 +1,111 @@
+"""What a kind of channel is."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter
+
+from app.incidents.grouping import Manner
+from app.incidents.message import Message
+from app.platform.outbound import Outbound, ReceiverAnswer
+
+# ---- A note: what a channel is told that is no incident, like the summary of a week ------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Lines under a heading."""
+
+    heading: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note to one channel."""
+
+    id: UUID
+    """The same on every try."""
+    at: datetime
+    """When it was made."""
+    title: str
+    sections: tuple[Section, ...]
+    link: str
+    """Where the dashboard shows it."""
+    receiver: str
+    """Name of the channel."""
+    link_text: str = "Open the report"
+
+
+NOTE: Final = TypeAdapter(Note)
+
+
+def note_text(note: Note) -> str:
+    """Return a note as plain text."""
+    parts = [note.title, ""]
+    for section in note.sections:
+        parts += [section.heading, *(f"  {line}" for line in section.lines), ""]
+    return "\n".join([*parts, f"Open: {note.link}"]) + "\n"
+
+
+def note_html(note: Note) -> str:
+    """Return a note as a page of its own, for mail."""
+    parts = [f"<h2>{html.escape(note.title)}</h2>"]
+    for section in note.sections:
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in section.lines)
+        parts.append(f"<h3>{html.escape(section.heading)}</h3>\n<ul>{lines}</ul>")
+    parts.append(f'<p><a href="{html.escape(note.link)}">{html.escape(note.link_text)}</a></p>')
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><body>\n{body}\n</body></html>\n'
+
+
+Url = Annotated[str, Field(min_length=8, max_length=2000, pattern=r"^https?://\S+$")]
+Secret = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+PLAIN: Final = Manner()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What is to be sent, and the way out."""
+
+    message: Message
+    # The heatmap of the leading alert as PNG, for channels that show pictures.
+    picture: bytes | None
+    outbound: Outbound
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelKind:
+    """A kind of channel."""
+
+    name: str
+    title: str  # as people call it
+    # Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
+    config: TypeAdapter[Any]
+    secrets: frozenset[str]  # its fields that are never shown again
+    # Takes a configuration and a parcel, returns the receiver's good answer or raises
+    # `DeliveryError`.
+    send: Callable[[Any, Parcel], ReceiverAnswer]
+    manner: Manner = PLAIN
+    pictures: bool = False  # whether it can show one
+    # Sends a note in the same way; None where a note has no place, as with pagers.
+    tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None
+    # Whether it takes every incident of a digest, as programs do; people get a note of one screen.
+    whole_digests: bool = False
+
+
+JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
+
+
+def encode(document: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    """Return a document as compact JSON."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,231 @@
+"""E-mail over SMTP: text and HTML, the heatmap within, one thread a job.
+
+4xx answers pass, 5xx do not; the Message-ID is the delivery's, so that what is sent twice can be
+told.
+"""
+
+from __future__ import annotations
+
+import html
+import smtplib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.headerregistry import Address
+from email.message import EmailMessage
+from typing import Annotated, Any, Final, Literal
+from uuid import NAMESPACE_URL, uuid5
+
+from pydantic import Field, TypeAdapter
+
+from app.incidents.channels.kind import ChannelKind, Note, Parcel, Secret, note_html, note_text
+from app.incidents.message import Alert, Message
+from app.incidents.text import MAX_ALERTS, clip, lines_of, plain_text
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, excerpt
+
+Mailbox = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^@\s<>,;]+@[^@\s<>,;]+$")]
+
+MAX_SUBJECT: Final = 200
+PICTURE_ID: Final = "heatmap@paceline"
+# Codes of SMTP from here on are for good.
+PERMANENT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MailConfig:
+    """A relay, and who gets the messages."""
+
+    host: Annotated[str, Field(min_length=1, max_length=253, examples=["smtp.example.com"])]
+    sender: Annotated[Mailbox, Field(examples=["paceline@example.com"])]
+    recipients: Annotated[
+        tuple[Mailbox, ...],
+        Field(min_length=1, max_length=50, examples=["on-call@example.com"]),
+    ]
+    port: Annotated[int, Field(ge=1, le=65535)] = 587
+    # ``starttls`` (port 587), ``tls`` from the first byte (465), or ``none`` (25) for a relay
+    # within one's own network
+    security: Annotated[
+        Literal["starttls", "tls", "none"],
+        Field(description="starttls on port 587, tls on 465, none within one's own network."),
+    ] = "starttls"
+    username: Annotated[str, Field(max_length=300)] | None = None
+    password: Secret | None = None
+
+    def __post_init__(self) -> None:
+        if self.password is not None and self.security == "none":
+            raise ValueError("a password is not sent without encryption")
+
+
+def compose(config: MailConfig, message: Message, picture: bytes | None) -> EmailMessage:
+    """Return the message with all its headers."""
+    mail = EmailMessage()
+    domain = config.sender.rpartition("@")[2]
+    mail["Subject"] = clip(message.title, MAX_SUBJECT)
+    mail["From"] = Address("Paceline", addr_spec=config.sender)
+    mail["To"] = ", ".join(config.recipients)
+    mail["Date"] = message.at
+    mail["Message-ID"] = f"<{message.id}@{domain}>"
+    # All messages of a job in one thread.
+    about = message.base_url + ("" if message.digest else message.job)
+    thread = f"<{uuid5(NAMESPACE_URL, about)}@{domain}>"
+    mail["In-Reply-To"] = mail["References"] = thread
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(plain_text(message))
+    mail.add_alternative(_html(message, pictured=picture is not None), subtype="html")
+    if picture is not None:
+        payload = mail.get_payload()
+        assert isinstance(payload, list)  # noqa: S101 - it has two alternatives
+        part = payload[1]
+        assert isinstance(part, EmailMessage)  # noqa: S101 - as above
+        part.add_related(picture, "image", "png", cid=f"<{PICTURE_ID}>", filename="heatmap.png")
+    return mail
+
+
+def _html(message: Message, *, pictured: bool) -> str:
+    parts = [f"<h2>{html.escape(message.title)}</h2>"]
+    if pictured:
+        parts.append(f'<p><img src="cid:{PICTURE_ID}" alt="Worker slowdown"></p>')
+    parts += [_section(message, alert) for alert in message.alerts[:MAX_ALERTS]]
+    more = len(message.alerts) - MAX_ALERTS
+    if more > 0:
+        parts.append(f"<p>And {more} more: {_link(message.job_url, message.job)}</p>")
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><body>\n{body}\n</body></html>\n'
+
+
+def _section(message: Message, alert: Alert) -> str:
+    lines = lines_of(alert, message.at)
+    rows = "".join(
+        f"<tr><th align='left' valign='top' nowrap>{html.escape(name)}</th>"
+        f"<td>{html.escape(value)}</td></tr>"
+        for name, value in lines.fields
+    )
+    evidence = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in lines.evidence)
+    links = f"{_link(alert.view_url, 'Open')} · {_link(alert.incident_url, alert.incident_link)}"
+    return (
+        f"<h3>{html.escape(lines.summary)}</h3>\n<table>{rows}</table>\n"
+        + (f"<ul>{evidence}</ul>\n" if evidence else "")
+        + f"<p>{links}</p>"
+    )
+
+
+def _link(url: str, text: str) -> str:
+    return f'<a href="{html.escape(url)}">{html.escape(text)}</a>'
+
+
+def send(config: MailConfig, parcel: Parcel) -> ReceiverAnswer:
+    """Hand the message to the relay."""
+    return _hand_over(config, compose(config, parcel.message, parcel.picture), parcel.outbound)
+
+
+def tell(config: MailConfig, note: Note, outbound: Outbound) -> ReceiverAnswer:
+    """Hand a note to the relay."""
+    mail = EmailMessage()
+    mail["Subject"] = clip(note.title, MAX_SUBJECT)
+    mail["From"] = Address("Paceline", addr_spec=config.sender)
+    mail["To"] = ", ".join(config.recipients)
+    mail["Date"] = note.at
+    mail["Message-ID"] = f"<{note.id}@{config.sender.rpartition('@')[2]}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail.set_content(note_text(note))
+    mail.add_alternative(note_html(note), subtype="html")
+    return _hand_over(config, mail, outbound)
+
+
+def _hand_over(config: MailConfig, mail: EmailMessage, outbound: Outbound) -> ReceiverAnswer:
+    try:
+        with _session(config, outbound) as session:
+            refused = session.send_message(mail, config.sender, list(config.recipients))
+    except smtplib.SMTPRecipientsRefused as error:
+        raise _refused(error.recipients) from error
+    except smtplib.SMTPResponseException as error:
+        said = excerpt(error.smtp_error)
+        raise DeliveryError(
+            "smtp.refused",
+            f"The relay answered {error.smtp_code}.",
+            permanent=error.smtp_code >= PERMANENT,
+            answer=ReceiverAnswer(error.smtp_code, said),
+        ) from error
+    except smtplib.SMTPNotSupportedError as error:
+        raise DeliveryError("smtp.unsupported", str(error), permanent=True) from error
+    except (smtplib.SMTPException, OSError) as error:
+        outbound.left_s()  # says so if it was the time that ended it
+        raise DeliveryError("connection.failed", f"The relay failed: {error}") from error
+    if refused:
+        names = ", ".join(sorted(refused))
+        return ReceiverAnswer(250, f"Accepted, but not for {names}.")
+    return ReceiverAnswer(250, "Taken.")
+
+
+def _refused(recipients: dict[str, tuple[int, bytes]]) -> DeliveryError:
+    codes = [code for code, _ in recipients.values()]
+    said = "; ".join(f"{name}: {code} {excerpt(text)}" for name, (code, text) in recipients.items())
+    return DeliveryError(
+        "smtp.refused",
+        "The relay accepts none of the recipients.",
+        permanent=all(code >= PERMANENT for code in codes),
+        answer=ReceiverAnswer(codes[0], excerpt(said)),
+    )
+
+
+@contextmanager
+def _session(config: MailConfig, outbound: Outbound) -> Iterator[smtplib.SMTP]:
+    """Yield a session that ends with the attempt's time.
+
+    The library's timeout counts for each read; a relay that drips could hold it for hours. So the
+    connection is cut when the time is over.
+    """
+    context = outbound.tls
+    session = _Smtp(config, outbound, context)
+    cut = threading.Timer(outbound.left_s(), session.cut)
+    cut.daemon = True
+    cut.start()
+    try:
+        session.connect(config.host, config.port)
+        if config.security == "starttls":
+            session.starttls(context=context)
+        if config.username is not None and config.password is not None:
+            session.login(config.username, config.password)
+        yield session
+    finally:
+        cut.cancel()
+        session.close()
+
+
+class _Smtp(smtplib.SMTP):
+    """Connects to a checked address, with TLS for the name."""
+
+    def __init__(self, config: MailConfig, outbound: Outbound, context: ssl.SSLContext) -> None:
+        super().__init__(timeout=outbound.left_s(), local_hostname="paceline.invalid")
+        self._config, self._outbound, self._context = config, outbound, context
+        # Both names are the library's own, which `starttls` takes as the name to verify.
+        self._host = config.host
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002 - the library's signature
+        connection = self._outbound.connect(host, port)
+        if self._config.security == "tls":
+            return self._context.wrap_socket(connection, server_hostname=host)
+        return connection
+
+    def cut(self) -> None:
+        sock: Any = self.sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                # Closed already: the attempt ended in this moment.
+                return
+
+
+MAIL: Final = ChannelKind(
+    name="email",
+    title="E-mail",
+    config=TypeAdapter(MailConfig),
+    secrets=frozenset({"password"}),
+    send=send,
+    tell=tell,
+    pictures=True,
+)

@@ -1,0 +1,93 @@
+"""PagerDuty, Events API v2: one event for each incident that is news.
+
+The fingerprint is the ``dedup_key``: whatever is sent twice, or fires again, is one incident there.
+Limits: 1,024 characters of summary, 512 kB an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter
+
+from app.incidents.channels.kind import JSON_HEADERS, ChannelKind, Parcel, Secret, Url, encode
+from app.incidents.grouping import Manner, Status
+from app.incidents.message import Alert, Message
+from app.incidents.text import clip, lines_of
+from app.platform.outbound import ReceiverAnswer, check
+
+EVENTS_URL: Final = "https://events.pagerduty.com/v2/enqueue"
+MAX_SUMMARY: Final = 1024
+
+ACTIONS: Final = {
+    Status.FIRING: "trigger",
+    Status.ACKNOWLEDGED: "acknowledge",
+    Status.RESOLVED: "resolve",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PagerDutyConfig:
+    """The integration key of a service."""
+
+    routing_key: Annotated[
+        Secret, Field(description="Of a service's integration with the Events API v2.")
+    ]
+    # Another one in the EU service region: ``https://events.eu.pagerduty.com/v2/enqueue``.
+    url: Annotated[
+        Url, Field(description="In the EU: https://events.eu.pagerduty.com/v2/enqueue")
+    ] = EVENTS_URL
+
+
+def events(message: Message, routing_key: str) -> list[dict[str, Any]]:
+    """Return the events of a message; where nothing is news it is a repetition of all."""
+    news = [alert for alert in message.alerts if alert.news]
+    return [_event(message, alert, routing_key) for alert in news or message.present]
+
+
+def _event(message: Message, alert: Alert, routing_key: str) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "routing_key": routing_key,
+        "event_action": ACTIONS[alert.status],
+        "dedup_key": f"paceline-{alert.fingerprint}" + ("-test" if message.test else ""),
+    }
+    if alert.status is not Status.FIRING:
+        return event
+    lines = lines_of(alert, message.at)
+    mark = "TEST · " if message.test else ""
+    event["payload"] = {
+        "summary": clip(f"{mark}{message.job}: {lines.summary}", MAX_SUMMARY),
+        "source": alert.where or message.job,
+        "severity": alert.severity,
+        "timestamp": alert.since.isoformat(),
+        "component": alert.where or message.job,
+        "group": message.job,
+        "class": alert.cause,
+        "custom_details": dict(lines.fields) | {"Evidence": list(lines.evidence)},
+    }
+    event["client"] = "Paceline"
+    event["client_url"] = alert.view_url
+    event["links"] = [
+        {"href": alert.view_url, "text": "Open"},
+        {"href": alert.incident_url, "text": alert.incident_link},
+    ]
+    return event
+
+
+def send(config: PagerDutyConfig, parcel: Parcel) -> ReceiverAnswer:
+    """Post the events one after the other; those sent again are the same to the service."""
+    answer = ReceiverAnswer(None, "There was nothing to send.")
+    for event in events(parcel.message, config.routing_key):
+        answer = check(parcel.outbound.post(config.url, encode(event), JSON_HEADERS))
+    return answer
+
+
+PAGERDUTY: Final = ChannelKind(
+    name="pagerduty",
+    title="PagerDuty",
+    config=TypeAdapter(PagerDutyConfig),
+    secrets=frozenset({"routing_key"}),
+    send=send,
+    manner=Manner(acknowledgements=True, digests=False),
+)

@@ -1,0 +1,339 @@
+"""Incidents: acknowledge, silence and resolve them, and take that back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import select
+
+from app.access.audit import Action, record
+from app.errors import ConflictError
+from app.incidents.conditions import evaluate, next_look
+from app.incidents.grouping import IncidentChange
+from app.incidents.lifecycle import (
+    Incident,
+    Silence,
+    acknowledge,
+    clear,
+    end_silence,
+    reopen,
+    silence,
+    unacknowledge,
+)
+from app.incidents.machines import ended_with, inside_of, settle, without_held
+from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
+from app.incidents.reads import IncidentView, get_incident, no_incident
+from app.incidents.store import (
+    OPEN,
+    end_hangs,
+    group_of_job,
+    incident_of,
+    judge_notices,
+    load_job,
+    load_rules,
+    lock_group,
+    save_change,
+    say_over,
+    timing,
+)
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.identity import Principal
+from app.sessions.models.tables import Session
+
+# ---- Use case: let a job's rules look at what came, or at the time that passed -----------------
+
+
+def evaluate_session(container: Container, tx: UnitOfWork, session_id: uuid.UUID) -> None:
+    """Look at the job of a session, in the transaction that stores what its analysis brought."""
+    job_id = tx.session.execute(select(Session.job_id).where(Session.id == session_id)).scalar_one()
+    look(container, tx, group_of_job(tx, job_id))
+
+
+def look_at_group(container: Container, group_id: uuid.UUID) -> bool:
+    """Look at a job because time passed or a rule changed; False where it is not due."""
+    with container.uow() as tx:
+        group = lock_group(tx, group_id, skip_locked=True)
+        if group is None or group.look_at is None or group.look_at > tx.now:
+            return False
+        look(container, tx, group)
+    return True
+
+
+def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
+    """Evaluate a job whose group is locked, and write what changed."""
+    end_hangs(tx, group.job_id)
+    judge_notices(tx, group.job_id)
+    rules = load_rules(tx)
+    job = load_job(tx, group)
+    intervals = timing(container.settings)
+    changes = evaluate(job, rules, tx.now, uuid.uuid4)
+    changes = without_held(tx, job.incidents, changes)
+    for change in changes:
+        save_change(tx, group, change, intervals)
+    incidents = {incident.id: incident for incident in job.incidents}
+    incidents |= {change.incident.id: change.incident for change in changes}
+    settle(tx, incidents.values())
+    left = [found for found in incidents.values() if found.state is not IncidentState.RESOLVED]
+    group.look_at = next_look(replace(job, incidents=left), rules, tx.now)
+
+
+# What an order makes of an incident; None where it is so already.
+Order = Callable[[Incident, datetime], IncidentChange | None]
+# Which incidents inside of others an order is for as well.
+Inside = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
+
+RESOLVED_BY_PERSON: Final = "resolved by hand"
+
+# What the audit log calls an event.
+ACTIONS: Final = {
+    "acknowledged": Action.ACKNOWLEDGED,
+    "unacknowledged": Action.UNACKNOWLEDGED,
+    "reopened": Action.REOPENED,
+    "silenced": Action.SILENCED,
+    "unsilenced": Action.UNSILENCED,
+    "resolved": Action.RESOLVED,
+}
+
+
+def acknowledging(who: Principal) -> Order:
+    """Return the order to stop repeating an incident; once more by the same person is no error."""
+
+    def order(incident: Incident, _now: datetime) -> IncidentChange | None:
+        if incident.state is IncidentState.ACKNOWLEDGED:
+            return None
+        return IncidentChange(acknowledge(incident, who.name), incident.state, "acknowledged")
+
+    return order
+
+
+def unacknowledging(incident: Incident, _now: datetime) -> IncidentChange | None:
+    """Take an acknowledgement back; where there is none nothing is to be done."""
+    if incident.state is IncidentState.FIRING:
+        return None
+    return IncidentChange(unacknowledge(incident), incident.state, "unacknowledged")
+
+
+def reopening(incident: Incident, now: datetime) -> IncidentChange | None:
+    """Take back that an incident is over; where it is open nothing is to be done."""
+    if incident.state is not IncidentState.RESOLVED:
+        return None
+    return IncidentChange(reopen(incident, now), incident.state, "reopened")
+
+
+def silencing(who: Principal, until: datetime, reason: str) -> Order:
+    """Return the order to silence an incident until a time.
+
+    The order raises `ConflictError` if that time is over, or the incident is.
+    """
+
+    def order(incident: Incident, now: datetime) -> IncidentChange:
+        if until <= now:
+            raise ConflictError("A silence ends in the future.", code="incident.silence_over")
+        changed = silence(incident, Silence(until, reason, who.name))
+        return IncidentChange(changed, incident.state, "silenced")
+
+    return order
+
+
+def resolving(who: Principal, note: str | None) -> Order:
+    """Return the order to end an incident."""
+
+    def order(incident: Incident, now: datetime) -> IncidentChange:
+        ended = clear(incident, now, note or RESOLVED_BY_PERSON, by=who.name)
+        return IncidentChange(ended, incident.state, "resolved")
+
+    return order
+
+
+def acknowledge_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
+) -> IncidentView:
+    """Stop repeating it; once more by the same person is no error.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, acknowledging(who), who, note)
+
+
+def unacknowledge_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None
+) -> IncidentView:
+    """Take its acknowledgement back: it fires again, and messages are repeated.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, unacknowledging, who, None)
+
+
+def silence_incident(
+    container: Container,
+    incident_id: uuid.UUID,
+    *,
+    until: datetime,
+    reason: str,
+    by: str | None = None,
+) -> IncidentView:
+    """Silence an incident until a time, also if it ends and comes back meanwhile.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        If that time is over, or the incident is.
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, silencing(who, until, reason), who, reason)
+
+
+def end_incident_silence(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None
+) -> IncidentView:
+    """End the silence of an incident; its message is due at once.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    who = container.principal.called(by)
+
+    def order(incident: Incident, _now: datetime) -> IncidentChange:
+        return IncidentChange(end_silence(incident), incident.state, "unsilenced")
+
+    return _ordered(container, incident_id, order, who, None)
+
+
+def resolve_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
+) -> IncidentView:
+    """End it; the sessions so far do not count any more for its rules.
+
+    Raises
+    ------
+    NotFoundError, ConflictError
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, resolving(who, note), who, note)
+
+
+def reopen_incident(
+    container: Container, incident_id: uuid.UUID, *, by: str | None = None, note: str | None = None
+) -> IncidentView:
+    """Take back that it is over, with what ended inside of it: its sessions count again.
+
+    Raises
+    ------
+    NotFoundError
+    ConflictError
+        If it ended by itself, or the same is open again.
+    """
+    who = container.principal.called(by)
+    return _ordered(container, incident_id, reopening, who, note, inside=ended_with)
+
+
+def _refuse_again(tx: UnitOfWork, group_id: uuid.UUID, fingerprint: str) -> None:
+    """Refuse to reopen an incident where the same is open as another one."""
+    same = select(AlertIncident.id).where(
+        AlertIncident.group_id == group_id, AlertIncident.fingerprint == fingerprint, OPEN
+    )
+    if tx.session.execute(same).scalar() is not None:
+        raise ConflictError(
+            "The same is open again, as another incident.", code="incident.open_again"
+        )
+
+
+def carry_out(  # noqa: PLR0913 - an order, and who is behind it
+    container: Container,
+    tx: UnitOfWork,
+    group: AlertGroup,
+    change: IncidentChange,
+    *,
+    who: Principal,
+    note: str | None,
+) -> None:
+    """Write a user's order for an incident whose group is locked.
+
+    Raises
+    ------
+    ConflictError
+        ``incident.open_again``.
+    """
+    if change.before is IncidentState.RESOLVED:
+        _refuse_again(tx, group.id, change.incident.fingerprint)
+    save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
+    if change.event == "resolved" and change.incident.hang is not None:
+        say_over(tx, group.job_id, tx.now, who.name)
+    record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
+    # A silence ends by time, and what was resolved may not have to be looked for.
+    group.look_at = tx.now
+
+
+def called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
+    """Return what the audit log calls an incident."""
+    job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
+    where = f" {incident.where}" if incident.where else ""
+    return f"incident {incident.cause}{where} of {job}"
+
+
+def _ordered(  # noqa: PLR0913 - an order, who is behind it, and for what
+    container: Container,
+    incident_id: uuid.UUID,
+    order: Order,
+    who: Principal,
+    note: str | None,
+    *,
+    inside: Inside = inside_of,
+) -> IncidentView:
+    with container.uow() as tx:
+        changed = []
+        for group, row in locked(tx, [incident_id, *inside(tx, [incident_id])]):
+            try:
+                change = order(incident_of(row), tx.now)
+                if change is not None:
+                    carry_out(container, tx, group, change, who=who, note=note)
+                    changed.append(change.incident)
+            except ConflictError:
+                if row.id == incident_id:
+                    raise
+        settle(tx, changed)
+    with container.reading() as tx:
+        return get_incident(tx, incident_id)
+
+
+def locked(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> list[tuple[AlertGroup, AlertIncident]]:
+    """Return incidents with their groups, which are locked.
+
+    In the order of their ids: two orders for the same incidents never wait for each other.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    found = tx.session.execute(
+        select(AlertIncident.id, AlertIncident.group_id).where(AlertIncident.id.in_(ids))
+    ).all()
+    missing = set(ids) - {row.id for row in found}
+    if missing:
+        raise no_incident(min(missing))
+    groups = {id_: lock_group(tx, id_) for id_ in sorted({row.group_id for row in found})}
+    rows = tx.session.execute(
+        select(AlertIncident)
+        .where(AlertIncident.id.in_(ids))
+        .order_by(AlertIncident.group_id, AlertIncident.opened_at, AlertIncident.id)
+    ).scalars()
+    with_groups = [(groups[row.group_id], row) for row in rows]
+    if len(with_groups) < len(found) or None in groups.values():
+        # Deleted with its job while others were waited for.
+        raise no_incident(min(ids))
+    return [(group, row) for group, row in with_groups if group is not None]

@@ -1,0 +1,201 @@
+"""The life of an incident, as a table: state and trigger to state.
+
+An incident is one thing that is wrong with one job: its fingerprint is the job, the cause and the
+place, never a step or a session. It begins when a rule's condition first holds (``pending``), is
+notified about once it has held long enough (``firing``), and ends ``resolved``; then the same thing
+again is another incident.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from app.errors import ConflictError
+from app.incidents.models.facts import Facts, HangFacts, NoticeFacts
+from app.incidents.models.rules import Severity
+from app.incidents.models.tables import IncidentState
+
+
+class Trigger(StrEnum):
+    """What changes an incident's state."""
+
+    CONFIRM = "confirm"  # the condition has held for as many sessions as its rule says
+    CLEAR = "clear"  # it no longer holds, or a user says that it is over
+    ACKNOWLEDGE = "acknowledge"
+    SILENCE = "silence"
+    SILENCE_END = "silence_end"
+    ESCALATE = "escalate"
+    UNACKNOWLEDGE = "unacknowledge"  # a user takes the acknowledgement back
+    REOPEN = "reopen"  # a user takes back that it is over
+
+
+TRANSITIONS: Final = {
+    (IncidentState.PENDING, Trigger.CONFIRM): IncidentState.FIRING,
+    (IncidentState.PENDING, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.FIRING, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.FIRING, Trigger.ACKNOWLEDGE): IncidentState.ACKNOWLEDGED,
+    (IncidentState.FIRING, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.FIRING, Trigger.ESCALATE): IncidentState.FIRING,
+    (IncidentState.ACKNOWLEDGED, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.ACKNOWLEDGED, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.ACKNOWLEDGED, Trigger.ESCALATE): IncidentState.FIRING,
+    (IncidentState.ACKNOWLEDGED, Trigger.UNACKNOWLEDGE): IncidentState.FIRING,
+    (IncidentState.SILENCED, Trigger.CLEAR): IncidentState.RESOLVED,
+    (IncidentState.SILENCED, Trigger.SILENCE): IncidentState.SILENCED,
+    (IncidentState.SILENCED, Trigger.SILENCE_END): IncidentState.FIRING,
+    (IncidentState.RESOLVED, Trigger.REOPEN): IncidentState.FIRING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A silence: its end, its reason, and who set it."""
+
+    until: datetime
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a regression is measured against as long as it lasts: the step time of before."""
+
+    layout: str  # sizes of the job; see `Facts`
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident."""
+
+    id: UUID
+    fingerprint: str  # see `fingerprint_of`
+    # cause, where: `where` is empty where there is no place
+    cause: str
+    where: str
+    state: IncidentState
+    severity: Severity  # the highest of its rules; ``critical`` once escalated
+    rules: tuple[UUID, ...]  # the rules that hold, or held, for it
+    opened_at: datetime
+    epoch: int = 0  # rises when those who were told already must be told again
+    # Of the latest session for which it held; None where there is no session to it.
+    facts: Facts | None = None
+    value: float | None = None  # the number that the rule compared, in that session
+    baseline: Baseline | None = None  # of a regression
+    fired_at: datetime | None = None
+    resolved_at: datetime | None = None
+    escalated_at: datetime | None = None
+    acknowledged_by: str | None = None
+    silence: Silence | None = None  # kept after its end: what was silenced and came back says so
+    why_resolved: str | None = None
+    hang: HangFacts | None = None  # that it is about
+    notice: NoticeFacts | None = None  # of the pulse, that it is about
+    resolved_by: str | None = None  # the person who said so; None where its rules did
+
+    @property
+    def found(self) -> str:
+        """Return its cause; of a notice of the pulse that which a session names, if it does."""
+        return self.cause if self.notice is None else self.notice.cause or self.cause
+
+    @property
+    def told(self) -> bool:
+        """Return whether channels may have been notified of it."""
+        return self.fired_at is not None
+
+
+INCIDENT: Final = TypeAdapter(Incident)
+
+
+def fingerprint_of(job: str, cause: str, where: str) -> str:
+    """Return the identity of what is wrong: the same as long as it is the same thing."""
+    return hashlib.sha256(f"{job}\x00{cause}\x00{where}".encode()).hexdigest()[:32]
+
+
+def can(state: IncidentState, trigger: Trigger) -> bool:
+    """Return whether a trigger means anything in a state."""
+    return (state, trigger) in TRANSITIONS
+
+
+def confirm(incident: Incident, now: datetime) -> Incident:
+    """Tell of it; under a silence that still lasts it is silenced from its beginning."""
+    fired = replace(_moved(incident, Trigger.CONFIRM), fired_at=now)
+    if fired.silence is not None and fired.silence.until > now:
+        return replace(fired, state=TRANSITIONS[IncidentState.FIRING, Trigger.SILENCE])
+    return fired
+
+
+def clear(incident: Incident, now: datetime, why: str, *, by: str | None = None) -> Incident:
+    """End it."""
+    return replace(
+        _moved(incident, Trigger.CLEAR), resolved_at=now, why_resolved=why, resolved_by=by
+    )
+
+
+def acknowledge(incident: Incident, by: str) -> Incident:
+    """Acknowledge an incident: its messages are not repeated."""
+    return replace(_moved(incident, Trigger.ACKNOWLEDGE), acknowledged_by=by)
+
+
+def unacknowledge(incident: Incident) -> Incident:
+    """Take an acknowledgement back: its messages are repeated again."""
+    return replace(_moved(incident, Trigger.UNACKNOWLEDGE), acknowledged_by=None)
+
+
+def reopen(incident: Incident, now: datetime) -> Incident:
+    """Take back what a user said: it is not over, and stands as it stood before.
+
+    Raises
+    ------
+    ConflictError
+        ``incident.ended_by_itself``: its rules ended it, and would do so again.
+    """
+    again = replace(_moved(incident, Trigger.REOPEN), resolved_at=None, why_resolved=None)
+    if incident.resolved_by is None:
+        raise ConflictError(
+            "The incident ended by itself; if it comes back, it fires again.",
+            code="incident.ended_by_itself",
+        )
+    again = replace(again, resolved_by=None)
+    if not again.told:
+        return replace(again, state=IncidentState.PENDING)
+    if again.silence is not None and again.silence.until > now:
+        return replace(again, state=IncidentState.SILENCED)
+    return replace(again, state=IncidentState.ACKNOWLEDGED) if again.acknowledged_by else again
+
+
+def silence(incident: Incident, order: Silence) -> Incident:
+    """Silence an incident; a later silence replaces an earlier one."""
+    return replace(_moved(incident, Trigger.SILENCE), silence=order, acknowledged_by=None)
+
+
+def end_silence(incident: Incident) -> Incident:
+    """End the silence of an incident that is still open."""
+    return replace(_moved(incident, Trigger.SILENCE_END), epoch=incident.epoch + 1)
+
+
+def escalate(incident: Incident, now: datetime) -> Incident:
+    """Escalate an incident: it is critical, and an acknowledgement no longer counts."""
+    return replace(
+        _moved(incident, Trigger.ESCALATE),
+        severity="critical",
+        escalated_at=now,
+        acknowledged_by=None,
+        epoch=incident.epoch + 1,
+    )
+
+
+def _moved(incident: Incident, trigger: Trigger) -> Incident:
+    state = TRANSITIONS.get((incident.state, trigger))
+    if state is None:
+        raise ConflictError(
+            f"The incident is {incident.state}; {trigger.replace('_', ' ')} does not apply.",
+            code="incident.wrong_state",
+        )
+    return replace(incident, state=state)

@@ -1,0 +1,608 @@
+"""Readings: whether a condition holds for one session, does not, or cannot be told."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, assert_never
+from uuid import UUID
+
+from app.analysis.budget.split import Shares
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.pulse.notices import NoticeKind
+from app.analysis.report.session_verdict import (
+    KnownLoss,
+    SessionVerdict,
+    Slowdown,
+    SuspectedCause,
+    VerdictFix,
+    VerdictWorker,
+)
+from app.analysis.wording import gpu_time, percent
+from app.incidents.models.rules import CauseFound, Hanging, NoData, Noticed, Rule, Threshold, Weekly
+
+# ---- What rules and messages need of a session, small enough to keep with every incident -------
+
+
+# A message has room for this number of sentences about a cause.
+EVIDENCE: Final = 2
+# A hang of which nothing was heard for so long is over, though none said so.
+LONGEST: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A session as rules see it.
+
+    Numbers of the verdict are None where there is no verdict; `discrepancy` is there even so, and
+    causes, what they cost and the best fix where a replay gives them.
+    """
+
+    session: UUID
+    job: str
+    # attempt, number: what people call the session
+    attempt: int
+    number: int
+    received_at: datetime  # the database's time
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the job's metadata
+    layout: str = ""  # sizes of the job; sessions of different sizes are not compared
+    slowdown: float | None = None
+    slowdown_ci95: tuple[float, float] | None = None
+    waste: float | None = None
+    gpu_hours_lost: float | None = None
+    discrepancy: float | None = None
+    step_time_s: float | None = None
+    causes: tuple[SuspectedCause, ...] = ()  # the leading one first
+    worst: tuple[VerdictWorker, ...] = ()  # the slowest first
+    worst_step: int | None = None  # the training step of the largest slowdown
+    fix: VerdictFix | None = None
+    headline: Slowdown | None = None  # what people are told
+    gpus: int = 0  # of the job; 0 in incidents from before this was kept
+    withheld: KnownLoss | None = None  # what the causes cost where there is no verdict
+    shares: Shares | None = None  # where the time goes; None in incidents from before
+    # The largest share that is known to be lost, to whatever; None in incidents from before.
+    lost: float | None = None
+
+    @property
+    def known(self) -> Slowdown | KnownLoss | None:
+        """Return what is known to be lost, and how slow the job is by that."""
+        return self.headline or self.withheld
+
+    @property
+    def lost_each_hour(self) -> float | None:
+        """Return the GPU-hours that the job loses in each hour of running; None where unknown.
+
+        By its largest loss, whether to stragglers, between steps or as all workers are slow.
+        """
+        if self.known is None or not self.gpus:
+            return None
+        return (self.known.waste if self.lost is None else self.lost) * self.gpus
+
+    def guesses(self, host: str) -> bool:
+        """Return whether a host that causes name has a guessed name."""
+        return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
+
+    def tells(self, host: str) -> bool:
+        """Return whether a host's name is that of one machine: none is a guess without a GPU."""
+        named = [gpu for cause in self.causes for gpu in cause.gpus if gpu.host == host]
+        return not self.guesses(host) or any(gpu.uuid is not None for gpu in named)
+
+    @property
+    def without_verdict(self) -> Facts:
+        """Return which session it is and nothing of what was found in it.
+
+        For what is not about the session: that nothing came after it.
+        """
+        return Facts(
+            session=self.session,
+            job=self.job,
+            attempt=self.attempt,
+            number=self.number,
+            received_at=self.received_at,
+            labels=self.labels,
+            layout=self.layout,
+        )
+
+    @property
+    def leading_cause(self) -> SuspectedCause:
+        """Return the first cause, or the unknown one."""
+        return self.causes[0] if self.causes else SuspectedCause(UNKNOWN)
+
+    @property
+    def order(self) -> tuple[datetime, int, int]:
+        """Return what sorts sessions of a job by age, whenever they were analyzed."""
+        return (self.received_at, self.attempt, self.number)
+
+
+def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict does not have
+    verdict: SessionVerdict,
+    *,
+    session: UUID,
+    job: str,
+    attempt: int,
+    number: int,
+    received_at: datetime,
+    labels: Mapping[str, str],
+) -> Facts:
+    """Return the facts of a verdict.
+
+    Parameters
+    ----------
+    received_at : datetime
+    """
+    facts = Facts(
+        session=session,
+        job=job,
+        attempt=attempt,
+        number=number,
+        received_at=received_at,
+        labels=labels,
+        layout=verdict.layout,
+        discrepancy=verdict.discrepancy,
+        gpus=verdict.sizes.world,
+        shares=verdict.shares,
+        lost=verdict.lost,
+    )
+    if verdict.known is None:
+        return facts
+    facts = replace(
+        facts,
+        causes=tuple(
+            SuspectedCause(
+                one.cause,
+                one.where,
+                one.confidence,
+                one.contribution,
+                one.evidence[:EVIDENCE],
+                one.gpus,
+            )
+            for one in verdict.causes
+        ),
+        fix=verdict.fix,
+        withheld=verdict.withheld,
+        headline=verdict.headline,
+        step_time_s=verdict.step_time_s,
+    )
+    published = verdict.published
+    if published is None:
+        return facts
+    return replace(
+        facts,
+        slowdown=published.slowdown,
+        slowdown_ci95=published.ci95,
+        waste=published.waste,
+        gpu_hours_lost=published.gpu_hours_lost,
+        worst=verdict.worst,
+        worst_step=verdict.worst_step,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HangFacts:
+    """A hang as rules see it.
+
+    Parameters
+    ----------
+    since : datetime or None
+        When ranks began to wait, by the clocks of their hosts; see `began`.
+    created_at, changed_at : datetime
+        When its first file came, and its last one.
+    culprits : str
+        Ranks with host and GPU: ``9 (node-104 GPU 1), 14 (node-105 GPU 6)``.
+    """
+
+    id: UUID
+    since: datetime | None
+    created_at: datetime
+    changed_at: datetime
+    over_at: datetime | None
+    ranks: int
+    waiting: int
+    confidence: float
+    sentence: str = ""
+    culprits: str = ""
+    remedy: str = ""
+
+    @property
+    def began(self) -> datetime:
+        """Return when it began; no later than its files came."""
+        return self.created_at if self.since is None else min(self.since, self.created_at)
+
+    @property
+    def is_past(self) -> bool:
+        """Return whether its files are of another day: when it ended is not known."""
+        return self.created_at - self.began > LONGEST
+
+    def is_going_on(self, now: datetime) -> bool:
+        """Return whether nothing says that it is over."""
+        unheard = now - self.changed_at > LONGEST
+        return self.over_at is None and not self.is_past and not unheard
+
+    def lasted(self, now: datetime) -> timedelta:
+        """Return how long it lasted, or lasts; as far as is known where nothing said its end."""
+        if self.is_past:
+            return timedelta()
+        return max((self.over_at or min(now, self.changed_at + LONGEST)) - self.began, timedelta())
+
+    def gpu_hours(self, now: datetime) -> float:
+        """Return what it has cost: every rank's GPU computes nothing as long as it lasts."""
+        return self.ranks * self.lasted(now) / timedelta(hours=1)
+
+
+# ---- A notice of the pulse as rules and messages see it ----------------------------------------
+
+
+# What an incident of each kind is called.
+TITLES: Final[Mapping[NoticeKind, str]] = {
+    NoticeKind.SLOW_RANK: "Slow rank",
+    NoticeKind.SLOW_JOB: "Slow steps",
+    NoticeKind.SPELLS: "Slow in spells",
+    NoticeKind.DRIFT: "Slower and slower",
+    NoticeKind.HANG: "Hang",
+    NoticeKind.SILENT: "Silent ranks",
+}
+# What stands still fires at once: no session could be recorded of it.
+STANDING_STILL: Final = (NoticeKind.HANG, NoticeKind.SILENT)
+# A notice of a pulse that sends nothing any more is over after so long; one that stands still
+# has nothing to send but beats.
+UNHEARD: Final = timedelta(hours=1)
+UNHEARD_STILL: Final = timedelta(days=1)
+# What an end brought is known after a few steps. A resolved message waits for it for this time, or
+# for this number of steps where they take longer.
+MEASURED_WITHIN: Final = timedelta(seconds=30)
+_MEASURED_STEPS: Final = 10
+_MEASURED_AT_LAST: Final = timedelta(minutes=5)
+# A place names this number of ranks.
+_NAMED: Final = 4
+
+
+class Outcome(StrEnum):
+    """What a session says of a notice, or that none does."""
+
+    CONFIRMED = "confirmed"  # it is slow, by a cause at the place of the notice or by none
+    EXPLAINED = "explained"  # it is slow, by a cause elsewhere
+    CLEARED = "cleared"  # it is as fast as the job was before
+    UNCONFIRMED = "unconfirmed"  # none came in time that could tell
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeFacts:
+    """A notice.
+
+    Parameters
+    ----------
+    attempt, number : int
+        Its identity within the job.
+    fires_at : datetime
+        When it fires without a session.
+    heard_at : datetime
+        When rows of the pulse were read last.
+    asked : bool
+        Whether a session was asked for.
+    outcome : Outcome or None
+        None as long as a session may still come.
+    session, session_id : int, UUID or None
+        Number and id of the session that says it.
+    cause : str
+        What that session names; empty where it names none.
+    baseline_s, step_s, after_s : float or None
+        How long a step took before, while it goes on, and since it is over, seconds.
+    gpu_hours : float
+        What it has cost.
+    job_ranks : int
+        Ranks of the job that send.
+    """
+
+    attempt: int
+    number: int
+    kind: NoticeKind
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    factor: float | None
+    from_step: int
+    noticed_at: datetime
+    fires_at: datetime
+    cleared_at: datetime | None
+    heard_at: datetime
+    sentence: str
+    asked: bool = False
+    outcome: Outcome | None = None
+    session: int | None = None
+    session_id: UUID | None = None
+    cause: str = ""
+    baseline_s: float | None = None
+    step_s: float | None = None
+    after_s: float | None = None
+    gpu_hours: float = 0.0
+    job_ranks: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return its identity."""
+        return self.attempt, self.number
+
+    @property
+    def place(self) -> str:
+        """Return the host, or the ranks, that it blames; empty where it blames none."""
+        if not self.ranks or self.stands_still:
+            return ""
+        if len(self.hosts) == 1:
+            return self.hosts[0]
+        more = "…" if len(self.ranks) > _NAMED else ""
+        shown = ", ".join(map(str, self.ranks[:_NAMED])) + more
+        return f"{'rank' if len(self.ranks) == 1 else 'ranks'} {shown}"
+
+    @property
+    def stands_still(self) -> bool:
+        """Return whether no step ends."""
+        return self.kind in STANDING_STILL
+
+    @property
+    def unheard_at(self) -> datetime:
+        """Return when it is over if nothing more is heard."""
+        return self.heard_at + (UNHEARD_STILL if self.stands_still else UNHEARD)
+
+    def is_going_on(self, now: datetime) -> bool:
+        """Return whether the pulse still shows it."""
+        return self.cleared_at is None and now < self.unheard_at
+
+    @property
+    def measured_at(self) -> datetime | None:
+        """Return until when steps are waited for that say what its end brought; None: for none.
+
+        Of an attempt that another one followed no more steps come.
+        """
+        if self.step_s is None or self.after_s is not None or self.stands_still:
+            return None
+        if self.cleared_at is None or self.heard_at < self.cleared_at:
+            return None
+        steps = timedelta(seconds=_MEASURED_STEPS * self.step_s)
+        return self.cleared_at + min(max(MEASURED_WITHIN, steps), _MEASURED_AT_LAST)
+
+    @property
+    def lost_each_hour(self) -> float | None:
+        """Return the GPU-hours that it costs in each hour; None where that is not known."""
+        if self.stands_still:
+            return float(self.job_ranks) or None
+        if self.step_s is None or self.baseline_s is None or not self.job_ranks:
+            return None
+        return max(0.0, 1 - self.baseline_s / self.step_s) * self.job_ranks
+
+    @property
+    def realized(self) -> float | None:
+        """Return the share of a step that is saved since it is over; None where not known."""
+        if self.after_s is None or not self.step_s:
+            return None
+        return 1 - self.after_s / self.step_s
+
+    @property
+    def checked(self) -> str:
+        """Return what a session says of it, in words."""
+        if self.stands_still:
+            return "no session can be recorded"
+        if self.outcome is None:
+            return "a session was asked for" if self.asked else "no session was asked for"
+        named = f": {title_of(self.cause).lower()}" if self.cause else ", and names no cause"
+        words = {
+            Outcome.CONFIRMED: f"session {self.session} confirms it{named}",
+            Outcome.EXPLAINED: f"session {self.session} explains it{named}",
+            Outcome.CLEARED: f"session {self.session} is as fast as before",
+            Outcome.UNCONFIRMED: "no session confirmed it",
+        }
+        return words[self.outcome]
+
+    def ended(self, predicted: float | None) -> str:
+        """Return that it is over, what it cost, and what its end brought.
+
+        Parameters
+        ----------
+        predicted : float or None
+            The share of a step that the best fix was to save.
+        """
+        words = f"the pulse is as before, after {gpu_time(self.gpu_hours)}"
+        if self.realized is None or self.cleared_at is None:
+            return words
+        since = f"since {self.cleared_at:%H:%M} UTC a step takes {signed(-self.realized)}"
+        if predicted is not None:
+            return f"{words}; predicted {signed(-predicted)}, {since}"
+        return f"{words}; {since}"
+
+
+def signed(share: float) -> str:
+    """Return a share with its sign: what is saved is negative."""
+    text = percent(abs(share))
+    sign = "\N{MINUS SIGN}" if share < 0 else "+"
+    return text if text == percent(0.0) else f"{sign}{text}"
+
+
+# What a job usually does is the median of the first number of sessions; fewer than the second
+# number say nothing yet.
+BASELINE_SESSIONS: Final = 10
+MIN_BASELINE: Final = 3
+
+REGRESSION_CAUSE: Final = "regression"
+LOW_QUALITY_CAUSE: Final = "low_trace_quality"
+NO_DATA_CAUSE: Final = "no_data"
+HANG_CAUSE: Final = "hang"
+# What all workers lose, where the diagnosis names no cause of it.
+BETWEEN_STEPS_CAUSE: Final = "time_between_steps"
+ALL_SLOW_CAUSE: Final = "all_workers_slow"
+
+
+class Level(StrEnum):
+    """Where a number stands between a rule's two thresholds."""
+
+    BREACH = "breach"
+    BETWEEN = "between"
+    CLEAR = "clear"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A condition on one session."""
+
+    level: Level
+    value: float | None = None  # the number that was compared
+    # What an incident would be about; causes of a clear session are left out.
+    blamed: tuple[SuspectedCause, ...] = ()
+    baseline_s: float | None = None  # what a step was compared with
+
+
+_UNKNOWN: Final = Reading(Level.UNKNOWN)
+
+
+def read_history(
+    rule: Rule, history: Sequence[Facts], baselines_s: Mapping[str, float]
+) -> list[Reading]:
+    """Return what a rule says of each session.
+
+    Parameters
+    ----------
+    rule : Rule
+        Of any condition but `NoData`, `Hanging` and `Noticed`, which are about no session.
+    history : sequence of Facts
+        Sessions of one job, the oldest first.
+    baselines_s : mapping of str to float
+        By layout: what regressions that last are measured against. They may be older than the
+        history, whose first sessions would otherwise be taken for the baseline.
+    """
+    condition = rule.condition
+    match condition:
+        case Threshold(kind="regression"):
+            return _regressions(condition, history, baselines_s)
+        case Threshold():
+            return [_number(condition, facts) for facts in history]
+        case CauseFound():
+            return [_cause(condition, facts) for facts in history]
+        case NoData() | Hanging() | Noticed() | Weekly():
+            return [_UNKNOWN for _ in history]
+        case _:
+            assert_never(condition)
+
+
+def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | None:
+    """Return how long a job may be silent, or None where that cannot be said yet.
+
+    Parameters
+    ----------
+    received : sequence of datetime
+        When its latest sessions came, the oldest first.
+    """
+    limits = []
+    if condition.minutes is not None:
+        limits.append(timedelta(minutes=condition.minutes))
+    if condition.intervals is not None:
+        gaps = [
+            (later - earlier).total_seconds() for earlier, later in itertools.pairwise(received)
+        ]
+        if len(gaps) < MIN_BASELINE - 1:
+            return None
+        usual_s = statistics.median(gaps[-BASELINE_SESSIONS:])
+        limits.append(timedelta(seconds=max(0.0, usual_s) * condition.intervals))
+    return max(limits)
+
+
+def _number(condition: Threshold, facts: Facts) -> Reading:
+    value: float | None
+    match condition.kind:
+        case "headline":
+            if facts.withheld is not None:
+                return _at_least(condition, facts.withheld.slowdown, facts.leading_cause)
+            value = facts.headline.slowdown if facts.headline else None
+        case "slowdown":
+            value = facts.slowdown
+        case "waste":
+            value = facts.waste
+        case "gpu_hours_lost":
+            value = facts.gpu_hours_lost
+        case "discrepancy" if facts.known is not None and facts.slowdown is None:
+            # What the recording has and the replay of durations has not is what the causes cost.
+            return Reading(Level.CLEAR, facts.discrepancy)
+        case "discrepancy":
+            return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
+        case "budget.between_steps" | "budget.slow_together":
+            return _of_all(condition, facts.shares)
+        case "regression":
+            raise ValueError("a regression is read from the whole history")
+        case _:
+            assert_never(condition.kind)
+    return _graded(condition, value, facts.leading_cause)
+
+
+def _of_all(condition: Threshold, shares: Shares | None) -> Reading:
+    """Read what all workers lose."""
+    if shares is None:
+        return _UNKNOWN
+    if condition.kind == "budget.between_steps":
+        between = SuspectedCause(BETWEEN_STEPS_CAUSE)
+        return _graded(condition, shares.between_steps_above, between)
+    return _graded(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
+
+
+def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
+    if value is None:
+        return _UNKNOWN
+    if value >= condition.at_least:
+        return Reading(Level.BREACH, value, (blamed,))
+    if value >= condition.clears_below:
+        return Reading(Level.BETWEEN, value, (blamed,))
+    return Reading(Level.CLEAR, value)
+
+
+def _at_least(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
+    """Read a number that may be larger: a small one does not say that the condition is over."""
+    return _graded(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
+
+
+def _cause(condition: CauseFound, facts: Facts) -> Reading:
+    if facts.known is None:
+        return _UNKNOWN
+    meant = [
+        cause
+        for cause in facts.causes
+        if cause.confidence is not None
+        and cause.cause != UNKNOWN
+        and (not condition.causes or cause.cause in condition.causes)
+    ]
+    value = max((cause.confidence or 0.0 for cause in meant), default=None)
+    sure = tuple(c for c in meant if (c.confidence or 0.0) >= condition.confidence)
+    if sure:
+        return Reading(Level.BREACH, value, sure)
+    likely = tuple(c for c in meant if (c.confidence or 0.0) >= condition.clears_below)
+    if likely:
+        return Reading(Level.BETWEEN, value, likely)
+    return Reading(Level.CLEAR, value) if facts.headline is not None else _UNKNOWN
+
+
+def _regressions(
+    condition: Threshold, history: Sequence[Facts], baselines_s: Mapping[str, float]
+) -> list[Reading]:
+    """Compare each session with those before it that were not regressions themselves.
+
+    Otherwise a step that became slower for good would be the new baseline after five sessions, and
+    the incident over although nothing was repaired.
+    """
+    usual = {layout: [step_s] * MIN_BASELINE for layout, step_s in baselines_s.items()}
+    readings = []
+    for facts in history:
+        if facts.step_time_s is None:
+            readings.append(_UNKNOWN)
+            continue
+        before = usual.setdefault(facts.layout, [])
+        if len(before) < MIN_BASELINE:
+            before.append(facts.step_time_s)
+            readings.append(_UNKNOWN)
+            continue
+        baseline_s = statistics.median(before[-BASELINE_SESSIONS:])
+        blamed = facts.causes[0] if facts.causes else SuspectedCause(REGRESSION_CAUSE)
+        reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
+        if reading.level is not Level.BREACH:
+            before.append(facts.step_time_s)
+        readings.append(replace(reading, baseline_s=baseline_s))
+    return readings

@@ -1,0 +1,306 @@
+"""Tables of alerts. The values in the documents are those of `app.alerts`."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from enum import StrEnum, nonmember
+from typing import Any
+
+from sqlalchemy import BigInteger, Identity, Index, UniqueConstraint, Uuid, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.platform.database.columns import (
+    Base,
+    OfProject,
+    StateColumn,
+    belongs_to,
+    in_project,
+    one_of,
+)
+
+# ---- Where incidents and deliveries stand: the names of states, and the sets that code asks for --
+# Sets are tuples, as SQL's IN takes.
+
+
+class IncidentState(StrEnum):
+    """Where an incident stands."""
+
+    PENDING = "pending"
+    FIRING = "firing"
+    ACKNOWLEDGED = "acknowledged"
+    SILENCED = "silenced"
+    RESOLVED = "resolved"
+
+    # Channels were notified of it, and it is not over.
+    TOLD = nonmember((FIRING, ACKNOWLEDGED, SILENCED))
+
+
+class DeliveryState(StrEnum):
+    """Where a delivery stands."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    DELIVERED = "delivered"
+    FAILED = "failed"  # given up
+    SUPERSEDED = "superseded"  # there is something newer to say, or nothing any more
+
+    UNDERWAY = nonmember((WAITING, SENDING))
+    OVER = nonmember((DELIVERED, FAILED, SUPERSEDED))
+    # May be sent by hand.
+    REPLAYABLE = nonmember((FAILED, WAITING))
+
+
+class AlertRule(OfProject, Base):
+    """A rule; `document` is an `app.incidents.models.rules.Rule` without its id and name."""
+
+    __tablename__ = "alert_rule"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str]
+    document: Mapped[dict[str, Any]]
+    # When each channel was added to it, by id, where that was after the rule.
+    attached: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    updated_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AlertChannel(OfProject, Base):
+    """Where messages go."""
+
+    __tablename__ = "alert_channel"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+        UniqueConstraint("project_id", "id"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str]
+    kind: Mapped[str]
+    audience: Mapped[str]
+    # an `app.incidents.models.rules.Selector`
+    selector: Mapped[dict[str, Any]]
+    # what may be shown of its configuration, and all that may not, encrypted
+    config: Mapped[dict[str, Any]]
+    secrets: Mapped[bytes]
+    # which secrets are set, with the host of an address; and whether the workers' keys open them
+    secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    readable: Mapped[bool] = mapped_column(server_default=text("true"))
+    enabled: Mapped[bool]
+    # Messages in ten minutes; what is over it goes in the next digest.
+    per_10_min: Mapped[int] = mapped_column(server_default=text("10"))
+    # Rises when the channel is to hear of everything anew.
+    generation: Mapped[int]
+    disabled_reason: Mapped[str | None]
+    # Nothing is sent before this: the receiver asked for it, or did not answer.
+    hold_until: Mapped[datetime | None]
+    failures: Mapped[int]
+    last_error: Mapped[str | None]
+    last_failure_at: Mapped[datetime | None]
+    last_success_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AlertGroup(OfProject, Base):
+    """The incidents of one job; its row is the lock under which they change."""
+
+    __tablename__ = "alert_group"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("project_id", "id"),
+        Index("ix_alert_group_flush_at", "flush_at", postgresql_where=text("flush_at IS NOT NULL")),
+        Index("ix_alert_group_look_at", "look_at", postgresql_where=text("look_at IS NOT NULL")),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger, unique=True)
+    # The last number given to a transition or a notification of this group.
+    number: Mapped[int] = mapped_column(BigInteger)
+    # When channels are to be told, and were last looked after.
+    flush_at: Mapped[datetime | None]
+    flushed_at: Mapped[datetime | None]
+    # When time alone may change an incident: a silence ends, a job has been silent for too long.
+    look_at: Mapped[datetime | None]
+    # The span that brought the latest news, as the header `traceparent` writes it; null without.
+    traceparent: Mapped[str | None]
+
+
+class AlertIncident(OfProject, Base):
+    """An incident; `document` is an `app.incidents.lifecycle.Incident`, the truth about it.
+
+    The other columns repeat what is searched for.
+    """
+
+    __tablename__ = "alert_incident"
+    __table_args__ = (
+        one_of("state", IncidentState),
+        belongs_to("group_id", "alert_group.id"),
+        UniqueConstraint("project_id", "id"),
+        Index(
+            "uq_alert_incident_open",
+            "group_id",
+            "fingerprint",
+            unique=True,
+            postgresql_where=text("state <> 'resolved'"),
+        ),
+        Index("ix_alert_incident_group_id_resolved_at", "group_id", "resolved_at"),
+        Index("ix_alert_incident_state_fired_at", "state", "fired_at"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    fingerprint: Mapped[str]
+    state: Mapped[IncidentState] = mapped_column(StateColumn(IncidentState))
+    opened_at: Mapped[datetime]
+    fired_at: Mapped[datetime | None]
+    resolved_at: Mapped[datetime | None]
+    # Until when a silence lasts, also past the incident's end.
+    silenced_until: Mapped[datetime | None]
+    document: Mapped[dict[str, Any]]
+
+
+class AlertOnHost(OfProject, Base):
+    """An incident that blames a host, and the one that speaks for all of that host.
+
+    The index lets a host have one such lead at a time, whoever evaluates at once.
+    """
+
+    __tablename__ = "alert_on_host"
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        belongs_to("lead_id", "alert_incident.id"),
+        Index(
+            "uq_alert_on_host_lead",
+            "project_id",
+            "host",
+            unique=True,
+            postgresql_where=text("incident_id = lead_id AND over_at IS NULL"),
+        ),
+        Index("ix_alert_on_host_lead_id", "lead_id"),
+        Index(
+            "ix_alert_on_host_stirred_at",
+            "stirred_at",
+            postgresql_where=text("stirred_at IS NOT NULL"),
+        ),
+    )
+
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    lead_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    host: Mapped[str]
+    # Of a lead: since when it leads no incident any more.
+    over_at: Mapped[datetime | None]
+    # Of a lead: another job came or got well, and the lead's group has not been looked at since.
+    stirred_at: Mapped[datetime | None]
+
+
+class AlertEvent(OfProject, Base):
+    """A transition of an incident: its history."""
+
+    __tablename__ = "alert_event"
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        UniqueConstraint("incident_id", "number"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    # Of the group: puts the events of one job in order.
+    number: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    event: Mapped[str]
+    from_state: Mapped[IncidentState | None] = mapped_column(StateColumn(IncidentState))
+    to_state: Mapped[IncidentState] = mapped_column(StateColumn(IncidentState))
+    actor: Mapped[str | None]
+    note: Mapped[str | None]
+    session_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+
+
+class AlertComment(OfProject, Base):
+    """Something that a person says about an incident; it stays as it was said."""
+
+    __tablename__ = "alert_comment"
+    __table_args__ = (
+        belongs_to("incident_id", "alert_incident.id"),
+        Index("ix_alert_comment_incident_id_id", "incident_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    author: Mapped[str]
+    words: Mapped[str]
+
+
+class AlertAssignee(OfProject, Base):
+    """The assignee of an incident; without a row it has none."""
+
+    __tablename__ = "alert_assignee"
+    __table_args__ = (belongs_to("incident_id", "alert_incident.id"),)
+
+    incident_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    name: Mapped[str]
+    assigned_by: Mapped[str]
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AlertDelivery(OfProject, Base):
+    """A message of a group to a channel: sent at least once, always under this id."""
+
+    __tablename__ = "alert_delivery"
+    __table_args__ = (
+        one_of("state", DeliveryState),
+        belongs_to("group_id", "alert_group.id"),
+        belongs_to("channel_id", "alert_channel.id"),
+        UniqueConstraint("channel_id", "group_id", "number"),
+        Index(
+            "ix_alert_delivery_due",
+            "channel_id",
+            "next_attempt_at",
+            postgresql_where=text("state IN ('waiting', 'sending')"),
+        ),
+        Index("ix_alert_delivery_created_at", "created_at"),
+        Index("ix_alert_delivery_channel_id_started_at", "channel_id", "started_at"),
+        Index("ix_alert_delivery_digest_id", "digest_id"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    group_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    # Of the notification: those of one look at the group have the same, later ones higher.
+    number: Mapped[int] = mapped_column(BigInteger)
+    # Of the channel when this was made.
+    generation: Mapped[int]
+    state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
+    attempt: Mapped[int]
+    next_attempt_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # What it says, fixed by the first attempt: an `app.incidents.grouping.Content`, and the whole
+    # message.
+    content: Mapped[dict[str, Any] | None]
+    message: Mapped[dict[str, Any] | None]
+    # The delivery that it is sent with, or its own id where others are sent with it.
+    digest_id: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    # When it was first sent.
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+    answer_status: Mapped[int | None]
+    answer: Mapped[str | None]
+
+
+class SlackRequest(OfProject, Base):
+    """A request of Slack's that was taken, so that none is done twice; for minutes."""
+
+    __tablename__ = "slack_request"
+    __table_args__ = (in_project(), Index("ix_slack_request_project_id_at", "project_id", "at"))
+
+    project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # SHA-256 of its signature
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    at: Mapped[datetime]

@@ -1,0 +1,507 @@
+"""What the page of channels shows: how each does, its settings, and what did not arrive."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote
+
+from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, Tally
+from app.incidents.channel_settings import Undelivered
+from app.incidents.channel_writes import MOST_MESSAGES, RATE_LIMIT
+from app.incidents.channels.kind import ChannelKind
+from app.incidents.channels.registry import KINDS
+from app.incidents.delivery_reads import DeliveryRow
+from app.incidents.message import view_url
+from app.incidents.models.rules import Audience
+from app.incidents.models.tables import DeliveryState
+from app.incidents.pages.parts import AUDIENCES, dead, said
+from app.incidents.routing import SELECTOR
+from app.incidents.text import lines_of
+from app.incidents.views import IncidentLife
+from app.web.format import age, count, listing, plural
+from app.web.forms import Field, fields_of
+from app.web.parts import StateLabel
+
+# ---- The health of channels: their deliveries, and their receivers' answers --------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelHealth:
+    """A channel in the short table."""
+
+    name: str
+    url: str
+    dead: bool
+    sent: int
+    waiting: int
+    failed: int
+    answer: str
+
+
+def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelHealth:
+    """Return how a channel does.
+
+    Parameters
+    ----------
+    tally : Tally or None
+        None where nothing was sent to it.
+    now : datetime
+    """
+    return ChannelHealth(
+        name=channel.name,
+        url=f"/channels/{channel.id}",
+        dead=bool(dead([channel])),
+        sent=tally.delivered if tally else 0,
+        waiting=channel.waiting,
+        failed=tally.failed if tally else 0,
+        answer=last_answer(channel, tally, now),
+    )
+
+
+def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
+    """Return a channel's health, in the words of its receiver where there are any."""
+    if not channel.readable:
+        return "no available key decrypts its secrets"
+    why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
+    if why:
+        return said(why, tally.answer if tally and tally.error == why else None)
+    if channel.last_success_at is None:
+        return "nothing sent yet"
+    ago = f"{age((now - channel.last_success_at).total_seconds())} ago"
+    status = tally.status if tally else None
+    return ago if status is None else f"{status}, {ago}"
+
+
+def channels_title(channels: Sequence[ChannelView]) -> str:
+    """Return a sentence on all channels."""
+    if not channels:
+        return "There is no channel: no messages are sent"
+    gone = dead(channels)
+    if len(gone) == 1:
+        return f"The channel {gone[0].name} is dead"
+    if gone:
+        return f"{len(gone)} channels are dead"
+    enabled = sum(channel.enabled for channel in channels)
+    return f"{plural(enabled, 'channel')} in order" if enabled else "No channel is enabled"
+
+
+# ---- Messages about an incident: the latest one in words, and each delivery of them ------------
+
+
+DELIVERY_STATES: Final = {
+    DeliveryState.WAITING: StateLabel("wait", "Waiting", 1),
+    DeliveryState.SENDING: StateLabel("run", "Sending", 1),
+    DeliveryState.DELIVERED: StateLabel("done", "Delivered", 2),
+    DeliveryState.FAILED: StateLabel("fail", "Failed", 0),
+    DeliveryState.SUPERSEDED: StateLabel("none", "Superseded", 3, quiet=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The latest message; `heading` and `note` say whether anybody has it."""
+
+    heading: str
+    note: str
+    title: str
+    summary: str
+    fields: Sequence[tuple[str, str]]
+    evidence: Sequence[str]
+    view_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """A delivery of an incident's message."""
+
+    id: uuid.UUID
+    channel: str
+    state: StateLabel
+    attempts: str
+    answer: str
+    at: datetime
+    failed: bool
+
+
+def words_of(life: IncidentLife) -> Words | None:
+    """Return the latest message about the incident."""
+    for sent in life.deliveries:
+        if sent.message is None:
+            continue
+        for alert in sent.message.alerts:
+            if alert.incident == life.view.row.incident.id:
+                lines = lines_of(alert, sent.message.at)
+                heading, note = _told(sent.number, life.deliveries)
+                return Words(
+                    heading=heading,
+                    note=note,
+                    title=sent.message.title,
+                    summary=lines.summary,
+                    fields=lines.fields,
+                    evidence=lines.evidence,
+                    view_url=view_url("/", alert.facts, alert.hang)
+                    if alert.facts or alert.hang
+                    else f"/jobs/{quote(life.view.row.job, safe='')}",
+                )
+    return None
+
+
+def _told(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
+    """Return what is said of a message: whether it was sent, and to whom."""
+    by_state: dict[DeliveryState, list[str]] = {}
+    for sent in deliveries:
+        if sent.number == number:
+            by_state.setdefault(sent.state, []).append(sent.channel)
+    told = by_state.get(DeliveryState.DELIVERED)
+    if told:
+        to = f"To {listing(sorted(told))}; the same text to every channel"
+        return "The message that was sent", f"{to}, with the heatmap where it can show one"
+    underway = [
+        name
+        for state, names in by_state.items()
+        if state in DeliveryState.UNDERWAY
+        for name in names
+    ]
+    if underway:
+        tried = f"Still trying: {listing(sorted(underway))}"
+        return "A message that has not been delivered", tried
+    failed = by_state.get(DeliveryState.FAILED)
+    if failed:
+        return "The undelivered message", f"Not delivered to {listing(sorted(failed))}"
+    return "A superseded message", "A newer message was due before it was sent"
+
+
+def attempted(sent: DeliveryRow) -> Attempted:
+    """Return a delivery, with what the receiver answered."""
+    words = said(sent.error, sent.answer)
+    status = "" if sent.answer_status is None else str(sent.answer_status)
+    answer = words if sent.error else " ".join(part for part in (status, words) if part)
+    return Attempted(
+        id=sent.id,
+        channel=sent.channel,
+        state=DELIVERY_STATES[sent.state],
+        attempts=plural(sent.attempt, "try", "tries") if sent.attempt else "not tried yet",
+        answer=answer,
+        at=sent.finished_at or sent.created_at,
+        failed=sent.state == DeliveryState.FAILED,
+    )
+
+
+def failing(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
+    """Return a sentence on what did not arrive."""
+    failed = sorted({sent.channel for sent in deliveries if sent.state == DeliveryState.FAILED})
+    if failed:
+        return f"Not delivered to {listing(failed)}"
+    if deliveries:
+        return "Deliveries of its messages"
+    if not any(channel.enabled for channel in channels):
+        return "No message was sent: there is no channel"
+    return "Nothing was sent yet"
+
+
+DEAD: Final = StateLabel("fail", "Dead", 0)
+RETRYING: Final = StateLabel("wait", "Retrying", 1)
+ALIVE: Final = StateLabel("done", "Alive", 2)
+UNUSED: Final = StateLabel("ok", "Not used yet", 2, quiet=True)
+DISABLED: Final = StateLabel("silenced", "Disabled", 3, quiet=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLine:
+    """A channel in the list."""
+
+    id: uuid.UUID
+    url: str
+    name: str
+    state: StateLabel
+    about: str
+    sent: int
+    waiting: int
+    failed: int
+    answer: str
+    last_success_at: datetime | None
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KindForm:
+    """The fields of a kind of channel."""
+
+    name: str
+    title: str
+    fields: Sequence[Field]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelForm:
+    """A channel's settings; `id` is None for one that is still to be added."""
+
+    id: uuid.UUID | None
+    name: str
+    audience: str
+    audiences: Mapping[Audience, str]
+    kinds: Sequence[KindForm]
+    rate_limit: int
+    most_messages: int
+    selector: Sequence[Field]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenChannel:
+    """The selected channel, shown next to the list."""
+
+    id: uuid.UUID
+    name: str
+    title: str
+    state: StateLabel
+    why: str
+    enabled: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A delivery that did not arrive, or has not yet."""
+
+    id: uuid.UUID
+    channel: str
+    job: str
+    title: str
+    state: StateLabel
+    answer: str
+    next_attempt: str
+    created_at: datetime
+    can_replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsPage:
+    """The page; `version` changes when anything on it does that is not a mere age."""
+
+    now: datetime
+    title: str
+    heading: str
+    states: Sequence[tuple[StateLabel, str]]
+    list_title: str
+    lines: Sequence[ChannelLine]
+    selected: bool
+    chosen: ChosenChannel | None
+    form: ChannelForm
+    lost_title: str
+    lost: Sequence[Lost]
+    lost_csv: str
+    version: str
+
+
+def channels_page(  # noqa: PLR0913 - everything that is on it
+    channels: Sequence[ChannelView],
+    tallies: Mapping[uuid.UUID, Tally],
+    lost: tuple[Sequence[Undelivered], int],
+    now: datetime,
+    *,
+    selected: ChannelView | None,
+    adding: bool,
+    apprise: bool,
+) -> ChannelsPage:
+    """Return the page of channels.
+
+    Parameters
+    ----------
+    lost : pair of sequence of Undelivered and int
+        The newest, and how many there are.
+    now : datetime
+    selected : ChannelView or None
+        The one that was asked for; without it, the one that most needs attention is shown.
+    """
+    channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
+    chosen = None if adding else selected or next(iter(channels), None)
+    lines = [_line(channel, tallies.get(channel.id), now, chosen) for channel in channels]
+    return ChannelsPage(
+        now=now,
+        title=_title(selected, channels, adding=adding),
+        heading=_heading(channels),
+        states=_states(lines),
+        list_title=plural(len(channels), "channel") if channels else "No channel yet",
+        lines=lines,
+        selected=adding or selected is not None,
+        chosen=None if chosen is None else _chosen(chosen, tallies.get(chosen.id), now),
+        form=_form(chosen, apprise=apprise),
+        lost_title=_lost_title(*lost, selected),
+        lost=[_lost(item, now) for item in lost[0]],
+        lost_csv="/channels-undelivered.csv" + (f"?channel={selected.id}" if selected else ""),
+        version=_version(channels, lost[0]),
+    )
+
+
+def channel_state(channel: ChannelView) -> StateLabel:
+    """Return how a channel does."""
+    if dead([channel]):
+        return DEAD
+    if not channel.enabled:
+        return DISABLED
+    if channel.failures:
+        return RETRYING
+    return UNUSED if channel.last_success_at is None else ALIVE
+
+
+def kind_title(kind: str) -> str:
+    """Return what people call a kind of channel."""
+    return KINDS[kind].title if kind in KINDS else kind
+
+
+def _title(selected: ChannelView | None, channels: Sequence[ChannelView], *, adding: bool) -> str:
+    if selected is not None:
+        return f"Channel {selected.name}: {channel_state(selected).word.lower()}"
+    return "Add a channel" if adding else f"Channels: {channels_title(channels)}"
+
+
+def _heading(channels: Sequence[ChannelView]) -> str:
+    gone = dead(channels)
+    if len(gone) == 1:
+        return f"The channel {gone[0].name} is dead: it delivers no messages"
+    if gone:
+        return f"{len(gone)} channels are dead: they deliver no messages"
+    heard = sum(channel.enabled for channel in channels)
+    if not heard:
+        return "No messages are sent: no channel is enabled"
+    return f"{plural(heard, 'channel')} {'receives' if heard == 1 else 'receive'} incidents"
+
+
+def _states(lines: Sequence[ChannelLine]) -> list[tuple[StateLabel, str]]:
+    counted = Counter(line.state for line in lines)
+    return [
+        (state, f"{number} {state.word.lower()}")
+        for state, number in sorted(counted.items(), key=lambda item: item[0].order)
+    ]
+
+
+def _line(
+    channel: ChannelView, tally: Tally | None, now: datetime, chosen: ChannelView | None
+) -> ChannelLine:
+    return ChannelLine(
+        id=channel.id,
+        url=f"/channels/{channel.id}",
+        name=channel.name,
+        state=channel_state(channel),
+        about=" · ".join([kind_title(channel.kind), AUDIENCES[channel.audience], *_jobs(channel)]),
+        sent=tally.delivered if tally else 0,
+        waiting=channel.waiting,
+        failed=tally.failed if tally else 0,
+        answer=last_answer(channel, tally, now),
+        last_success_at=channel.last_success_at,
+        chosen=chosen is not None and channel.id == chosen.id,
+    )
+
+
+def _jobs(channel: ChannelView) -> list[str]:
+    """Return of which jobs it hears, if not of all."""
+    selector = channel.selector
+    found = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
+    if selector.importance:
+        found.append(f"{' or '.join(selector.importance)} importance")
+    found += [f"not {name}={value}" for name, value in selector.except_labels.items()]
+    return [", ".join(found)] if found else []
+
+
+def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenChannel:
+    said = last_answer(channel, tally, now)
+    times = f", {channel.failures} times in a row" if channel.failures > 1 else ""
+    return ChosenChannel(
+        id=channel.id,
+        name=channel.name,
+        title=f"{channel.name}: {kind_title(channel.kind)}",
+        state=channel_state(channel),
+        why=f"{said}{times}" if channel.enabled and channel.last_error else said,
+        enabled=channel.enabled,
+        created_at=channel.created_at,
+    )
+
+
+def _form(channel: ChannelView | None, *, apprise: bool) -> ChannelForm:
+    kinds = [
+        kind
+        for kind in KINDS.values()
+        if (channel is None and (kind.name != "apprise" or apprise))
+        or (channel is not None and kind.name == channel.kind)
+    ]
+    selector = None if channel is None else SELECTOR.dump_python(channel.selector, mode="json")
+    return ChannelForm(
+        id=channel.id if channel else None,
+        name=channel.name if channel else "",
+        audience=channel.audience if channel else "on_call",
+        audiences=AUDIENCES,
+        kinds=[_kind_form(kind, channel) for kind in kinds],
+        rate_limit=channel.rate_limit if channel else RATE_LIMIT,
+        most_messages=MOST_MESSAGES,
+        selector=fields_of(SELECTOR, "selector", values=selector),
+    )
+
+
+def _kind_form(kind: ChannelKind, channel: ChannelView | None) -> KindForm:
+    fields = fields_of(
+        kind.config,
+        "config",
+        values=None if channel is None else channel.config,
+        secrets=kind.secrets,
+        stored=channel.secrets if channel else None,
+        prefix=f"{kind.name}-",
+    )
+    return KindForm(kind.name, kind.title, fields)
+
+
+def _lost_title(found: Sequence[Undelivered], total: int, selected: ChannelView | None) -> str:
+    to = f" to {selected.name}" if selected else ""
+    if not total:
+        return f"Every message{to} of the last 7 days arrived"
+    counted = Counter(item.delivery.state == DeliveryState.FAILED for item in found)
+    parts = [
+        text
+        for text in (
+            f"{counted[True]} did not arrive" if counted[True] else "",
+            f"{counted[False]} pending" if counted[False] else "",
+        )
+        if text
+    ]
+    text = f"Messages{to}: {', '.join(parts)}"
+    return text if len(found) >= total else f"{text}; the newest {len(found)} of {count(total)}"
+
+
+def _lost(item: Undelivered, now: datetime) -> Lost:
+    delivery = item.delivery
+    answer = said(delivery.error, delivery.answer) or "not tried yet"
+    if item.overtaken and delivery.state == DeliveryState.FAILED:
+        answer = f"{answer.removesuffix('.')}. A later message was sent."
+    return Lost(
+        id=delivery.id,
+        channel=delivery.channel,
+        job=delivery.job,
+        title=delivery.title or "its text is fixed when it is sent",
+        state=DELIVERY_STATES[delivery.state],
+        answer=answer,
+        next_attempt=_next_attempt(delivery.next_attempt_at, now),
+        created_at=delivery.created_at,
+        can_replay=item.can_replay,
+    )
+
+
+def _next_attempt(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return ""
+    left_s = (at - now).total_seconds()
+    return f"next try in {age(left_s)}" if left_s > 0 else "next try is due"
+
+
+def _version(channels: Sequence[ChannelView], lost: Sequence[Undelivered]) -> str:
+    """Return a short text that is the same as long as the page says the same."""
+    parts: list[object] = [
+        (c.id, c.name, c.enabled, c.failures, c.last_error, c.last_success_at, c.waiting)
+        for c in channels
+    ]
+    deliveries = [item.delivery for item in lost]
+    parts += [(delivery.id, delivery.state, delivery.attempt) for delivery in deliveries]
+    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex

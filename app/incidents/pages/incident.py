@@ -1,0 +1,496 @@
+"""What the page of incidents lists, firing first, and what is over."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from markupsafe import Markup
+
+from app.actions.listed import MachineActions
+from app.actions.pages import machine_lines
+from app.analysis.diagnosis.causes.registry import blames_machine
+from app.analysis.wording import hours
+from app.fixes.applied import Realized, realized_fixes
+from app.fixes.pages import AppliedFixes, applied_fixes
+from app.incidents.channel_reads import ChannelView, Tally
+from app.incidents.everywhere import Onset
+from app.incidents.grouping import Status
+from app.incidents.lifecycle import Incident
+from app.incidents.message import Alert, cause_name
+from app.incidents.models.facts import NO_DATA_CAUSE, Facts
+from app.incidents.models.tables import IncidentState
+from app.incidents.pages.channels import ChannelHealth, channels_title, health
+from app.incidents.pages.life import ChosenIncident, chosen_incident
+from app.incidents.pages.list import (
+    OVER,
+    PATH,
+    FilterBar,
+    IncidentLine,
+    IncidentsQuery,
+    InsideLine,
+    OverLine,
+    filter_bar,
+    open_columns,
+    open_lines,
+    over_attributes,
+)
+from app.incidents.pages.parts import (
+    STATES,
+    context,
+    dead,
+    gain_text,
+    headline,
+    labels,
+    lost_each_hour,
+    members,
+    several,
+    since,
+    title_of,
+    together,
+)
+from app.incidents.reads import INCIDENTS, IncidentRow
+from app.incidents.text import lines_of
+from app.incidents.triage import Evidence
+from app.incidents.views import IncidentLife, Incidents, Over
+from app.plans.of_session import Remedies, remedies
+from app.platform.database.unit_of_work import Reads
+from app.web.format import age, count, heat_color, percent, plural, times
+from app.web.moments import plain
+from app.web.parts import StateLabel
+from app.web.tables import Drawn, drawn, sorted_by
+
+WARNING: Final = StateLabel("warn", "", 0)
+
+# A job is worth naming when it loses this share of all that is lost.
+NAMED_SHARE: Final = 0.3
+SORTED: Final = {
+    "severity": "severity",
+    "state": "state",
+    "job": "job",
+    "slowdown": "slowdown",
+    "lost": "GPU-hours that the job loses each hour",
+    "since": "when it fired",
+    "assignee": "assignee",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentsPage:
+    """The page; `version` changes when anything on it does that is not a mere age."""
+
+    now: datetime
+    title: str
+    heading: str
+    states: Sequence[tuple[StateLabel, str]]
+    filters: FilterBar
+    list_title: str
+    list_note: str
+    lines: Sequence[IncidentLine]
+    previous_url: str
+    next_url: str
+    over_title: str
+    over: Sequence[OverLine]
+    # Only what is over was asked for.
+    over_alone: bool
+    chosen: ChosenIncident | None
+    selected: bool
+    channels_title: str
+    channels: Sequence[ChannelHealth]
+    version: str
+    table: Drawn
+    over_table: Drawn
+
+
+def incidents_page(  # noqa: PLR0913 - everything that is on it
+    found: Incidents,
+    life: IncidentLife | None,
+    channels: Sequence[ChannelView],
+    tallies: Mapping[uuid.UUID, Tally],
+    query: IncidentsQuery,
+    *,
+    onset: Onset | None = None,
+    doing: MachineActions | None = None,
+    chosen: bool = False,
+) -> IncidentsPage:
+    """Return the page of incidents.
+
+    Parameters
+    ----------
+    onset : Onset, optional
+        Since when the chosen one's job is slow.
+    doing : MachineActions, optional
+        What is done to the machine of the chosen one.
+    chosen : bool
+        Whether the chosen one was asked for by its address.
+    """
+    chosen_id = life.view.row.incident.id if life else None
+    fire = found.counts.get(IncidentState.FIRING, 0)
+    short = f"{count(fire)} firing" if fire else "none firing"
+    if query.narrowed or found.filtered.over:
+        short = f"{count(found.total)} found"
+    number, shown, files = found.number, open_columns(found.now), query.address("/incidents.csv")
+    lines = [_line(row, found, chosen_id, query) for row in found.present]
+    over = [_over(item, chosen_id, query) for item in found.over]
+    return IncidentsPage(
+        now=found.now,
+        title=f"Incidents: {short}" if life is None or not chosen else _title(life, short),
+        heading=_heading(found, narrowed=query.narrowed),
+        states=_states(found, channels),
+        filters=filter_bar(query, found),
+        list_title=_list_title(found),
+        list_note=_list_note(found, query),
+        lines=lines,
+        previous_url=_page_url(PATH, query, number - 1) if number > 1 else "",
+        next_url=_page_url(PATH, query, number + 1) if number < found.pages else "",
+        over_title=_over_title(found),
+        over=over,
+        over_alone=found.filtered.over,
+        chosen=None if life is None else chosen_incident(life, channels, onset, doing),
+        selected=chosen and life is not None,
+        channels_title=channels_title(channels),
+        channels=[health(channel, tallies.get(channel.id), found.now) for channel in channels],
+        version=_version(found, life, channels, doing),
+        table=Drawn(
+            files.but(),
+            "inc tri",
+            sorted_by(INCIDENTS, shown, query.address()),
+            open_lines(shown, lines),
+        ),
+        over_table=drawn(
+            OVER,
+            over,
+            csv=files.but(state=IncidentState.RESOLVED.value),
+            classes="inc",
+            attributes=over_attributes,
+        ),
+    )
+
+
+def first_of(found: Incidents) -> uuid.UUID | None:
+    """Return the incident that is shown where none is asked for; None where none is open."""
+    rows = [item.row for item in found.over] if found.filtered.over else found.present
+    return rows[0].incident.id if rows else None
+
+
+def _title(life: IncidentLife, short: str) -> str:
+    row = life.view.row
+    word = STATES[row.incident.state].word.lower()
+    return f"{title_of(row)}, {word} ({short})"
+
+
+def _heading(found: Incidents, *, narrowed: bool) -> str:
+    fire, total = found.counts.get(IncidentState.FIRING, 0), sum(found.counts.values())
+    matching = "matching " if narrowed else ""
+    if found.filtered.over:
+        return f"{plural(total, f'{matching}incident')} {'is' if total == 1 else 'are'} over"
+    if not total:
+        return "No open incident matches" if narrowed else "No incident is open"
+    if not fire:
+        return f"Nothing {matching}fires; {plural(total, f'{matching}incident')} open"
+    verb, costs = ("fires", "costs") if fire == 1 else ("fire", "cost")
+    subject = plural(fire, f"{matching}incident")
+    lost = found.lost.get(IncidentState.FIRING)
+    if lost is None:
+        return f"{subject} {verb}"
+    return f"{subject} {verb} and {costs} {hours(lost.hourly)} GPU-hours each hour"
+
+
+def _list_title(found: Incidents) -> str:
+    if not found.present:
+        return "Nothing to list"
+    total = sum(found.counts.values())
+    if found.filtered.state is not None:
+        return f"{count(found.total)} {STATES[found.filtered.state].word.lower()} of {count(total)}"
+    text = f"{count(found.counts.get(IncidentState.FIRING, 0))} firing of {count(total)} open"
+    lost = found.lost.get(IncidentState.FIRING)
+    if lost and lost.jobs > 1 and lost.hourly > 0 and lost.most / lost.hourly >= NAMED_SHARE:
+        text += f"; {lost.job} loses {percent(lost.most / lost.hourly, 0)} of the hours"
+    return text
+
+
+def _list_note(found: Incidents, query: IncidentsQuery) -> str:
+    """Return in which order the list is, and what of it is not here."""
+    if not found.present and query.narrowed:
+        return "Try other words or fewer conditions"
+    if not found.present:
+        return "An incident opens when the condition of an alert rule holds for a job"
+    text = "Severity first, then firing ones, then GPU-hours that the job loses each hour"
+    if query.sort:
+        text = f"By {SORTED[query.sort.removeprefix('-')]}"
+    shown = len(found.present)
+    if shown < found.total:
+        first = found.size * (found.number - 1) + 1
+        text += f"; {count(first)} to {count(first + shown - 1)} of {count(found.total)}"
+    if any(row.inside for row in found.present):
+        text += "; jobs on one slow machine, or silent together, are one incident"
+    return text
+
+
+def _over_title(found: Incidents) -> str:
+    shown = len(found.over)
+    if found.filtered.over:
+        text = f"{plural(found.total, 'incident')} over"
+        first = found.size * (found.number - 1) + 1
+        of = f"; {count(first)} to {count(first + shown - 1)}"
+        return f"{text}{of}" if shown < found.total else text
+    text = f"{plural(found.over_count, 'incident')} ended in the last 7 days"
+    return text if shown >= found.over_count else f"{text}; the latest {shown}"
+
+
+def _states(found: Incidents, channels: Sequence[ChannelView]) -> list[tuple[StateLabel, str]]:
+    shown = [
+        (state, f"{count(found.counts[stage])} {state.word.lower()}")
+        for stage, state in STATES.items()
+        if found.counts.get(stage)
+    ]
+    gone = len(dead(channels))
+    if gone:
+        verb = "channel is dead" if gone == 1 else "channels are dead"
+        shown.append((WARNING, f"{gone} {verb}"))
+    if not any(channel.enabled for channel in channels):
+        shown.append((WARNING, "no channel: no messages are sent"))
+    return shown
+
+
+def _line(
+    row: IncidentRow, found: Incidents, chosen: uuid.UUID | None, query: IncidentsQuery
+) -> IncidentLine:
+    incident, facts = row.incident, row.incident.facts
+    slowdown, rate = _slowdown(facts), lost_each_hour(row)
+    fix = facts.fix if facts else None
+    standing = _standing(incident, found.now)
+    on_machine = not together(row)
+    return IncidentLine(
+        id=incident.id,
+        url=_page_url(f"{PATH}/{incident.id}", query, found.number),
+        job=row.job,
+        severity=incident.severity,
+        state=STATES[incident.state],
+        headline=together(row) or headline(incident),
+        labels=Markup(" · ").join(part for part in (standing, labels(facts)) if part),
+        slowdown="none" if slowdown is None else times(slowdown),
+        color="" if slowdown is None else heat_color(slowdown),
+        lost="" if rate is None else hours(rate),
+        fix=fix.title if fix else "",
+        gain=gain_text(fix.gain) if fix else "",
+        since=since(incident),
+        assignee=row.assignee or "not assigned",
+        chosen=incident.id == chosen,
+        jobs=several(row),
+        inside=[
+            InsideLine(
+                url=_page_url(f"{PATH}/{one.id}", query, found.number),
+                job=one.job,
+                headline=cause_name(one.cause) + (", on the same machine" if on_machine else ""),
+                state=STATES[one.state],
+                slowdown="none" if one.slowdown is None else times(one.slowdown),
+                color="" if one.slowdown is None else heat_color(one.slowdown),
+                lost="" if one.lost is None else hours(one.lost),
+            )
+            for one in members(row)
+        ],
+    )
+
+
+def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
+    return query.address(path).but(page=number if number > 1 else None)
+
+
+def _standing(incident: Incident, now: datetime) -> str:
+    """Return the detail behind the word for its state."""
+    by_a_person = incident.state in (IncidentState.ACKNOWLEDGED, IncidentState.SILENCED)
+    return context(incident, now) if by_a_person else ""
+
+
+def _over(item: Over, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
+    incident, before = item.row.incident, item.row.incident.facts
+    # How slow the job was before and after says nothing of its silence.
+    after = None if incident.cause == NO_DATA_CAUSE else item.after
+    fix = before.fix if before else None
+    slow_before, slow_after = _slowdown(before), _slowdown(after)
+    saved = (
+        1 - after.step_time_s / before.step_time_s
+        if before and after and before.step_time_s and after.step_time_s
+        else None
+    )
+    ended = incident.resolved_at or incident.opened_at
+    return OverLine(
+        url=_page_url(f"{PATH}/{incident.id}", query, query.number if query.filtered.over else 1),
+        job=item.row.job,
+        headline=headline(incident),
+        before="" if slow_before is None else times(slow_before),
+        after="" if slow_after is None else times(slow_after),
+        fix=fix.title if fix else "",
+        predicted=gain_text(fix.gain) if fix else "",
+        measured="" if saved is None else gain_text(saved),
+        lasted=age((ended - since(incident)).total_seconds()),
+        resolved_at=ended,
+        chosen=incident.id == chosen,
+        compare_url=f"/compare?incident={incident.id}",
+    )
+
+
+def _slowdown(facts: Facts | None) -> float | None:
+    return facts.headline.slowdown if facts and facts.headline else None
+
+
+def _version(
+    found: Incidents,
+    life: IncidentLife | None,
+    channels: Sequence[ChannelView],
+    doing: MachineActions | None,
+) -> str:
+    """Return a short text that is the same as long as the page says the same."""
+    parts: list[object] = [
+        (
+            row.incident.id,
+            row.incident.state,
+            row.incident.severity,
+            row.assignee,
+            [(one.id, one.state) for one in row.inside],
+        )
+        for row in found.present
+    ]
+    parts += [sorted(found.counts.items()), found.over_count]
+    parts += [(channel.id, channel.enabled, channel.failures) for channel in channels]
+    if life is not None:
+        parts += [len(life.view.events), len(life.view.comments)]
+        parts += [*((s.id, s.state, s.attempt) for s in life.deliveries)]
+    if doing is not None:
+        parts += machine_lines(doing)
+    return uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)).hex
+
+
+# ---- What was done while an incident was open, what it brought, and the plan of its whole job ----
+
+
+def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
+    """Return what was done since an incident was opened, until it was resolved, and the plan.
+
+    The plan is of the whole job of the session that it is about.
+    """
+    facts = row.incident.facts
+    return remedies(
+        tx,
+        job=row.job,
+        since=row.incident.opened_at,
+        until=row.incident.resolved_at,
+        planned_by=None if facts is None else facts.session,
+    )
+
+
+def fixes_of(found: Remedies, url: str, now: datetime) -> AppliedFixes:
+    """Return how the page of an incident shows the fixes; how predictions fare only with some."""
+    shown = found if found.applied else replace(found, calibrations={})
+    return applied_fixes(shown, f"{url}/fixes.csv", now)
+
+
+def realized_of(tx: Reads, row: IncidentRow) -> Sequence[Realized]:
+    """Return these fixes as they were measured."""
+    return realized_fixes(
+        tx, job=row.job, since=row.incident.opened_at, until=row.incident.resolved_at
+    )
+
+
+# ---- The page to print of an incident, for those who repair the machine ------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EvidencePage:
+    """The page; `picture` is the address of the heatmap with the picture in it."""
+
+    id: uuid.UUID
+    now: datetime
+    title: str
+    one: ChosenIncident
+    summary: str
+    fields: Sequence[tuple[str, str]]
+    evidence: Sequence[str]
+    host: str
+    commands: Sequence[tuple[str, str]]
+    no_commands: str
+    picture: str
+    zip_url: str
+    incident_url: str
+
+
+def evidence_page(found: Evidence) -> EvidencePage:
+    """Return the page to print."""
+    view = found.life.view
+    incident, one = view.row.incident, chosen_incident(found.life, [])
+    over = incident.state is IncidentState.RESOLVED
+    lines = lines_of(
+        Alert(
+            incident=incident.id,
+            fingerprint=incident.fingerprint,
+            # What was measured stands here also when it is over.
+            status=Status.FIRING,
+            severity=incident.severity,
+            cause=incident.cause,
+            where=incident.where,
+            rules=tuple(view.row.rules.values()),
+            since=incident.fired_at or incident.opened_at,
+            resolved_at=incident.resolved_at,
+            why_resolved=incident.why_resolved,
+            value=incident.value,
+            facts=incident.facts,
+            hang=incident.hang,
+            notice=incident.notice,
+            view_url="",
+            incident_url="",
+        ),
+        incident.resolved_at or view.now,
+    )
+    return EvidencePage(
+        id=incident.id,
+        now=view.now,
+        title=f"Evidence: {one.title}",
+        one=one,
+        summary=lines.summary if not over else f"Over: {lines.summary}",
+        fields=lines.fields,
+        evidence=lines.evidence,
+        host=found.host,
+        commands=found.commands,
+        no_commands=_no_commands(found),
+        picture=""
+        if found.picture is None
+        else f"data:image/png;base64,{base64.b64encode(found.picture).decode()}",
+        zip_url=f"/incidents/{incident.id}/evidence.zip",
+        incident_url=f"/incidents/{incident.id}",
+    )
+
+
+def evidence_text(page: EvidencePage) -> str:
+    """Return what the page says as plain text."""
+    parts = [page.title, "", page.summary]
+    parts += [f"{name}: {value}" for name, value in page.fields]
+    parts += [f"- {sentence}" for sentence in page.evidence]
+    if page.one.inside:
+        parts += ["", page.one.inside_title]
+        parts += [f"- {job.job}: {job.slowdown}" for job in page.one.inside]
+    if page.commands:
+        parts += ["", *(f"{scheduler}: {command}" for scheduler, command in page.commands)]
+    parts += ["", "Times are UTC"]
+    parts += [f"{moment.at:%Y-%m-%d %H:%M} {plain(moment.text)}" for moment in page.one.events]
+    parts += [f"{said.at:%Y-%m-%d %H:%M} {said.author}: {said.words}" for said in page.one.comments]
+    return "\n".join(parts) + "\n"
+
+
+def _no_commands(found: Evidence) -> str:
+    if found.commands:
+        return ""
+    if found.guessed:
+        return (
+            "The host's name is a guess, as it is that of a container: there is no command. "
+            "Let the job say its node"
+        )
+    if found.host:
+        return "The host's name is not a valid name of one node: there is no command"
+    if not blames_machine(found.life.view.row.incident.found):
+        return "No host is at fault: there is no command"
+    return "Its sessions name no host: there is no command"

@@ -1,0 +1,341 @@
+"""The life of one incident: what happened to it, what was said of it, and to whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from app.actions.listed import MachineActions
+from app.actions.models import ActionState
+from app.actions.pages import ActionLine, machine_lines
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.wording import NBSP, gpu_time, hours, percent
+from app.incidents.channel_reads import ChannelView
+from app.incidents.delivery_reads import DeliveryRow
+from app.incidents.everywhere import Onset
+from app.incidents.held_machines import cordon_commands, machine_of, node_of, place_of
+from app.incidents.lifecycle import Incident
+from app.incidents.message import cause_name
+from app.incidents.models.facts import NO_DATA_CAUSE, Facts, signed
+from app.incidents.models.tables import DeliveryState
+from app.incidents.pages.channels import Attempted, Words, attempted, failing, words_of
+from app.incidents.pages.parts import (
+    STATES,
+    Actions,
+    actions,
+    gain_text,
+    labels,
+    lost_each_hour,
+    members,
+    said,
+    session_url,
+    several,
+    since_when,
+    title_of,
+)
+from app.incidents.reads import COMMENTS_LISTED, EventRow, IncidentRow
+from app.incidents.views import IncidentLife
+from app.web.format import age, count, interval, listing, plural, times
+from app.web.links import actions_url
+from app.web.moments import when
+from app.web.parts import Fact, StateLabel
+
+WORDS: Final = {
+    "opened": "Pending",
+    "fired": "Firing",
+    "acknowledged": "Acknowledged",
+    "unacknowledged": "Acknowledgement taken back",
+    "reopened": "Reopened",
+    "silenced": "Silenced",
+    "unsilenced": "Silence ended",
+    "assigned": "Assigned",
+    "escalated": "Escalated: critical from now on",
+    "resolved": "Resolved",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to an incident."""
+
+    at: datetime
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a person said of an incident."""
+
+    at: datetime
+    author: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobOnMachine:
+    """A job inside of the incident."""
+
+    url: str
+    job: str
+    headline: str
+    state: StateLabel
+    slowdown: str
+    lost: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenIncident:
+    """The selected incident, shown next to the list."""
+
+    actions: Actions
+    severity: str
+    assignee: str
+    job: str
+    job_url: str
+    title: str
+    subtitle: str
+    # where, what it costs, what helps
+    facts: Sequence[Fact]
+    # ``since 02:35 UTC, session 4, was 1.01×``; empty where the job is not slow
+    since: str
+    session_url: str
+    rules: str
+    labels: str
+    events: Sequence[Moment]
+    message: Words | None
+    deliveries: Sequence[Attempted]
+    failing: str
+    comments: Sequence[Said]
+    comments_title: str
+    # at fault, where it is known
+    host: str = ""
+    # Others on the same machine, with the incident that speaks for this one.
+    inside: Sequence[JobOnMachine] = ()
+    inside_title: str = ""
+    lead_url: str = ""
+    # The best fix, and where a machine is at fault how to take it out.
+    remedy: Sequence[str] = ()
+    evidence_url: str = ""
+    # what is done to its machine, and the page of that
+    doing: Sequence[ActionLine] = ()
+    doing_title: str = ""
+    doing_url: str = ""
+
+
+def chosen_incident(
+    life: IncidentLife,
+    channels: Sequence[ChannelView],
+    onset: Onset | None = None,
+    doing: MachineActions | None = None,
+) -> ChosenIncident:
+    """Return the selected incident."""
+    row, incident = life.view.row, life.view.row.incident
+    facts = incident.facts
+    job_url = f"/jobs/{quote(row.job, safe='')}"
+    message = words_of(life)
+    return ChosenIncident(
+        actions=actions(row, life.view.now),
+        severity=incident.severity,
+        assignee=row.assignee or "",
+        job=row.job,
+        job_url=job_url,
+        title=title_of(row),
+        subtitle=_about(row, life.view.now),
+        facts=_facts(row),
+        since="" if onset is None else since_when(onset, life.view.now),
+        session_url=session_url(incident, job_url),
+        rules=listing(list(row.rules.values())) or "a deleted rule",
+        labels=labels(facts),
+        events=_events(life),
+        message=message,
+        deliveries=[attempted(sent) for sent in life.deliveries],
+        failing=failing(life.deliveries, channels),
+        comments=[Said(said.at, said.author, said.words) for said in life.view.comments],
+        comments_title=_comments_title(len(life.view.comments)),
+        host=machine_of(incident),
+        inside=[
+            JobOnMachine(
+                url=f"/incidents/{one.id}",
+                job=one.job,
+                headline=cause_name(one.cause),
+                state=STATES[one.state],
+                slowdown="none" if one.slowdown is None else times(one.slowdown),
+                lost="" if one.lost is None else hours(one.lost),
+            )
+            for one in members(row)
+        ],
+        inside_title=_inside_title(row),
+        lead_url=f"/incidents/{row.lead}" if row.lead else "",
+        remedy=_remedy(incident),
+        evidence_url=f"/incidents/{incident.id}/evidence",
+        doing=[] if doing is None else machine_lines(doing),
+        doing_title=_doing_title(doing),
+        doing_url=actions_url(machine_of(incident)) if machine_of(incident) else "/actions",
+    )
+
+
+def _doing_title(doing: MachineActions | None) -> str:
+    rows = () if doing is None else doing.rows
+    asked = sum(row.state is ActionState.ASKED for row in rows)
+    if asked:
+        return (
+            f"{plural(asked, 'action')} on its machine {'waits' if asked == 1 else 'wait'} for you"
+        )
+    return "Actions on its machine"
+
+
+def _facts(row: IncidentRow) -> list[Fact]:
+    """Return who is at fault, what it costs, and what helps: what the first screen must say."""
+    hang = row.incident.hang
+    if hang is not None:
+        costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
+        return [Fact("Culprits", hang.culprits), Fact("Costs", costs)]
+    facts = row.incident.facts
+    found = _noticed(row)
+    if facts is None or row.incident.cause == NO_DATA_CAUSE:
+        return found
+    cause = next((one for one in facts.causes if one.cause == row.incident.found), None)
+    if cause is not None and cause.gpus:
+        more = len(cause.gpus) - 1
+        found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
+    rate = lost_each_hour(row)
+    if rate is not None and row.incident.notice is None:
+        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
+    if facts.fix is not None:
+        note = f"{gain_text(facts.fix.gain)} a step{', at most' if facts.fix.at_most else ''}"
+        found.append(Fact("Best fix", facts.fix.title, note))
+    return found
+
+
+def _noticed(row: IncidentRow) -> list[Fact]:
+    """Return what the pulse tells: what it costs, what a session says, what its end brought."""
+    notice = row.incident.notice
+    if notice is None:
+        return []
+    found = [Fact("Checked", notice.checked[0].upper() + notice.checked[1:])]
+    rate = lost_each_hour(row)
+    so_far = f"{gpu_time(notice.gpu_hours)} {'so far' if notice.cleared_at is None else 'in all'}"
+    if rate is not None and notice.cleared_at is None:
+        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour", so_far))
+    elif notice.gpu_hours:
+        found.append(Fact("Costs", so_far))
+    if notice.realized is not None and notice.cleared_at is not None:
+        fix = None if row.incident.facts is None else row.incident.facts.fix
+        predicted = "" if fix is None else f"predicted {signed(-fix.gain)}"
+        brought = f"{signed(-notice.realized)} a step"
+        found.append(Fact("Since it is over", brought, predicted))
+    return found
+
+
+def _inside_title(row: IncidentRow) -> str:
+    if not several(row):
+        return ""
+    if row.incident.cause == NO_DATA_CAUSE:
+        return f"{several(row)} went silent at the same time: one incident"
+    machine = place_of(row.incident.where, row.incident.facts)
+    return f"{several(row)} on {machine}: one machine, one incident"
+
+
+def _remedy(incident: Incident) -> list[str]:
+    """Return what is to be done, for people to copy."""
+    fix = incident.facts.fix if incident.facts and incident.cause != NO_DATA_CAUSE else None
+    words = [] if fix is None else [fix.title]
+    words += [] if incident.hang is None else [incident.hang.remedy]
+    commands = cordon_commands(node_of(incident), f"Paceline incident {incident.id}")
+    return [*words, *(f"{scheduler}: {command}" for scheduler, command in commands)]
+
+
+def _comments_title(number: int) -> str:
+    if not number:
+        return "No comments yet"
+    if number == COMMENTS_LISTED:
+        return f"The latest {number} comments"
+    return plural(number, "comment")
+
+
+def _about(row: IncidentRow, now: datetime) -> str:
+    incident, facts = row.incident, row.incident.facts
+    if incident.hang is not None:
+        return incident.hang.sentence
+    if incident.notice is not None:
+        measured = "" if facts is None else f"; {_measured(facts)}"
+        return f"{incident.notice.sentence}{measured}"
+    if incident.cause == NO_DATA_CAUSE:
+        if facts is None:
+            return "It has never sent a session"
+        ago = age((now - facts.received_at).total_seconds())
+        return f"No session since session {facts.number}, {ago} ago"
+    return _measured(facts)
+
+
+def _measured(facts: Facts | None) -> str:
+    shown = None if facts is None else facts.headline
+    if facts is not None and facts.withheld is not None:
+        lost = hours(facts.withheld.gpu_hours_lost)
+        share = percent(facts.withheld.waste, 0)
+        return (
+            f"Its causes take {share} of each step, {lost} GPU-hours lost in session "
+            f"{facts.number}; S is withheld"
+        )
+    if facts is None or shown is None:
+        return "No session with a verdict belongs to it"
+    published = shown.kind is HeadlineKind.PUBLISHED
+    measured = f"{'S' if published else 'Slowdown'} {times(shown.slowdown, 3)}"
+    if shown.ci95:
+        measured += f" (95\N{NO-BREAK SPACE}%: {interval(*shown.ci95)})"
+    against = "" if published else " against the job without its causes"
+    lost = f"{hours(shown.gpu_hours_lost)} GPU-hours lost in session {facts.number}"
+    return f"{measured}{against}, {lost}"
+
+
+def _events(life: IncidentLife) -> list[Moment]:
+    """Return transitions, what was sent and what did not arrive, in order."""
+    found = [(event.at, _happened(event, life)) for event in life.view.events]
+    told = sorted(
+        (
+            sent
+            for sent in life.deliveries
+            if sent.state == DeliveryState.DELIVERED and sent.finished_at
+        ),
+        key=lambda sent: sent.number,
+    )
+    for _, group in itertools.groupby(told, key=lambda sent: sent.number):
+        sents = list(group)
+        names = listing([_received(sent) for sent in sents])
+        found.append((max(s.finished_at or s.created_at for s in sents), f"Sent to {names}"))
+    for sent in life.deliveries:
+        if sent.state == DeliveryState.FAILED:
+            why = said(sent.error, sent.answer)
+            found.append(
+                (sent.finished_at or sent.created_at, f"Not sent to {sent.channel}: {why}")
+            )
+    found.sort(key=lambda moment: moment[0])
+    return [Moment(at, text) for at, text in found]
+
+
+def _received(sent: DeliveryRow) -> str:
+    return sent.channel if sent.answer_status is None else f"{sent.channel} ({sent.answer_status})"
+
+
+def _happened(event: EventRow, life: IncidentLife) -> str:
+    word = WORDS.get(event.event, event.event)
+    session = life.sessions.get(event.session) if event.session else None
+    if event.event in ("opened", "fired") and session is not None:
+        if life.view.row.incident.cause == NO_DATA_CAUSE:
+            return f"{word}: no session since session {session.number}"
+        measured = "" if session.slowdown is None else f" measured {times(session.slowdown)}"
+        return f"{word}: session {session.number}{measured}"
+    by = f" by {event.actor}" if event.actor else ""
+    if event.event == "assigned":
+        return f"{word} to {event.note or 'no one'}{by}"
+    silence = life.view.row.incident.silence
+    note = f": {event.note}" if event.note else ""
+    if event.event == "silenced" and silence is not None:
+        return Markup("{} until {}{}{}").format(word, when(silence.until, life.view.now), by, note)
+    return f"{word}{by}{note}"

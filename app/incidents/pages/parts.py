@@ -1,0 +1,213 @@
+"""Parts that every page shares where it shows incidents: their states, lines and actions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from markupsafe import Markup
+
+from app.incidents.channel_reads import ChannelView, is_dead
+from app.incidents.everywhere import Onset
+from app.incidents.held_machines import place_of
+from app.incidents.lifecycle import Incident
+from app.incidents.message import cause_name, silent_together, view_url
+from app.incidents.models.facts import NO_DATA_CAUSE, Facts
+from app.incidents.models.rules import Audience
+from app.incidents.models.tables import IncidentState
+from app.incidents.reads import IncidentRow, InsideRow
+from app.web.format import MINUS, percent, plural, times
+from app.web.moments import when
+from app.web.parts import StateLabel
+
+# ---- Small parts that several pages share: states as glyph and word, facts, sparklines ---------
+
+
+def since_when(onset: Onset, now: datetime) -> Markup:
+    """Return since when something is so, and what it was: ``since 02:35, session 4, was 1.01×``."""
+    before = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
+    return Markup("since {}, session {}, {}").format(when(onset.at, now), onset.number, before)
+
+
+# Open incidents come before every state of a session: their orders are negative.
+STATES: Final = {
+    IncidentState.FIRING: StateLabel("firing", "Firing", -4),
+    IncidentState.ACKNOWLEDGED: StateLabel("ack", "Acknowledged", -3),
+    IncidentState.PENDING: StateLabel("pending", "Pending", -2),
+    IncidentState.SILENCED: StateLabel("silenced", "Silenced", -1),
+    IncidentState.RESOLVED: StateLabel("resolved", "Resolved", 5),
+}
+
+# Whom a rule tells, and whose channel it is.
+AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
+
+# Characters of a receiver's answer that fit into a table.
+SAID: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """An incident as far as it takes to act on it."""
+
+    id: uuid.UUID
+    url: str
+    headline: str
+    state: StateLabel
+    since: datetime
+    context: str
+    can_acknowledge: bool
+    can_silence: bool
+    can_resolve: bool
+    can_unacknowledge: bool
+    can_reopen: bool
+    is_silenced: bool
+
+
+def headline(incident: Incident) -> str:
+    """Return what is wrong and where: ``Slow worker: node-017``."""
+    place = f": {place_of(incident.where, incident.facts)}" if incident.where else ""
+    return f"{cause_name(incident.cause)}{place}"
+
+
+def title_of(row: IncidentRow) -> str:
+    """Return what is wrong with which job; of jobs that went silent together how many these are."""
+    return together(row) or f"{row.job}: {headline(row.incident)}"
+
+
+def together(row: IncidentRow) -> str:
+    """Return how many jobs went silent together; empty where none did."""
+    jobs = len({row.job, *(one.job for one in row.inside)})
+    if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
+        return ""
+    return silent_together(jobs)
+
+
+def several(row: IncidentRow) -> str:
+    """Return how many jobs the machine of an incident slows; empty where it is one."""
+    jobs = {row.job, *(one.job for one in row.inside)}
+    return plural(len(jobs), "job") if len(jobs) > 1 else ""
+
+
+def members(row: IncidentRow) -> Sequence[InsideRow]:
+    """Return the jobs that an incident is about where these are several: its own one, and others.
+
+    Each stands once, however many of its incidents are inside, so that they are as many as
+    `several` says.
+    """
+    if not several(row):
+        return ()
+    incident, facts = row.incident, row.incident.facts
+    slowdown = facts.headline.slowdown if facts and facts.headline else None
+    silent = incident.cause == NO_DATA_CAUSE
+    found = {
+        row.job: InsideRow(
+            incident.id,
+            row.job,
+            incident.cause,
+            incident.state,
+            # How slow the job was says nothing of its silence.
+            None if silent else slowdown,
+            None if silent or facts is None else facts.lost_each_hour,
+        )
+    }
+    for one in row.inside:
+        found.setdefault(one.job, one)
+    return tuple(found.values())
+
+
+def lost_each_hour(row: IncidentRow) -> float | None:
+    """Return GPU-hours lost each hour by the job, and by other jobs inside."""
+    facts = row.incident.facts
+    own = None if facts is None else facts.lost_each_hour
+    if own is None and row.incident.notice is not None:
+        own = row.incident.notice.lost_each_hour
+    # A job counts once, however many of its incidents are inside.
+    others = {one.job: one.lost for one in row.inside if one.lost is not None}
+    known = [lost for job, lost in others.items() if job != row.job]
+    known += [] if own is None else [own]
+    return sum(known) if known else None
+
+
+def gain_text(gain: float) -> str:
+    """Return what a fix takes off a step."""
+    text = percent(abs(gain))
+    if text == percent(0.0):
+        return text
+    return f"{MINUS if gain > 0 else '+'}{text}"
+
+
+def session_url(incident: Incident, job_url: str) -> str:
+    """Return the view of its latest session that shows it; the job's page where there is none."""
+    shown = incident.facts or incident.hang
+    return view_url("/", incident.facts, incident.hang) if shown else job_url
+
+
+def since(incident: Incident) -> datetime:
+    """Return when it fired, or began if it has not."""
+    return incident.fired_at or incident.opened_at
+
+
+def context(incident: Incident, now: datetime) -> str:
+    """Return who acknowledged an incident, or why it is silenced."""
+    if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
+        return f"by {incident.acknowledged_by}"
+    if incident.state is IncidentState.SILENCED and incident.silence is not None:
+        silence = incident.silence
+        return Markup("until {} by {}: {}").format(
+            when(silence.until, now), silence.by, silence.reason
+        )
+    if incident.state is IncidentState.PENDING:
+        return "the condition must hold for more sessions"
+    return "critical" if incident.severity == "critical" else ""
+
+
+def labels(facts: Facts | None) -> str:
+    """Return whose job it is, as far as its metadata says."""
+    given = facts.labels if facts is not None else {}
+    named = [f"{name} {given[name]}" for name in ("owner", "project", "team") if name in given]
+    return ", ".join(named)
+
+
+def actions(row: IncidentRow, now: datetime) -> Actions:
+    """Return what can be done about an incident."""
+    incident = row.incident
+    return Actions(
+        id=incident.id,
+        url=f"/incidents/{incident.id}",
+        headline=headline(incident),
+        state=STATES[incident.state],
+        since=since(incident),
+        context=context(incident, now),
+        can_acknowledge=incident.state is IncidentState.FIRING,
+        can_silence=incident.state in IncidentState.TOLD,
+        can_resolve=incident.state is not IncidentState.RESOLVED,
+        can_unacknowledge=incident.state is IncidentState.ACKNOWLEDGED,
+        can_reopen=incident.resolved_by is not None,
+        is_silenced=incident.state is IncidentState.SILENCED,
+    )
+
+
+def said(error: str | None, answer: str | None) -> str:
+    """Return why something did not arrive, with the receiver's own words where there are any."""
+    words = " ".join((answer or "").split())
+    if not error or not words or words in error:
+        return error or words
+    short = words if len(words) <= SAID else f"{words[:SAID]}…"
+    return f"{error.removesuffix('.')}: {short}"
+
+
+def dead(channels: Sequence[ChannelView]) -> list[ChannelView]:
+    """Return the channels that deliver nothing although no person disabled them."""
+    return [
+        channel
+        for channel in channels
+        if is_dead(
+            readable=channel.readable,
+            enabled=channel.enabled,
+            disabled_reason=channel.disabled_reason,
+            failures=channel.failures,
+        )
+    ]

@@ -1,0 +1,458 @@
+"""The page of rules: what each says in words, who hears of it, and the form that changes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, get_args
+from uuid import UUID
+
+from markupsafe import Markup
+
+from app.analysis.diagnosis.causes import registry
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.replay.metrics import STRAGGLING
+from app.incidents.channel_reads import ChannelView
+from app.incidents.models.facts import STANDING_STILL, TITLES
+from app.incidents.models.rules import (
+    CauseFound,
+    Escalation,
+    Hanging,
+    Importance,
+    NoData,
+    Noticed,
+    Rule,
+    Selector,
+    Severity,
+    Threshold,
+    Weekday,
+    Weekly,
+)
+from app.incidents.pages.parts import AUDIENCES, dead
+from app.incidents.reads import IncidentRow
+from app.web.format import count, listing, percent, plural
+from app.web.forms import Control, Field, Option
+from app.web.moments import weekly
+from app.web.parts import StateLabel
+
+# ---- The form of a rule: its fields, filled with numbers as people write them ------------------
+
+
+CONDITIONS: Final[Mapping[str, str]] = {
+    "headline": "Slowdown, against the job without its causes",
+    "slowdown": "Published slowdown S",
+    "waste": "Waste by S, % of the GPU time",
+    "gpu_hours_lost": "GPU-hours lost by S in a session",
+    "regression": "Regression, % of the step time",
+    "discrepancy": "Discrepancy of the replay, %",
+    "budget.between_steps": "Lost between steps, % of the time",
+    "budget.slow_together": "Lost as all workers compute slower, % of the time",
+    "cause": "A cause, by its confidence",
+    "no_data": "No data",
+    "hang": "A hang, by the files of its ranks or the pulse",
+    "notice": "A slow rank or job, noticed in the pulse",
+    "weekly": "No condition: a summary every week",
+}
+# What the form shows in per cent, and the rule has as a share of 1.
+SHARES: Final = (
+    "waste",
+    "regression",
+    "discrepancy",
+    "cause",
+    "budget.between_steps",
+    "budget.slow_together",
+)
+
+NEW: Final = Rule(
+    id=UUID(int=0), name="", condition=Threshold("headline", at_least=STRAGGLING, clears_below=1.05)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleForm:
+    """The form; `id` is empty for a rule that is still to be added."""
+
+    id: str
+    enabled: bool
+    name: str
+    kind: Field
+    at_least: Field
+    clears_below: Field
+    causes: Field
+    kinds: Field
+    at_once: Field
+    intervals: Field
+    minutes: Field
+    weekday: Field
+    hour: Field
+    consecutive: Field
+    clear_sessions: Field
+    jobs: Field
+    labels: Field
+    except_labels: Field
+    importance: Field
+    severity: Field
+    audience: Field
+    channels: Field
+    escalates_at: Field
+    escalates_from: Field
+    escalates_after: Field
+    escalates_to: Field
+
+
+def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
+    """Return the form of a rule, or of a new one."""
+    rule = chosen or NEW
+    plan = rule.escalation or Escalation()
+    condition: Any = rule.condition
+    scale = 100.0 if condition.kind in SHARES else 1.0
+    # A cause has a confidence where numbers have a threshold.
+    at_least = getattr(condition, "at_least", getattr(condition, "confidence", None))
+    listed = [Option(str(channel.id), channel.name) for channel in channels]
+    causes = [Option(kind.name, kind.title, kind.sign) for kind in registry.KINDS.values()]
+    return RuleForm(
+        id=str(rule.id) if chosen else "",
+        enabled=rule.enabled,
+        name=rule.name,
+        kind=_select("condition.kind", "Condition", condition.kind, CONDITIONS.items()),
+        at_least=_form_number("condition.at_least", "From", at_least, scale),
+        clears_below=_form_number(
+            "condition.clears_below", "Ends below", getattr(condition, "clears_below", None), scale
+        ),
+        causes=_checks(
+            "condition.causes",
+            "Causes (none chosen: any of them)",
+            getattr(condition, "causes", ()),
+            causes,
+        ),
+        kinds=_checks(
+            "condition.kinds",
+            "What is noticed (none chosen: any of them)",
+            getattr(condition, "kinds", ()),
+            [Option(kind, TITLES[kind]) for kind in TITLES if kind not in STANDING_STILL],
+        ),
+        at_once=_select(
+            "condition.at_once",
+            "Fires",
+            "true" if getattr(condition, "at_once", False) else "false",
+            [("false", "once a session confirms it, or none came"), ("true", "at once")],
+        ),
+        intervals=_form_number(
+            "condition.intervals", "Usual intervals", getattr(condition, "intervals", None)
+        ),
+        minutes=_form_number("condition.minutes", "Minutes", getattr(condition, "minutes", None)),
+        weekday=_select(
+            "condition.weekday",
+            "Day",
+            getattr(condition, "weekday", "monday"),
+            [(day, day.capitalize()) for day in get_args(Weekday)],
+        ),
+        hour=_form_number("condition.hour", "Hour, UTC", getattr(condition, "hour", 7)),
+        consecutive=_form_number("consecutive", "Sessions in a row that fire it", rule.consecutive),
+        clear_sessions=_form_number(
+            "clear_sessions", "Good sessions in a row that end it", rule.clear_sessions
+        ),
+        jobs=_form_line(
+            "jobs",
+            "lines",
+            "Job names; * and ? stand for any letters",
+            rule.selector,
+            "all; or llama-*, vision-?",
+        ),
+        labels=_form_line(
+            "labels", "pairs", "Labels", rule.selector, "all; or owner=ann, project=vision"
+        ),
+        except_labels=_form_line(
+            "except_labels",
+            "pairs",
+            "Except jobs with",
+            rule.selector,
+            "none; or demo=true",
+        ),
+        importance=_checks(
+            "selector.importance",
+            "Importance (none chosen: any)",
+            rule.selector.importance or get_args(Importance),
+            [Option(value, value) for value in get_args(Importance)],
+        ),
+        severity=_select(
+            "severity", "Severity", rule.severity, ((value, value) for value in get_args(Severity))
+        ),
+        audience=_select("audience", "Notify the channels of", rule.audience, AUDIENCES.items()),
+        channels=_checks("channels", "Or notify exactly these channels", rule.channels, listed),
+        escalates_at=_form_number(
+            "escalation.at_least", "Becomes critical from", plan.at_least, scale, "never"
+        ),
+        escalates_from=_form_number(
+            "escalation.gpu_hours_per_hour",
+            "Or from GPU-hours lost each hour",
+            plan.gpu_hours_per_hour,
+            example="never",
+        ),
+        escalates_after=_form_number(
+            "escalation.after_minutes",
+            "Or when not acknowledged for, min",
+            plan.after_minutes,
+            example="never",
+        ),
+        escalates_to=_checks("escalation.channels", "Further recipients", plan.channels, listed),
+    )
+
+
+def _form_number(
+    path: str, label: str, value: float | None, scale: float = 1.0, example: str = ""
+) -> Field:
+    # Twelve digits: 5, where 0.05 × 100 is 5.000000000000001.
+    written = "" if value is None else f"{scale * value:.12g}"
+    return Field(_id(path), path, label, "number", value=written, example=example)
+
+
+def _select(path: str, label: str, value: str, words: Iterable[tuple[str, str]]) -> Field:
+    options = [Option(value, word) for value, word in words]
+    return Field(_id(path), path, label, "select", value=value, options=options)
+
+
+def _checks(
+    path: str, label: str, chosen: Sequence[str | UUID], options: Sequence[Option]
+) -> Field:
+    return Field(_id(path), path, label, "checks", chosen=tuple(map(str, chosen)), options=options)
+
+
+def _form_line(name: str, control: Control, label: str, selector: Selector, example: str) -> Field:
+    """Return a field of the selector in one line."""
+    given = getattr(selector, name)
+    written = [f"{key}={given[key]}" for key in given] if control == "pairs" else list(given)
+    path = f"selector.{name}"
+    return Field(
+        _id(path),
+        path,
+        label,
+        control,
+        inline=True,
+        value=", ".join(written),
+        example=example,
+    )
+
+
+def _id(path: str) -> str:
+    return f"rule-{path.replace('.', '-')}"
+
+
+ON: Final = StateLabel("done", "On", 0)
+OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
+
+# Names that are read; the rest is counted.
+NAMED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RuleLine:
+    """A rule in the list."""
+
+    id: UUID
+    url: str
+    name: str
+    state: StateLabel
+    enabled: bool
+    condition: str
+    jobs: str
+    told: str
+    unheard: bool
+    open: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RulesPage:
+    """The page."""
+
+    title: str
+    heading: str
+    states: Sequence[tuple[str, str]]
+    list_title: str
+    lines: Sequence[RuleLine]
+    form_title: str
+    form: RuleForm
+
+
+def rules_page(
+    rules: Sequence[Rule],
+    channels: Sequence[ChannelView],
+    present: Sequence[IncidentRow],
+    chosen: Rule | None,
+    now: datetime,
+) -> RulesPage:
+    """Return the page of rules.
+
+    Parameters
+    ----------
+    chosen : Rule or None
+        The one in the form; None: a new one.
+    """
+    held = Counter(id_ for row in present for id_ in row.incident.rules)
+    lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
+    on = sum(rule.enabled for rule in rules)
+    return RulesPage(
+        title=f"Rule {chosen.name}" if chosen else "Rules",
+        heading=_heading(on, len(present)),
+        states=_states(lines),
+        list_title=_list_title(lines, held),
+        lines=lines,
+        form_title=chosen.name if chosen else "A new rule",
+        form=rule_form(chosen, channels),
+    )
+
+
+def condition_words(rule: Rule) -> str:
+    """Return a condition as a sentence: ``S of 1.1× or more, 2 sessions in a row``."""
+    condition = rule.condition
+    if isinstance(condition, Weekly):
+        weekday = condition.weekday.capitalize()
+        return f"A summary of the week, {weekday}s at {condition.hour:02}:00 UTC"
+    if isinstance(condition, NoData):
+        limits = []
+        if condition.intervals is not None:
+            limits.append(f"{condition.intervals:g} usual intervals")
+        if condition.minutes is not None:
+            limits.append(f"{condition.minutes:g} min")
+        return f"No session for {' and '.join(limits)}"
+    if isinstance(condition, Hanging):
+        return f"A hang with {_percent(condition.confidence)} confidence, at once"
+    if isinstance(condition, Noticed):
+        kinds = [TITLES[kind].lower() for kind in condition.kinds]
+        what = f"Noticed in the pulse{f': {_some(kinds)}' if kinds else ''}"
+        return f"{what}, {'at once' if condition.at_once else 'once a session confirms it'}"
+    if isinstance(condition, CauseFound):
+        named = [title_of(cause).lower() for cause in condition.causes]
+        what = f"{_some(named)} with" if named else "Any cause with"
+        start = f"{what[0].upper()}{what[1:]} {_percent(condition.confidence)} confidence"
+    else:
+        start = _number(condition)
+    return f"{start}, {_sessions(rule.consecutive)}"
+
+
+def _shown(rule: Rule, now: datetime) -> str:
+    """Return a condition as the page shows it: the time of a summary is the reader's."""
+    if isinstance(rule.condition, Weekly):
+        return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
+    return condition_words(rule)
+
+
+def jobs_words(selector: Selector) -> str:
+    """Return which jobs a selector means."""
+    parts = []
+    if selector.jobs:
+        parts.append(_some(list(selector.jobs)))
+    if selector.labels:
+        parts.append(_some([f"{name} {value}" for name, value in selector.labels.items()]))
+    importance = set(selector.importance)
+    if importance == {"normal", "high"}:
+        parts.append("not low importance")
+    elif importance and importance != {"low", "normal", "high"}:
+        parts.append(f"{listing(sorted(importance))} importance")
+    if selector.except_labels:
+        left_out = [f"{name} {value}" for name, value in selector.except_labels.items()]
+        parts.append(f"not {_some(left_out)}")
+    return ", ".join(parts) or "all"
+
+
+def told(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
+    """Return the names of the channels that hear of a rule, as far as they hear anything."""
+    silent = {channel.id for channel in dead(channels)}
+    return [
+        channel.name
+        for channel in channels
+        if channel.enabled
+        and channel.id not in silent
+        and (channel.id in rule.channels if rule.channels else channel.audience == rule.audience)
+    ]
+
+
+def _number(condition: Threshold) -> str:  # noqa: PLR0911 - a line for each kind
+    value = condition.at_least
+    match condition.kind:
+        case "headline":
+            return f"Slowdown of {value:g}× or more"
+        case "slowdown":
+            return f"S of {value:g}× or more"
+        case "waste":
+            return f"Waste by S of {_percent(value)} or more"
+        case "gpu_hours_lost":
+            return f"{value:g} GPU-hours or more lost by S"
+        case "discrepancy":
+            return f"Discrepancy of {_percent(value)} or more"
+        case "regression":
+            return f"Steps at least {_percent(value)} longer than usual"
+        case "budget.between_steps":
+            return f"{_percent(value)} or more of the time lost between steps"
+        case "budget.slow_together":
+            return f"{_percent(value)} or more of the time lost as all workers compute slower"
+
+
+def _sessions(number: int) -> str:
+    return "at once" if number == 1 else f"{number} sessions in a row"
+
+
+def _line(
+    rule: Rule, channels: Sequence[ChannelView], held: int, now: datetime, *, chosen: bool
+) -> RuleLine:
+    names = told(rule, channels)
+    whom = "these channels" if rule.channels else AUDIENCES[rule.audience]
+    return RuleLine(
+        id=rule.id,
+        url=f"/rules/{rule.id}",
+        name=rule.name,
+        state=ON if rule.enabled else OFF,
+        enabled=rule.enabled,
+        condition=_shown(rule, now),
+        jobs=jobs_words(rule.selector),
+        told=f"{whom}: {_some(names)}" if names else f"{whom}: no channel",
+        unheard=rule.enabled and not names,
+        open=count(held) if held else "none",
+        chosen=chosen,
+    )
+
+
+def _heading(on: int, present: int) -> str:
+    if not on:
+        return "No rule is on: no messages are sent"
+    watch = "One rule is on" if on == 1 else f"{count(on)} rules are on"
+    if not present:
+        return f"{watch}, and nothing is open"
+    return f"{watch}; {plural(present, 'incident')} {'is' if present == 1 else 'are'} open"
+
+
+def _list_title(lines: Sequence[RuleLine], held: Mapping[UUID, int]) -> str:
+    unheard = [line.name for line in lines if line.unheard]
+    if unheard and len(unheard) == sum(line.enabled for line in lines):
+        return "No rule reaches a channel"
+    if unheard:
+        return f"{_some(unheard)} {'reaches' if len(unheard) == 1 else 'reach'} no channel"
+    most = max(lines, key=lambda line: held.get(line.id, 0), default=None)
+    if most is not None and held.get(most.id):
+        return f"{most.name} holds {plural(held[most.id], 'open incident')}"
+    return "Nothing holds at present" if lines else "There is no rule"
+
+
+def _states(lines: Sequence[RuleLine]) -> list[tuple[str, str]]:
+    on = sum(line.enabled for line in lines)
+    unheard = sum(line.unheard for line in lines)
+    found = [(ON.glyph, f"{count(on)} on")]
+    if on < len(lines):
+        found.append((OFF.glyph, f"{count(len(lines) - on)} off"))
+    if unheard:
+        verb = "reaches" if unheard == 1 else "reach"
+        found.append(("warn", f"{count(unheard)} {verb} no channel"))
+    return found
+
+
+def _percent(share: float) -> str:
+    return percent(share, 0 if float(f"{100 * share:.9g}").is_integer() else 1)
+
+
+def _some(names: list[str]) -> str:
+    if len(names) <= NAMED + 1:
+        return listing(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"

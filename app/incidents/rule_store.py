@@ -1,0 +1,291 @@
+"""Rules: added, edited, and tried on the past; given to a project with what they are about.
+
+No migration adds those that are given: servers of the version before, which go on for a while next
+to new ones, refuse a rule whose kind they do not know, and with it every analysis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from app.access.audit import Action, record
+from app.analysis.diagnosis.causes.registry import KINDS
+from app.analysis.pulse.notices import NoticeKind
+from app.errors import ConflictError, Fault, InvalidRuleError, NotFoundError
+from app.hangs.models import StoredHang
+from app.incidents.conditions import evaluate, next_look
+from app.incidents.grouping import JobState
+from app.incidents.lifecycle import Incident
+from app.incidents.models.facts import STANDING_STILL, Facts
+from app.incidents.models.rules import HANG_RULE, NOTICE_RULE, CauseFound, Rule, Selector, Weekly
+from app.incidents.models.tables import AlertGroup, AlertRule, IncidentState
+from app.incidents.store import (
+    RECEIVED,
+    load_rules,
+    read_facts,
+    rule_document,
+    rule_of,
+    sessions_with_facts,
+)
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.pulse.models import PulseNotice
+from app.sessions.models.tables import Session
+
+PREVIEW: Final = timedelta(days=30)
+# Sessions that a preview reads at most, the latest ones: it answers while the user waits.
+PREVIEW_SESSIONS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class WouldHave:
+    """An incident that a rule would have made."""
+
+    job: str
+    incident: Incident  # as it would have ended up
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a rule would have done."""
+
+    since: datetime
+    """From here on: 30 days ago, or the earliest session that was read."""
+    jobs: int
+    """How many were looked at."""
+    sessions: int
+    """How many were looked at."""
+    complete: bool
+    """False where there were more sessions than a preview reads."""
+    incidents: Sequence[WouldHave]
+    """The newest first."""
+
+
+def get_rule(tx: Reads, rule_id: uuid.UUID) -> Rule:
+    """Return a rule.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    return rule_of(_row(tx, rule_id))
+
+
+def save_rule(container: Container, rule: Rule, *, new: bool) -> Rule:
+    """Add or replace a rule; every job is looked at soon.
+
+    Raises
+    ------
+    NotFoundError
+        If it is to be replaced and is not there.
+    ConflictError
+        If another one has this name.
+    InvalidRuleError
+        If it names a cause that no report has: ``rule.unknown_cause``.
+    """
+    _require_meaning(rule)
+    try:
+        with container.uow() as tx:
+            if new:
+                row = AlertRule(id=rule.id, name=rule.name, document=rule_document(rule))
+                tx.session.add(row)
+            else:
+                row = _row(tx, rule.id)
+                added = set(rule.channels) - set(rule_of(row).channels)
+                kept = {str(id_) for id_ in rule.channels}
+                row.attached = {
+                    **{id_: at for id_, at in row.attached.items() if id_ in kept},
+                    **{str(id_): tx.now.isoformat() for id_ in added},
+                }
+                row.name, row.document = rule.name, rule_document(rule)
+                row.updated_at = tx.now
+            action = Action.CREATED if new else Action.CHANGED
+            record(tx, container.principal, action, f"rule {rule.name}")
+    except IntegrityError as error:
+        raise ConflictError(
+            f"There is a rule {rule.name} already.",
+            code="rule.name_taken",
+            faults=(Fault("taken", "Another rule has this name.", column="name"),),
+        ) from error
+    _look_at_all(container)
+    return rule
+
+
+def delete_rule(container: Container, rule_id: uuid.UUID) -> None:
+    """Delete a rule; incidents that only it holds end.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    with container.uow() as tx:
+        row = _row(tx, rule_id)
+        tx.session.delete(row)
+        record(tx, container.principal, Action.DELETED, f"rule {row.name}")
+    _look_at_all(container)
+
+
+def preview(container: Container, rule: Rule) -> Preview:
+    """Return what a rule, as it is given, would have done alone in the last 30 days.
+
+    Raises
+    ------
+    InvalidRuleError
+        As `save_rule` does.
+    """
+    _require_meaning(rule)
+    with container.reading() as tx:
+        now = tx.now
+        since = now - PREVIEW
+        if not rule.evaluated:
+            return Preview(since, 0, 0, complete=True, incidents=())
+        latest = sessions_with_facts().where(Session.received_at >= since)
+        facts = read_facts(
+            tx, latest.order_by(Session.received_at.desc()).limit(PREVIEW_SESSIONS + 1)
+        )
+        received = tx.session.execute(
+            select(Job.name, Session.received_at)
+            .join(Session, Session.job_id == Job.id)
+            .where(Session.received_at >= since)
+            .order_by(Job.name, Session.received_at)
+        ).all()
+    complete = len(facts) <= PREVIEW_SESSIONS
+    if not complete:
+        since = facts[PREVIEW_SESSIONS - 1].received_at
+    facts = sorted(facts[:PREVIEW_SESSIONS], key=lambda item: (item.job, item.order))
+    came = {
+        job: [at for _, at in rows] for job, rows in itertools.groupby(received, lambda row: row[0])
+    }
+    found: list[WouldHave] = []
+    jobs = 0
+    for job, sessions in itertools.groupby(facts, key=lambda item: item.job):
+        jobs += 1
+        replayed = _replay(job, list(sessions), came.get(job, []), rule, now)
+        found += [WouldHave(job, incident) for incident in replayed]
+    found.sort(key=lambda item: item.incident.opened_at, reverse=True)
+    return Preview(since, jobs, len(facts), complete, found)
+
+
+def _replay(
+    job: str, sessions: list[Facts], received: list[datetime], rule: Rule, now: datetime
+) -> list[Incident]:
+    """Replay a job's sessions against a rule, with the passing of time between them."""
+    incidents: dict[uuid.UUID, Incident] = {}
+
+    def at(moment: datetime, history: list[Facts]) -> JobState:
+        come = bisect_right(received, moment)
+        return JobState(
+            job=job,
+            labels=history[-1].labels,
+            history=history,
+            received=received[max(0, come - RECEIVED) : come],
+            finished_at=None,
+            incidents=[i for i in incidents.values() if i.state is not IncidentState.RESOLVED],
+            silences={},
+            since={},
+        )
+
+    def look(moment: datetime, history: list[Facts]) -> None:
+        for change in evaluate(at(moment, history), [rule], moment, uuid.uuid4):
+            incidents[change.incident.id] = change.incident
+
+    for count, facts in enumerate(sessions, start=1):
+        history = sessions[max(0, count - _HISTORY) : count]
+        look(facts.received_at, history)
+        until = sessions[count].received_at if count < len(sessions) else now
+        alone = next_look(at(facts.received_at, history), [rule], facts.received_at)
+        if alone is not None and alone < until:
+            look(alone, history)
+    return [incident for incident in incidents.values() if incident.told]
+
+
+# Enough for baselines; a preview looks at every session of a month.
+_HISTORY: Final = 40
+
+
+def _require_meaning(rule: Rule) -> None:
+    """Refuse what no rule can mean."""
+    condition = rule.condition
+    if isinstance(condition, Weekly) and rule.selector != Selector():
+        raise InvalidRuleError(
+            "A weekly summary is of the whole project: it selects no jobs.",
+            faults=(Fault("not_empty", "Leave it out.", column="selector"),),
+        )
+    if not isinstance(condition, CauseFound):
+        return
+    faults = tuple(
+        Fault("unknown_cause", f"There is no cause {cause}.", column=f"condition.causes[{index}]")
+        for index, cause in enumerate(condition.causes)
+        if cause not in KINDS
+    )
+    if faults:
+        raise InvalidRuleError(
+            f"{faults[0].message} Causes are: {', '.join(KINDS)}.",
+            code="rule.unknown_cause",
+            faults=faults,
+        )
+
+
+def _look_at_all(container: Container) -> None:
+    """Schedule an evaluation of every job, in a transaction that waits for no other."""
+    with container.uow() as tx:
+        ids = select(AlertGroup.id).order_by(AlertGroup.id).with_for_update(key_share=True)
+        groups = list(tx.session.execute(ids).scalars())
+        tx.session.execute(
+            update(AlertGroup).where(AlertGroup.id.in_(groups)).values(look_at=func.now())
+        )
+
+
+def _row(tx: Reads, rule_id: uuid.UUID) -> AlertRule:
+    row = tx.session.get(AlertRule, rule_id)
+    if row is None:
+        raise NotFoundError(f"There is no rule {rule_id}.")
+    return row
+
+
+def with_new_id(rule: Rule) -> Rule:
+    """Return a rule under an id that no other has."""
+    return replace(rule, id=uuid.uuid4())
+
+
+def give_rules(tx: UnitOfWork, kinds: Sequence[NoticeKind]) -> None:
+    """Give a project its rules about notices with the first ones; these are not followed yet."""
+    if any(kind in STANDING_STILL for kind in kinds):
+        give_hang_rule(tx)
+    if all(kind in STANDING_STILL for kind in kinds):
+        return
+    before = PulseNotice.fires_at.is_not(None) & PulseNotice.kind.not_in(STANDING_STILL)
+    if tx.session.execute(select(PulseNotice.number).where(before).limit(1)).first() is None:
+        _give(tx, NOTICE_RULE)
+
+
+def give_hang_rule(tx: UnitOfWork) -> None:
+    """Give a project its rule about hangs with the first one, unless it has such a rule."""
+    before = PulseNotice.fires_at.is_not(None) & PulseNotice.kind.in_(STANDING_STILL)
+    if (
+        tx.session.execute(select(StoredHang.id).limit(1)).first() is None
+        and tx.session.execute(select(PulseNotice.number).where(before).limit(1)).first() is None
+    ):
+        _give(tx, HANG_RULE)
+
+
+def _give(tx: UnitOfWork, rule: Rule) -> None:
+    """Add a rule, unless the project has one of its kind."""
+    if any(type(one.condition) is type(rule.condition) for one in load_rules(tx)):
+        return
+    tx.session.execute(
+        insert(AlertRule)
+        .values(id=uuid.uuid4(), name=rule.name, document=rule_document(rule))
+        .on_conflict_do_nothing(index_elements=["project_id", "name"])
+    )

@@ -1,0 +1,142 @@
+"""What Slack sends of a pressed button, and whether Slack sent it.
+
+Slack's protocol (docs.slack.dev, "Verifying requests from Slack" and "block_actions payload"): the
+body is a form with one field, ``payload``, of JSON. ``X-Slack-Signature`` is ``v0=`` and the
+HMAC-SHA256, in hexadecimal, of ``v0:{X-Slack-Request-Timestamp}:{body}`` by the app's signing
+secret. A timestamp five minutes from now is refused, as Slack says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal
+from urllib.parse import parse_qs
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from app.errors import Fault, InvalidSlackError, SlackRefusedError
+from app.incidents.channels.slack import Pressed
+
+# The payload holds the whole message, of at most 50 blocks.
+MAX_BODY_BYTES: Final = 256 * 1024
+# Older requests, and ones from the future, are refused.
+WINDOW: Final = timedelta(minutes=5)
+REFUSED: Final = "The request is not signed by the Slack app of the channel that it names."
+
+_SIGNATURE: Final = re.compile(r"v0=[0-9a-f]{64}")
+_TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
+_VALUE: Final = re.compile(r"[0-9a-f-]{36}:[0-9a-f-]{36}")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who pressed it: the id is Slack's, the name is for people."""
+
+    id: Annotated[str, Field(max_length=64)]
+    username: Annotated[str, Field(max_length=500)] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PressedButton:
+    """A button that was pressed."""
+
+    action_id: Annotated[str, Field(max_length=255)]
+    value: Annotated[str, Field(max_length=2000)] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A payload of buttons that were pressed, one at a time."""
+
+    type: Literal["block_actions"]
+    user: User
+    actions: Annotated[tuple[PressedButton, ...], Field(min_length=1, max_length=1)]
+    # where a text to whoever pressed it goes
+    response_url: Annotated[str, Field(max_length=2000)] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """What was pressed, on what, in a message of which channel; not verified yet."""
+
+    what: Pressed
+    channel: UUID
+    about: UUID  # the incident, or the action on a machine
+    user: User
+    response_url: str
+
+
+_PAYLOAD: Final = TypeAdapter(Payload)
+
+
+def read_interaction(body: bytes) -> Interaction:
+    """Return what a body says.
+
+    Raises
+    ------
+    InvalidSlackError
+        ``slack.invalid``; ``slack.unknown_action`` where it is no button of ours.
+    """
+    try:
+        form: Mapping[str, list[str]] = parse_qs(
+            body.decode("ascii"), strict_parsing=True, max_num_fields=10
+        )
+        [text] = form["payload"]
+        payload = _PAYLOAD.validate_json(text)
+    except (ValidationError, ValueError, KeyError) as error:
+        raise InvalidSlackError(
+            "The body is no payload of a pressed button.",
+            faults=(Fault("slack.invalid", "payload: no block_actions", column="payload"),),
+        ) from error
+    [pressed] = payload.actions
+    if pressed.action_id not in tuple(Pressed) or not _VALUE.fullmatch(pressed.value):
+        raise InvalidSlackError(
+            "The button is none of Paceline's.",
+            code="slack.unknown_action",
+            faults=(
+                Fault("slack.unknown_action", "no button of Paceline", column="payload.actions.0"),
+            ),
+        )
+    channel, _, about = pressed.value.partition(":")
+    try:
+        ids = UUID(channel), UUID(about)
+    except ValueError as error:
+        raise InvalidSlackError(
+            "The button is none of Paceline's.", code="slack.unknown_action"
+        ) from error
+    return Interaction(Pressed(pressed.action_id), *ids, payload.user, payload.response_url)
+
+
+def signature_of(secret: str, timestamp: str, body: bytes) -> str:
+    """Return the signature that Slack gives a body."""
+    signed = b"v0:" + timestamp.encode() + b":" + body
+    return "v0=" + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def check_signature(
+    secret: str, *, timestamp: str, signature: str, body: bytes, now: datetime
+) -> None:
+    """Refuse what Slack did not sign, or not within five minutes.
+
+    Raises
+    ------
+    SlackRefusedError
+        ``slack.signature``, ``slack.old``.
+    """
+    well_formed = _TIMESTAMP.fullmatch(timestamp) and _SIGNATURE.fullmatch(signature)
+    expected = signature_of(secret, timestamp, body) if well_formed else ""
+    if not well_formed or not hmac.compare_digest(expected.encode(), signature.encode()):
+        raise SlackRefusedError(REFUSED)
+    # after the signature: who cannot sign learns nothing of the clock
+    if abs(now.timestamp() - int(timestamp)) > WINDOW.total_seconds():
+        at = datetime.fromtimestamp(min(int(timestamp), 253_402_300_799), UTC)
+        raise SlackRefusedError(
+            f"The request is of {at:%Y-%m-%d %H:%M:%S} UTC, which is not within five minutes.",
+            code="slack.old",
+        )

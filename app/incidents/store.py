@@ -1,0 +1,509 @@
+"""Incidents as rows: read a job's state, write its changes.
+
+Protocol. Everything of a job changes under the lock of its group's row (`lock_group`), taken before
+any other row of alerts: a session's evaluation, the sweeper's look, and a person's order follow
+each other, and each sees what the one before it wrote. Under that lock the next number of the group
+is taken for every transition and every notification, so that all of them have one order.
+
+Locks are taken in the order task run, group, channel, delivery, and as FOR NO KEY UPDATE, which the
+foreign keys of new rows do not wait for.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Row, Select, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
+
+from app.analysis.pulse.step_pace import Pace
+from app.analysis.report.session_verdict import SessionVerdict
+from app.hangs.models import StoredHang, open_hang
+from app.incidents.conditions import HISTORY_SESSIONS, judge
+from app.incidents.grouping import IncidentChange, JobState, Timing, next_flush
+from app.incidents.lifecycle import INCIDENT, Incident, Silence
+from app.incidents.models.facts import (
+    BASELINE_SESSIONS,
+    Facts,
+    HangFacts,
+    NoticeFacts,
+    Outcome,
+    facts_of,
+)
+from app.incidents.models.rules import RULE, Rule
+from app.incidents.models.tables import (
+    AlertEvent,
+    AlertGroup,
+    AlertIncident,
+    AlertOnHost,
+    AlertRule,
+    IncidentState,
+)
+from app.jobs.models import Job
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.settings import Settings
+from app.platform.telemetry import current
+from app.pulse.models import PulseNotice, PulseState, RecordingRequest
+from app.sessions.models.tables import Session, StoredVerdict
+
+# ---- What rules see of sessions, read from their verdicts, and of hangs; when these are over ----
+
+
+# Culprits that a message names.
+_NAMED: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRow:
+    """A row of `sessions_with_facts`, where it was read as JSON."""
+
+    document: SessionVerdict
+    id: uuid.UUID
+    name: str
+    attempt: int
+    number: int
+    received_at: datetime
+    labels: dict[str, str] | None
+
+
+def sessions_with_facts() -> Select[Any]:
+    """Return the query of sessions that have a verdict document; `read_facts` takes it."""
+    return (
+        select(
+            StoredVerdict.document,
+            Session.id,
+            Job.name,
+            Session.attempt,
+            Session.number,
+            Session.received_at,
+            Session.labels,
+        )
+        .select_from(Session)
+        .join(Job, Job.id == Session.job_id)
+        .join(StoredVerdict, StoredVerdict.session_id == Session.id)
+    )
+
+
+def read_facts(tx: Reads, query: Select[Any]) -> list[Facts]:
+    """Return the facts of the sessions of a query that `sessions_with_facts` began."""
+    return [facts_of_row(row) for row in tx.session.execute(query)]
+
+
+def facts_of_row(row: Row[Any] | FactsRow) -> Facts:
+    """Return the facts of a row of such a query."""
+    return facts_of(
+        row.document,
+        session=row.id,
+        job=row.name,
+        attempt=row.attempt,
+        number=row.number,
+        received_at=row.received_at,
+        labels=row.labels or {},
+    )
+
+
+def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
+    """Return a job's latest hang with a culprit, over or not."""
+    row = tx.session.execute(
+        select(StoredHang)
+        .where(StoredHang.job_id == job_id, StoredHang.culprits > 0)
+        .order_by(StoredHang.created_at.desc())
+        .limit(1)
+    ).scalar()
+    if row is None:
+        return None
+    verdict = open_hang(row.document).verdict
+    named = [f"{one.rank}{one.place and f' ({one.place})'}" for one in verdict.culprits]
+    more = len(named) - _NAMED
+    culprits = ", ".join(named[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return HangFacts(
+        id=row.id,
+        since=row.since,
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        over_at=row.over_at,
+        ranks=row.ranks,
+        waiting=row.waiting,
+        confidence=row.confidence,
+        sentence=row.sentence,
+        culprits=culprits,
+        remedy=verdict.remedy,
+    )
+
+
+def end_hangs(tx: UnitOfWork, job_id: int) -> None:
+    """Note that a job's hangs are over: a session came after their files, or the job ended."""
+    came = (
+        select(func.min(Session.received_at))
+        .where(Session.job_id == job_id, Session.received_at > StoredHang.changed_at)
+        .scalar_subquery()
+    )
+    finished = (
+        select(Job.finished_at)
+        .where(Job.id == job_id, Job.finished_at > StoredHang.changed_at)
+        .scalar_subquery()
+    )
+    tx.session.execute(
+        update(StoredHang)
+        .where(StoredHang.job_id == job_id, StoredHang.over_at.is_(None))
+        # the earlier of both, where one is there
+        .values(over_at=func.least(came, finished))
+        .execution_options(synchronize_session=False)
+    )
+
+
+def say_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
+    """Note that a person said that a job's hangs are over."""
+    tx.session.execute(
+        update(StoredHang)
+        .where(StoredHang.job_id == job_id, StoredHang.over_at.is_(None))
+        .values(over_at=at, over_by=by)
+        .execution_options(synchronize_session=False)
+    )
+
+
+# ---- Notices of the pulse as rules see them, and what sessions that were asked for say of them ---
+
+
+# For so long incidents may still be about one that is over.
+_OVER_FOR: Final = timedelta(days=1)
+_HOUR_NS: Final = 3_600e9
+
+
+def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
+    """Return the notices of a job that go on, and those that ended within a day."""
+    rows = tx.session.execute(
+        select(PulseNotice, PulseState.advanced_at, PulseState.pace, Session.number)
+        .join(
+            PulseState,
+            (PulseState.job_id == PulseNotice.job_id) & (PulseState.attempt == PulseNotice.attempt),
+        )
+        .outerjoin(Session, Session.id == PulseNotice.session_id)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.fires_at.is_not(None),
+            PulseNotice.cleared_at.is_(None) | (PulseNotice.cleared_at > tx.now - _OVER_FOR),
+        )
+        .order_by(PulseNotice.noticed_at, PulseNotice.attempt, PulseNotice.number)
+        .execution_options(populate_existing=True)
+    )
+    found = []
+    for row, heard_at, pace, session in rows:
+        ranks = Pace.from_bytes(pace).ranks()
+        fires_at = row.fires_at or row.noticed_at
+        outcome = row.outcome
+        if outcome is None and (row.cleared_at or tx.now) >= fires_at:
+            outcome = Outcome.UNCONFIRMED
+        found.append(
+            NoticeFacts(
+                attempt=row.attempt,
+                number=row.number,
+                kind=row.kind,
+                ranks=tuple(row.ranks),
+                hosts=tuple(row.hosts),
+                factor=row.factor,
+                from_step=row.from_step,
+                noticed_at=row.noticed_at,
+                fires_at=fires_at,
+                cleared_at=row.cleared_at,
+                heard_at=heard_at or row.noticed_at,
+                sentence=row.evidence.told,
+                asked=row.request_id is not None,
+                outcome=outcome,
+                session=session,
+                session_id=row.session_id,
+                cause=row.cause,
+                baseline_s=_seconds(row.baseline_ns),
+                step_s=_seconds(row.step_ns),
+                after_s=_seconds(row.after_ns),
+                gpu_hours=max(0.0, row.lost_ns) / _HOUR_NS,
+                job_ranks=ranks,
+            )
+        )
+    return found
+
+
+def judge_notices(tx: UnitOfWork, job_id: int) -> None:
+    """Note what the sessions that came of requests say of the notices that asked for them."""
+    requests = tx.session.execute(
+        select(RecordingRequest).where(
+            RecordingRequest.job_id == job_id,
+            RecordingRequest.session_id.is_(None),
+            RecordingRequest.handed_at.is_not(None),
+            RecordingRequest.until > tx.now - _OVER_FOR,
+        )
+    ).scalars()
+    for request in requests.all():
+        came = tx.session.execute(
+            select(Session.id, Session.state)
+            .where(came_of(request))
+            .order_by(Session.received_at, Session.id)
+            .limit(1)
+        ).one_or_none()
+        if came is None or came.state in SessionState.UNDERWAY:
+            continue
+        request.session_id = came.id
+        tx.session.flush()
+        facts = read_facts(tx, sessions_with_facts().where(Session.id == came.id))
+        if not facts:
+            continue
+        for notice in notices_of_job(tx, job_id):
+            said = judge(notice, facts[0])
+            if said is None:
+                continue
+            tx.session.execute(
+                update(PulseNotice)
+                .where(
+                    PulseNotice.job_id == job_id,
+                    PulseNotice.attempt == notice.attempt,
+                    PulseNotice.number == notice.number,
+                    PulseNotice.request_id == request.id,
+                    PulseNotice.outcome.is_(None),
+                    PulseNotice.cleared_at.is_(None),
+                )
+                .values(outcome=said[0], cause=said[1], session_id=came.id)
+                .execution_options(synchronize_session=False)
+            )
+
+
+def came_of(request: RecordingRequest) -> ColumnElement[bool]:
+    """Return what is true of the sessions that may have come of a request."""
+    return (
+        (Session.job_id == request.job_id)
+        & (Session.attempt == request.attempt)
+        & (Session.received_at > request.handed_at)
+    )
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+# Gaps between this number of sessions give the typical interval; one more session than gaps.
+RECEIVED: Final = BASELINE_SESSIONS + 1
+
+OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
+
+_placed: Final = aliased(AlertOnHost)
+_lead: Final = aliased(AlertOnHost)
+# Another incident speaks for it, or did to its end.
+INSIDE: Final = (
+    exists()
+    .where(
+        _placed.incident_id == AlertIncident.id,
+        _placed.incident_id != _placed.lead_id,
+        _lead.incident_id == _placed.lead_id,
+        _lead.over_at.is_(None) | ~OPEN,
+    )
+    .correlate(AlertIncident)
+)
+
+
+def timing(settings: Settings) -> Timing:
+    """Return the intervals of groups."""
+    return Timing(
+        timedelta(seconds=settings.alert_group_wait_s),
+        timedelta(seconds=settings.alert_group_interval_s),
+        timedelta(seconds=settings.alert_repeat_interval_s),
+    )
+
+
+def group_of_job(tx: UnitOfWork, job_id: int) -> AlertGroup:
+    """Return a job's group, made where there is none, locked until the transaction ends.
+
+    In a transaction of all projects it is made in the job's own.
+    """
+    project_id = tx.scope.project_id
+    if project_id is None:
+        project_id = tx.session.execute(select(Job.project_id).where(Job.id == job_id)).scalar_one()
+    tx.session.execute(
+        insert(AlertGroup)
+        .values(id=uuid.uuid4(), project_id=project_id, job_id=job_id, number=0)
+        .on_conflict_do_nothing(index_elements=["job_id"])
+    )
+    return tx.session.execute(
+        select(AlertGroup).where(AlertGroup.job_id == job_id).with_for_update(key_share=True)
+    ).scalar_one()
+
+
+def lock_group(
+    tx: UnitOfWork, group_id: uuid.UUID, *, skip_locked: bool = False
+) -> AlertGroup | None:
+    """Return a group, locked until the transaction ends; None where it is gone.
+
+    Parameters
+    ----------
+    skip_locked : bool
+        Return None also where another transaction has it.
+    """
+    return tx.session.execute(
+        select(AlertGroup)
+        .where(AlertGroup.id == group_id)
+        .with_for_update(key_share=True, skip_locked=skip_locked)
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+
+
+def load_rules(tx: Reads) -> list[Rule]:
+    """Return all rules by name."""
+    rows = tx.session.execute(select(AlertRule).order_by(AlertRule.name)).scalars()
+    return [rule_of(row) for row in rows]
+
+
+def rule_of(row: AlertRule) -> Rule:
+    """Return the rule in a row."""
+    return RULE.validate_python({"id": row.id, "name": row.name, **row.document})
+
+
+def rule_document(rule: Rule) -> dict[str, Any]:
+    """Return what the column `document` holds of a rule."""
+    document: dict[str, Any] = RULE.dump_python(rule, mode="json", exclude={"id", "name"})
+    return document
+
+
+def incident_of(row: AlertIncident) -> Incident:
+    """Return the incident in a row."""
+    return INCIDENT.validate_python(row.document)
+
+
+def open_incidents(tx: Reads, group_id: uuid.UUID) -> list[Incident]:
+    """Return the incidents of a group that are not over."""
+    rows = tx.session.execute(
+        select(AlertIncident)
+        .where(AlertIncident.group_id == group_id, OPEN)
+        .order_by(AlertIncident.opened_at, AlertIncident.id)
+    ).scalars()
+    return [incident_of(row) for row in rows]
+
+
+def job_and_labels(tx: Reads, job_id: int) -> tuple[str, Mapping[str, str]]:
+    """Return a job's name, and the labels of its latest session."""
+    name = tx.session.execute(select(Job.name).where(Job.id == job_id)).scalar_one()
+    labels = tx.session.execute(
+        select(Session.meta["labels"])
+        .where(Session.job_id == job_id)
+        .order_by(Session.received_at.desc())
+        .limit(1)
+    ).scalar()
+    return name, labels or {}
+
+
+def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
+    """Return everything that rules look at."""
+    of_job = select(Job.name, Job.finished_at).where(Job.id == group.job_id)
+    name, finished_at = tx.session.execute(of_job).one()
+    latest = (
+        sessions_with_facts()
+        .where(Session.job_id == group.job_id)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(HISTORY_SESSIONS)
+    )
+    received = tx.session.execute(
+        select(Session.received_at, Session.meta["labels"])
+        .where(Session.job_id == group.job_id)
+        .order_by(Session.received_at.desc())
+        .limit(RECEIVED)
+    ).all()
+    return JobState(
+        job=name,
+        labels=(received[0][1] or {}) if received else {},
+        history=read_facts(tx, latest)[::-1],
+        received=[at for at, _ in received][::-1],
+        finished_at=finished_at,
+        incidents=open_incidents(tx, group.id),
+        silences=_silences(tx, group.id),
+        since=_settled(tx, group.id, "resolved_by"),
+        hang=latest_hang(tx, group.job_id),
+        notices=notices_of_job(tx, group.job_id),
+        heard=_settled(tx, group.id, "notice"),
+    )
+
+
+def save_change(  # noqa: PLR0913 - a transition, and who is behind it
+    tx: UnitOfWork,
+    group: AlertGroup,
+    change: IncidentChange,
+    intervals: Timing,
+    *,
+    actor: str | None = None,
+    note: str | None = None,
+) -> None:
+    """Write an incident, its event, and when the group is to be notified."""
+    incident = change.incident
+    values = {
+        "fingerprint": incident.fingerprint,
+        "state": incident.state,
+        "opened_at": incident.opened_at,
+        "fired_at": incident.fired_at,
+        "resolved_at": incident.resolved_at,
+        "silenced_until": incident.silence.until if incident.silence else None,
+        "document": INCIDENT.dump_python(incident, mode="json"),
+    }
+    tx.session.execute(
+        insert(AlertIncident)
+        .values(id=incident.id, group_id=group.id, **values)
+        .on_conflict_do_update(index_elements=["id"], set_=values)
+    )
+    if change.event == "held":
+        return
+    group.number += 1
+    tx.session.add(
+        AlertEvent(
+            incident_id=incident.id,
+            number=group.number,
+            event=change.event,
+            from_state=change.before,
+            to_state=incident.state,
+            actor=actor,
+            note=note or incident.why_resolved,
+            session_id=incident.facts.session if incident.facts else None,
+            at=tx.now,
+        )
+    )
+    if change.tells:
+        group.flush_at = next_flush(intervals, tx.now, group.flushed_at, group.flush_at)
+        group.traceparent = current()
+
+
+def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:
+    """Return names by id."""
+    return {rule.id: rule.name for rule in rules}
+
+
+def _silences(tx: UnitOfWork, group_id: uuid.UUID) -> dict[str, Silence]:
+    rows = tx.session.execute(
+        select(AlertIncident)
+        .where(AlertIncident.group_id == group_id, AlertIncident.silenced_until > tx.now)
+        .order_by(AlertIncident.opened_at)
+    ).scalars()
+    found = (incident_of(row) for row in rows)
+    return {incident.fingerprint: incident.silence for incident in found if incident.silence}
+
+
+def _settled(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
+    """Return by rule when an incident of it last ended.
+
+    Parameters
+    ----------
+    which : str
+        ``resolved_by``: only those that a person ended; ``notice``: those of the pulse.
+    """
+    rule_id = func.jsonb_array_elements_text(AlertIncident.document["rules"]).column_valued(
+        "rule", joins_implicitly=True
+    )
+    rows = tx.session.execute(
+        select(rule_id, func.max(AlertIncident.resolved_at))
+        .where(
+            AlertIncident.group_id == group_id,
+            AlertIncident.resolved_at.is_not(None),
+            AlertIncident.document[which].astext.is_not(None),
+        )
+        .group_by(rule_id)
+    ).all()
+    return {uuid.UUID(id_): at for id_, at in rows}

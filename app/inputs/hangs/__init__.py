@@ -1,1 +1,0 @@
-"""Files that ranks of a job leave when it hangs."""

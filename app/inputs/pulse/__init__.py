@@ -1,1 +1,0 @@
-"""Pulses as they are sent."""

@@ -1,0 +1,148 @@
+"""The files of the documentation's site, which `make docs` builds and the wheel holds."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header
+from fastapi.responses import RedirectResponse, Response
+
+from app.errors import NotFoundError
+from app.jobs.connect import NAME, client_wheel
+from app.web.pages import Pages
+
+# ---- Routes of the documentation: the site that was built, or a page that says how to build it ---
+
+
+DOCS: Final = "/docs"
+
+
+def add_documentation(routes: APIRouter, pages: Pages, site: Site) -> None:
+    """Add the routes below ``/docs``, of no project and for everybody."""
+
+    @routes.get(DOCS)
+    def without_slash() -> Response:
+        return RedirectResponse(f"{DOCS}/", HTTPStatus.PERMANENT_REDIRECT)
+
+    @routes.get(f"{DOCS}/{{address:path}}")
+    def documentation(address: str, if_none_match: Annotated[str, Header()] = "") -> Response:
+        if not site.is_built and not address:
+            return pages.render_alone("installation/documentation/missing.html")
+        found = site.find(address)
+        if found is not None:
+            if found.tag in if_none_match:
+                return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": found.tag})
+            return Response(found.body, headers=found.headers)
+        if site.is_folder(address):
+            return RedirectResponse(f"{DOCS}/{address}/", HTTPStatus.PERMANENT_REDIRECT)
+        raise NotFoundError(f"The documentation has no page {address}.")
+
+
+SITE_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "site"
+INDEX: Final = "index.html"
+
+MEDIA_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".csv": "text/csv; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+}
+# Names stay the same from version to version: every answer is asked for again.
+CACHE_CONTROL: Final = "no-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A file as it goes out."""
+
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def tag(self) -> str:
+        """Return what tells this content from any other."""
+        return self.headers["ETag"]
+
+
+class Site:
+    """A built site; only what was in it when this was made is ever read.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Need not be there: then nothing was built. This installation's own without one.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        root = SITE_DIR if directory is None else directory
+        self._files = {
+            path.relative_to(root).as_posix(): path
+            for path in root.rglob("*")
+            if path.suffix in MEDIA_TYPES and path.is_file()
+        }
+
+    @property
+    def is_built(self) -> bool:
+        """Return whether there is anything to read."""
+        return INDEX in self._files
+
+    def is_folder(self, address: str) -> bool:
+        """Return whether a page is at this address once a slash follows."""
+        return f"{address}/{INDEX}" in self._files
+
+    def find(self, address: str) -> Page | None:
+        """Return what is served at an address below the site's, or None.
+
+        Parameters
+        ----------
+        address : str
+            Empty, or ending in a slash, for a page.
+        """
+        name = f"{address}{INDEX}" if not address or address.endswith("/") else address
+        path = self._files.get(name)
+        if path is None:
+            return None
+        body = path.read_bytes()
+        headers = {
+            "Content-Type": MEDIA_TYPES[path.suffix],
+            "Cache-Control": CACHE_CONTROL,
+            "ETag": f'W/"{hashlib.sha256(body).hexdigest()[:16]}"',
+        }
+        return Page(body, headers)
+
+
+# ---- The client for jobs to install: a page that pip reads as a list of files, and its wheel ----
+
+
+CLIENT: Final = "/client"
+
+
+def add_client(routes: APIRouter, pages: Pages) -> None:
+    """Add the routes below ``/client``, of no project and for everybody."""
+
+    @routes.get(CLIENT)
+    def without_slash() -> Response:
+        return RedirectResponse(f"{CLIENT}/", HTTPStatus.PERMANENT_REDIRECT)
+
+    @routes.get(f"{CLIENT}/")
+    def files() -> Response:
+        return pages.render_alone(
+            "installation/documentation/client.html", wheel=NAME, sha256=client_wheel().sha256
+        )
+
+    @routes.get(f"{CLIENT}/{{name}}")
+    def file(name: str) -> Response:
+        if name != NAME:
+            raise NotFoundError(f"This server has {NAME} and no {name}.")
+        return Response(
+            client_wheel().content,
+            media_type="application/zip",
+            headers={"Cache-Control": "no-cache"},
+        )

@@ -1,0 +1,106 @@
+"""Whether the server lives, and whether all that it needs is there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Final, Generic, TypeVar
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from app.access.guard import api_router
+from app.installation.readiness import ReadinessProbe
+from app.platform.container import Container
+
+T = TypeVar("T")
+
+# Each look opens a connection to the broker. Whoever asks more often gets the same answer.
+READY_FOR_S: Final = 1.0
+
+
+class Health(BaseModel):
+    """The process answers: which one it is, and of which version."""
+
+    status: str
+    instance: str
+    version: str
+
+
+class PartBody(BaseModel):
+    """One thing that the server needs."""
+
+    ready: bool
+    detail: str
+
+
+class Readiness(BaseModel):
+    """All parts by name; `ready` if each of them is."""
+
+    ready: bool
+    parts: dict[str, PartBody]
+
+
+class Remembered(Generic[T]):
+    """What costs something to find out, and anybody may ask for: found out now and then.
+
+    Parameters
+    ----------
+    find : callable
+        Finds it out, in a thread; one at a time, while others wait for its answer without one.
+    for_s : float
+        How long an answer holds.
+    clock : callable
+        Returns seconds.
+    """
+
+    def __init__(
+        self, find: Callable[[], T], for_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find, self._for_s, self._clock = find, for_s, clock
+        self._lock = asyncio.Lock()
+        # Of its own: whoever is not known must not hold the threads of those who are.
+        self._limiter = CapacityLimiter(1)
+        self._known: tuple[float, T] | None = None
+
+    async def now(self) -> T:
+        """Return an answer that is not older than it may be."""
+        async with self._lock:
+            if self._known is None or self._known[0] <= self._clock():
+                answer = await anyio.to_thread.run_sync(self._find, limiter=self._limiter)
+                self._known = self._clock() + self._for_s, answer
+            return self._known[1]
+
+
+def router(container: Container) -> APIRouter:
+    """Return the routes that orchestrators ask."""
+    routes = api_router("operation")
+    health = Health(
+        status="ok", instance=container.settings.instance_name, version=version("paceline")
+    )
+
+    found = Remembered(ReadinessProbe(container).now, READY_FOR_S)
+
+    @routes.get("/healthz", summary="Whether the process answers")
+    async def healthz() -> Health:
+        return health
+
+    @routes.get(
+        "/readyz",
+        summary="Whether database, schema, broker and workers are there",
+        response_model=Readiness,
+        responses={503: {"model": Readiness, "description": "A part is not ready"}},
+    )
+    async def readyz() -> JSONResponse:
+        parts = {
+            part.name: PartBody(ready=part.ready, detail=part.detail) for part in await found.now()
+        }
+        body = Readiness(ready=all(part.ready for part in parts.values()), parts=parts)
+        return JSONResponse(body.model_dump(), 200 if body.ready else 503)
+
+    return routes

@@ -1,0 +1,86 @@
+"""How long analyses take, counted by all workers together."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import BigInteger, Uuid, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.platform.database.columns import Base
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+
+# ---- Tables of this installation as a whole: its worker processes, and how long they take ------
+
+
+class WorkerHeartbeat(Base):
+    """A living worker process; /readyz and the dashboard read it."""
+
+    __tablename__ = "worker_heartbeat"
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    host: Mapped[str]
+    pid: Mapped[int]
+    queues: Mapped[str]
+    started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    seen_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class AnalysisDuration(Base):
+    """Analyses of a range of durations; running sums, which no retention lowers."""
+
+    __tablename__ = "analysis_duration"
+
+    # the longest duration of the range
+    limit_s: Mapped[float] = mapped_column(primary_key=True, autoincrement=False)
+    analyses: Mapped[int] = mapped_column(BigInteger)
+    total_s: Mapped[float]
+
+
+# An analysis counts with the first of them that it does not exceed.
+LIMITS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class DurationHistogram:
+    """How many analyses took at most how long, and all of them together."""
+
+    # by the limit in seconds, rising; the last one is infinite and counts all
+    at_most: tuple[tuple[float, int], ...]
+    total_s: float
+
+
+def count_duration(tx: UnitOfWork, duration_s: float) -> None:
+    """Count an analysis; last in its transaction, for other workers wait for the row."""
+    limit_s = LIMITS_S[bisect.bisect_left(LIMITS_S, duration_s)]
+    counted = insert(AnalysisDuration).values(limit_s=limit_s, analyses=1, total_s=duration_s)
+    tx.session.execute(
+        counted.on_conflict_do_update(
+            index_elements=[AnalysisDuration.limit_s],
+            set_={
+                "analyses": AnalysisDuration.analyses + 1,
+                "total_s": AnalysisDuration.total_s + counted.excluded.total_s,
+            },
+        )
+    )
+
+
+def analysis_durations(tx: Reads) -> DurationHistogram:
+    """Return what has been counted since the database was made."""
+    rows = tx.session.execute(
+        select(AnalysisDuration.limit_s, AnalysisDuration.analyses, AnalysisDuration.total_s)
+    ).all()
+    limits_s = sorted({*LIMITS_S, *(row.limit_s for row in rows)})
+    return DurationHistogram(
+        at_most=tuple(
+            (limit_s, sum(row.analyses for row in rows if row.limit_s <= limit_s))
+            for limit_s in limits_s
+        ),
+        total_s=math.fsum(row.total_s for row in rows),
+    )

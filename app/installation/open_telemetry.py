@@ -1,0 +1,269 @@
+"""The metrics of `/metrics`, sent by OTLP every minute as well.
+
+They are the same families, read from the same registry, so that no metric is declared twice; only
+the server sends any, as only the server has `/metrics`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import StartupError
+from app.installation.metrics import METHODS, OTHER_METHOD, route_of
+from app.platform.telemetry import (
+    EXPORTS,
+    METRICS,
+    STOP_S,
+    TRACEPARENT,
+    Role,
+    is_on,
+    resource,
+    span,
+    usable,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import HistogramDataPoint, MetricsData, NumberDataPoint
+    from opentelemetry.sdk.metrics.export import Metric as SentMetric
+    from opentelemetry.sdk.resources import Resource
+
+
+INTERVAL: Final = "OTEL_METRIC_EXPORT_INTERVAL"
+DEFAULT_INTERVAL_MS: Final = 60_000.0  # of the specification
+UNITS: Final = {"_seconds": "s", "_bytes": "By"}
+
+log = structlog.get_logger(__name__)
+
+
+class ExportCounts(Collector):
+    """Exports of this process by outcome."""
+
+    def describe(self) -> list[Metric]:
+        """Return none: it would be collected once more for that."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        exports = CounterMetricFamily(
+            "paceline_otlp_exports",
+            "Batches of traces and metrics sent by OTLP, by outcome.",
+            labels=("signal", "outcome"),
+        )
+        for labels, count in EXPORTS.by_outcome.items():
+            exports.add_metric(labels, count)
+        yield exports
+        dropped = CounterMetricFamily(
+            "paceline_otlp_dropped_spans", "Spans for which there was no room to wait."
+        )
+        dropped.add_metric((), EXPORTS.dropped)
+        yield dropped
+        waiting = GaugeMetricFamily(
+            "paceline_otlp_waiting_spans", "Spans that wait to be sent by OTLP."
+        )
+        waiting.add_metric((), EXPORTS.waiting)
+        yield waiting
+
+
+@contextlib.contextmanager
+def sending_metrics(registry: CollectorRegistry) -> Iterator[None]:
+    """Send the metrics of a registry now and then, from a thread, where a receiver is named.
+
+    Raises
+    ------
+    StartupError
+        If a variable of the SDK cannot be used.
+    """
+    if not usable(METRICS):
+        yield
+        return
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415 - an extra
+        OTLPMetricExporter,
+    )
+    from opentelemetry.sdk.metrics.export import MetricExportResult  # noqa: PLC0415 - an extra
+
+    try:
+        interval_s = float(os.environ.get(INTERVAL) or DEFAULT_INTERVAL_MS) / 1000
+        if not 0 < interval_s <= threading.TIMEOUT_MAX:
+            message = f"{INTERVAL} must be above 0"
+            raise ValueError(message)  # noqa: TRY301 - as the SDK says of its own
+        exporter = OTLPMetricExporter()
+    except ValueError as error:
+        raise StartupError(f"OpenTelemetry cannot use its variables OTEL_…: {error}") from error
+    named, since_ns, done = resource("serve"), time.time_ns(), threading.Event()
+
+    def send() -> None:
+        while not done.wait(interval_s):
+            try:
+                families = list(registry.collect())
+                result = exporter.export(as_otlp(families, named, since_ns, time.time_ns()))
+            except Exception:
+                log.exception("metrics not sent")
+                EXPORTS.note(METRICS, exported=False)
+            else:
+                EXPORTS.note(METRICS, exported=result is MetricExportResult.SUCCESS)
+
+    thread = threading.Thread(target=send, name="paceline-otlp-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(STOP_S)
+
+
+def as_otlp(families: Iterable[Metric], named: Resource, since_ns: int, now_ns: int) -> MetricsData:
+    """Return families of Prometheus as OTLP has them; sums are cumulative.
+
+    Parameters
+    ----------
+    named : Resource
+        Whose they are.
+    since_ns, now_ns : int
+        Unix time at which counting began, and of the values; ns.
+    """
+    from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
+        MetricsData,
+        ResourceMetrics,
+        ScopeMetrics,
+    )
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+
+    metrics = [sent for one in families if (sent := _sent(one, since_ns, now_ns)) is not None]
+    scope = ScopeMetrics(InstrumentationScope("paceline"), metrics, "")
+    return MetricsData([ResourceMetrics(named, [scope], "")])
+
+
+def _sent(family: Metric, since_ns: int, now_ns: int) -> SentMetric | None:
+    """Return a family; None where it has no sample."""
+    from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an extra
+        AggregationTemporality,
+        Gauge,
+        Histogram,
+        Sum,
+    )
+    from opentelemetry.sdk.metrics.export import Metric as SentMetric  # noqa: PLC0415 - an extra
+
+    samples = [one for one in family.samples if not one.name.endswith("_created")]
+    if not samples:
+        return None
+    data: Gauge | Histogram | Sum
+    if family.type == "histogram":
+        data = Histogram(
+            _distributions(samples, since_ns, now_ns), AggregationTemporality.CUMULATIVE
+        )
+    elif family.type == "counter":
+        data = Sum(
+            _numbers(samples, since_ns, now_ns),
+            AggregationTemporality.CUMULATIVE,
+            is_monotonic=True,
+        )
+    else:
+        data = Gauge(_numbers(samples, since_ns, now_ns))
+    unit = next((unit for end, unit in UNITS.items() if family.name.endswith(end)), "")
+    return SentMetric(family.name, family.documentation, unit, data)
+
+
+def _numbers(samples: Sequence[Sample], since_ns: int, now_ns: int) -> list[NumberDataPoint]:
+    from opentelemetry.sdk.metrics.export import NumberDataPoint  # noqa: PLC0415 - an extra
+
+    return [NumberDataPoint(one.labels, since_ns, now_ns, one.value) for one in samples]
+
+
+def _distributions(
+    samples: Sequence[Sample], since_ns: int, now_ns: int
+) -> list[HistogramDataPoint]:
+    """Return histograms: OTLP counts within bounds, Prometheus up to them."""
+    from opentelemetry.sdk.metrics.export import HistogramDataPoint  # noqa: PLC0415 - an extra
+
+    up_to: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for one in samples:
+        labels = tuple(sorted((name, text) for name, text in one.labels.items() if name != "le"))
+        if one.name.endswith("_bucket"):
+            up_to[labels][float(one.labels["le"])] = one.value
+        elif one.name.endswith("_sum"):
+            sums[labels] = one.value
+    points = []
+    for labels, counts in up_to.items():
+        bounds = sorted(counts)
+        below = [0.0, *(counts[bound] for bound in bounds[:-1])]
+        within = [int(counts[b] - less) for b, less in zip(bounds, below, strict=True)]
+        points.append(
+            HistogramDataPoint(
+                attributes=dict(labels),
+                start_time_unix_nano=since_ns,
+                time_unix_nano=now_ns,
+                count=int(counts[bounds[-1]]),
+                sum=sums.get(labels, 0.0),
+                bucket_counts=within,
+                explicit_bounds=[bound for bound in bounds if not math.isinf(bound)],
+                # Prometheus keeps neither; absent, as the encoder takes None.
+                min=None,  # type: ignore[arg-type]
+                max=None,  # type: ignore[arg-type]
+            )
+        )
+    return points
+
+
+# ---- A span for each request: the beginning of a trace, or a part of the caller's --------------
+# Written here and not by OpenTelemetry's instrumentation of ASGI: that one names spans before the
+# route is known, makes two more for each part of a body, and keeps addresses with their queries.
+
+
+# Asked for every few seconds, by what wants to know whether the server lives.
+UNTRACED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+SERVER_ERROR: Final = 500
+
+
+class RequestSpans:
+    """ASGI middleware that makes the spans."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request within its span."""
+        if scope["type"] != "http" or scope["path"] in UNTRACED or not is_on():
+            await self.app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
+        path, status = scope["path"], SERVER_ERROR
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with span(
+            method, Role.SERVER, _caller(scope), http__request__method=method, url__path=path
+        ) as made:
+            try:
+                await self.app(scope, receive, observed_send)
+            finally:
+                route = route_of(scope)
+                made.rename(f"{method} {route}")
+                made.set(http__route=route, http__response__status_code=status)
+                if status >= SERVER_ERROR:
+                    made.fail(str(status))
+
+
+def _caller(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == TRACEPARENT.encode():
+            return str(value.decode("latin-1"))
+    return None

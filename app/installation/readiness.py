@@ -1,0 +1,387 @@
+"""Whether the installation is ready: its database, its schema, its broker and its workers."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from threading import Thread
+from typing import Any, Final, cast
+
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.errors import PacelineError
+from app.incidents.models.tables import AlertDelivery, AlertIncident, DeliveryState, IncidentState
+from app.installation.models import WorkerHeartbeat
+from app.platform.blobs import BlobObject, BlobPart
+from app.platform.broker import make_celery
+from app.platform.container import Container, TaskKind
+from app.platform.database.migrate import current_revision, expected_revision, is_behind
+from app.platform.database.states import SessionState, TaskState
+from app.platform.database.task_runs import TaskRun
+from app.platform.database.unit_of_work import Reads
+from app.platform.object_store import Objects, ObjectStore
+from app.platform.settings import Settings
+from app.sessions.models.tables import Session
+
+# ---- How the installation as a whole is doing: its queue and its workers -----------------------
+
+
+# A worker that has missed this many heartbeats in a row is taken for gone.
+MISSED_HEARTBEATS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker process and how long ago it was seen."""
+
+    id: uuid.UUID
+    host: str
+    pid: int
+    queues: str
+    seen_age_s: float
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationStatus:
+    """Counts by state; states without rows are there with 0."""
+
+    sessions: Mapping[SessionState, int]
+    tasks: Mapping[TaskState, int]
+    oldest_queued_s: float | None
+    workers: tuple[WorkerStatus, ...]
+
+
+def installation_status(tx: Reads, settings: Settings) -> InstallationStatus:
+    """Return counts of sessions and task runs, and the workers that were seen.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    sessions = tx.session.execute(select(Session.state, func.count()).group_by(Session.state)).all()
+    tasks = tx.session.execute(
+        select(TaskRun.state, func.count(), func.min(TaskRun.created_at)).group_by(TaskRun.state)
+    ).all()
+    oldest = next((row[2] for row in tasks if row[0] == TaskState.QUEUED), None)
+    workers = tx.session.execute(
+        select(WorkerHeartbeat).order_by(WorkerHeartbeat.host, WorkerHeartbeat.pid)
+    ).scalars()
+    return InstallationStatus(
+        sessions=dict.fromkeys(SessionState, 0) | {row[0]: row[1] for row in sessions},
+        tasks=dict.fromkeys(TaskState, 0) | {row[0]: row[1] for row in tasks},
+        oldest_queued_s=None if oldest is None else _age_s(oldest, tx.now),
+        workers=tuple(_worker_status(worker, tx.now, settings) for worker in workers),
+    )
+
+
+def _worker_status(worker: WorkerHeartbeat, now: datetime, settings: Settings) -> WorkerStatus:
+    age_s = _age_s(worker.seen_at, now)
+    return WorkerStatus(
+        id=worker.id,
+        host=worker.host,
+        pid=worker.pid,
+        queues=worker.queues,
+        seen_age_s=age_s,
+        alive=age_s <= MISSED_HEARTBEATS * settings.heartbeat_interval_s,
+    )
+
+
+def _age_s(time: datetime, now: datetime) -> float:
+    # A heartbeat that commits during the reading transaction is later than its `now`.
+    return max(0.0, (now - time).total_seconds())
+
+
+# Drivers name hosts, ports and accounts: that is for the log.
+NO_ANSWER: Final = "does not answer; the log says why"
+NO_WRITES: Final = "takes no writes; the log says why"
+# How redis-py calls that: at maxmemory, on a replica, and where its disk is full.
+REFUSES_WRITES: Final = frozenset({"OutOfMemoryError", "ReadOnlyError", "ResponseError"})
+
+# Of an answer about everything; orchestrators' probes wait for one second and more.
+BUDGET_S: Final = 0.8
+WRITTEN_KEY: Final = "paceline-ready"
+WRITTEN_FOR_S: Final = 60
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that the server needs, and in words why it is not ready."""
+
+    name: str
+    ready: bool
+    detail: str
+
+
+class ReadinessProbe:
+    """Finds out whether the database, its schema, the broker and the workers do their work.
+
+    Each is given a budget: probes of orchestrators give up after a second or more, and a part that
+    hangs must be named by then. While it hangs it is not asked again.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._looks: dict[str, Future[tuple[Part, ...]]] = {}
+
+    def now(self, budget_s: float = BUDGET_S) -> tuple[Part, ...]:
+        """Return the parts; never raises for one that is down: saying so is its purpose."""
+        begun = {
+            "database": self._look("database", _database_and_workers),
+            "broker": self._look("broker", _broker_alone),
+        }
+        wait(begun.values(), timeout=budget_s)
+        found: list[Part] = []
+        for name, look in begun.items():
+            if look.done():
+                found += look.result()
+            else:
+                _log.warning("not ready", part=name, error="hangs")
+                found.append(Part(name, ready=False, detail=f"no answer within {budget_s:g} s"))
+        return tuple(found)
+
+    def _look(
+        self, name: str, look: Callable[[Container], tuple[Part, ...]]
+    ) -> Future[tuple[Part, ...]]:
+        under_way = self._looks.get(name)
+        if under_way is None or under_way.done():
+            under_way = self._looks[name] = Future()
+            Thread(target=_finish, args=(under_way, look, self._container), daemon=True).start()
+        return under_way
+
+
+def _finish(
+    answer: Future[tuple[Part, ...]],
+    look: Callable[[Container], tuple[Part, ...]],
+    container: Container,
+) -> None:
+    try:
+        answer.set_result(look(container))
+    except BaseException as error:  # noqa: BLE001 - raised again by whoever asks
+        answer.set_exception(error)
+
+
+def _database_and_workers(container: Container) -> tuple[Part, ...]:
+    database = _database(container)
+    return (*database, _workers(container)) if database[0].ready else database
+
+
+def _broker_alone(container: Container) -> tuple[Part, ...]:
+    return (broker_part(container),)
+
+
+def _database(container: Container) -> tuple[Part, ...]:
+    expected = expected_revision()
+    try:
+        current = current_revision(container.engine)
+    except SQLAlchemyError as error:
+        _log.warning("not ready", part="database", error=str(error).splitlines()[0])
+        return (Part("database", ready=False, detail=NO_ANSWER),)
+    try:
+        with container.engine.connect() as connection:
+            # Only a database that takes writes gives one.
+            connection.execute(select(func.pg_current_xact_id()))
+    except SQLAlchemyError as error:
+        _log.warning("not ready", part="database", error=str(error).splitlines()[0])
+        return (Part("database", ready=False, detail=NO_WRITES),)
+    database = Part("database", ready=True, detail="answers")
+    if not is_behind(current):
+        # The version before keeps working while it is replaced.
+        later = "" if current == expected else ", of a later version"
+        return database, Part("schema", ready=True, detail=f"revision {current}{later}")
+    detail = f"revision {current}, this code needs {expected}: run `paceline migrate`"
+    return database, Part("schema", ready=False, detail=detail)
+
+
+def broker_part(container: Container, *, quietly: bool = False) -> Part:
+    """Return whether the broker answers and takes messages; the log says why not.
+
+    Parameters
+    ----------
+    quietly : bool
+        Say it as what is looked at often.
+    """
+    settings = container.settings
+    if settings.broker_url is None:
+        # Files: there is nothing to connect to, only a directory to write to.
+        ready = os.access(settings.data_dir / "broker", os.W_OK)
+        return Part("broker", ready=ready, detail="files" if ready else "directory not writable")
+    try:
+        with make_celery(settings).connection_for_write() as connection:
+            connection.connect()
+            if connection.transport.driver_type == "redis":
+                # It answers also where it takes no message: at its maxmemory, or read-only.
+                channel = cast("Any", connection.default_channel)
+                channel.client.set(WRITTEN_KEY, "1", ex=WRITTEN_FOR_S)
+    except Exception as error:  # noqa: BLE001 - each transport raises errors of its own
+        say = _log.debug if quietly else _log.warning
+        say("not ready", part="broker", error=str(error) or type(error).__name__)
+        detail = NO_WRITES if type(error).__name__ in REFUSES_WRITES else NO_ANSWER
+        return Part("broker", ready=False, detail=detail)
+    return Part("broker", ready=True, detail="answers")
+
+
+def _workers(container: Container) -> Part:
+    try:
+        with container.everywhere().reading() as tx:
+            workers = installation_status(tx, container.settings).workers
+    except SQLAlchemyError as error:
+        _log.warning("not ready", part="workers", error=str(error).splitlines()[0])
+        return Part("workers", ready=False, detail="not known: the database does not answer")
+    alive = [worker for worker in workers if worker.alive]
+    queues = {queue for worker in alive for queue in worker.queues.split(",")}
+    if "analysis" not in queues:
+        return Part("workers", ready=False, detail="no live worker takes analyses")
+    return Part("workers", ready=True, detail=f"{len(alive)} alive")
+
+
+# ---- Whether the object store does what it is needed for, and where the blobs of the installation
+#
+# The store is asked to do it with an object of its own; unlike `readiness` this is for a person who
+# asks, not for every look at the server.
+
+
+NAME: Final = "object store"
+PROBE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How many blobs the database holds, and how many it says that the object store has."""
+
+    in_database: int
+    in_store: int
+
+
+def placed(tx: Reads) -> Placed:
+    """Count the blobs of all projects."""
+    # Every blob has a first part.
+    here = select(func.count()).select_from(BlobPart).where(BlobPart.part == 0)
+    there = select(func.count()).select_from(BlobObject)
+    return Placed(tx.session.execute(here).scalar_one(), tx.session.execute(there).scalar_one())
+
+
+def store_part(objects: Objects | None, blobs: Placed | None) -> Part:
+    """Write, read, list and delete an object; never raises for what the store refuses.
+
+    Parameters
+    ----------
+    blobs : Placed or None
+        None where the database was not asked.
+    """
+    where = ""
+    if blobs is not None:
+        where = f"; blobs: {blobs.in_store:,} there, {blobs.in_database:,} in the database"
+    if objects is None:
+        if blobs is None or not blobs.in_store:
+            return Part(NAME, ready=True, detail=f"not configured{where}")
+        return Part(NAME, ready=False, detail=f"set PACELINE_BLOB_URL{where}")
+    refused = _refused(objects.store)
+    if refused is not None:
+        return Part(NAME, ready=False, detail=f"{refused}{where}")
+    return Part(NAME, ready=True, detail=f"writes, reads, lists and deletes{where}")
+
+
+def _refused(store: ObjectStore) -> str | None:
+    """Return in words the first thing that the store does not do."""
+    # In the order of the listing right before its own key, and no other.
+    before = f"probe-{uuid.uuid4()}"
+    key, data = f"{before}.", os.urandom(PROBE_BYTES)
+
+    def delete() -> bool:
+        store.delete([key])
+        return True
+
+    steps: tuple[tuple[str, Callable[[], bool]], ...] = (
+        ("write", lambda: store.write(key, [data]) == len(data)),
+        ("read", lambda: b"".join(store.read(key, len(data))) == data),
+        ("list", lambda: any(one.key == key for one in next(store.pages(before), ()))),
+        ("delete", delete),
+    )
+    for name, do in steps:
+        try:
+            done = do()
+        except PacelineError as error:
+            return f"cannot {name}: {error.message}"
+        if not done:
+            return f"cannot {name}: the object is not as it was written"
+    return None
+
+
+# ---- What is under way over all projects: tasks, deliveries and incidents, as metrics count it ---
+# Each statement reads an index of what is open, or of one day: no history makes a scrape slower.
+
+
+FAILURES_OVER: Final = timedelta(days=1)
+OPEN_TASKS: Final = tuple(state for state in TaskState if state in TaskState.OPEN)
+OPEN_DELIVERIES: Final = tuple(state for state in DeliveryState if state in DeliveryState.UNDERWAY)
+OPEN_INCIDENTS: Final = tuple(
+    state for state in IncidentState if state is not IncidentState.RESOLVED
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWork:
+    """Counts; what there is none of is there with 0."""
+
+    # by kind, queue and state
+    tasks: Mapping[tuple[str, str, TaskState], int]
+    # those that are not over
+    deliveries: Mapping[DeliveryState, int]
+    # given up, of those made within a day
+    failed_deliveries: int
+    # those that are not resolved
+    incidents: Mapping[IncidentState, int]
+
+
+def open_work(tx: Reads, kinds: Mapping[str, TaskKind]) -> OpenWork:
+    """Return what is under way.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    tasks = tx.session.execute(
+        select(TaskRun.kind, TaskRun.state, func.count())
+        .where(TaskRun.state.in_(OPEN_TASKS))
+        .group_by(TaskRun.kind, TaskRun.state)
+    ).all()
+    deliveries = tx.session.execute(
+        select(AlertDelivery.state, func.count())
+        .where(AlertDelivery.state.in_(OPEN_DELIVERIES))
+        .group_by(AlertDelivery.state)
+    ).all()
+    failed = tx.session.execute(
+        select(func.count()).where(
+            AlertDelivery.created_at >= tx.now - FAILURES_OVER,
+            AlertDelivery.state == DeliveryState.FAILED,
+        )
+    ).scalar_one()
+    incidents = tx.session.execute(
+        select(AlertIncident.state, func.count())
+        .where(AlertIncident.state.in_(OPEN_INCIDENTS))
+        .group_by(AlertIncident.state)
+    ).all()
+    none = {(kind.name, kind.queue, state): 0 for kind in kinds.values() for state in OPEN_TASKS}
+    return OpenWork(
+        tasks=none
+        | {
+            # A kind of another version has no queue here.
+            (row[0], kinds[row[0]].queue, row[1]): row[2]
+            for row in tasks
+            if row[0] in kinds
+        },
+        deliveries=dict.fromkeys(OPEN_DELIVERIES, 0) | {row[0]: row[1] for row in deliveries},
+        failed_deliveries=failed,
+        incidents=dict.fromkeys(OPEN_INCIDENTS, 0) | {row[0]: row[1] for row in incidents},
+    )

@@ -1,0 +1,559 @@
+"""The fleet over the API: what stragglers cost it in a time, and the paper's figures."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+
+from app.access.guard import Here, api_router
+from app.analysis.fleet import Point
+from app.analysis.replay.metrics import STRAGGLING
+from app.incidents.models.tables import IncidentState
+from app.incidents.reads import MAX_CHARACTERS
+from app.jobs.current import FLEET, FleetFilter, Loss, Moment, Show, Standing
+from app.jobs.fleet import fleet_view
+from app.jobs.fleet_costs import JobFigures, ReportFilter, job_figures
+from app.jobs.fleet_report import Curve, FleetReport, figures, fleet_report
+from app.jobs.fleet_report import Name as FleetReportName
+from app.jobs.saved_views import (
+    MAX_NAME_CHARACTERS,
+    MAX_QUERY_CHARACTERS,
+    View,
+    change_view,
+    delete_view,
+    list_views,
+    save_view,
+    shared_view,
+)
+from app.jobs.search import Found, find
+from app.jobs.time_axis import (
+    MOST_LISTED,
+    JobAxis,
+    delete_note,
+    job_axis,
+    known_job,
+    notes_of,
+    write_note,
+)
+from app.platform.database.states import NoteKind, SessionState
+from app.platform.validation import Moment as ValidationMoment
+from app.sessions.api.read import SessionBody, session_body
+from app.web import problems
+from app.web.bodies import ReadBody
+from app.web.lists import PageRequest
+
+Since = Annotated[
+    AwareDatetime | None,
+    Query(alias="from", description="Start; default: a week before the end."),
+]
+Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
+
+# No label holds such a character, and the database takes none.
+_NO_NUL: Final = r"^[^\x00]*$"
+Labeled = Annotated[
+    str, Query(max_length=200, pattern=_NO_NUL, description="Only sessions with this label.")
+]
+LabelText = Annotated[
+    str,
+    Query(max_length=200, pattern=_NO_NUL, description="`name=value`, or the name of a label."),
+]
+
+
+class CostsBody(ReadBody):
+    """GPU-hours for which verdicts stand, and of these what stragglers cost."""
+
+    used_gpu_hours: float = Field(validation_alias="used")
+    lost_gpu_hours: float = Field(validation_alias="lost")
+    waste: float = Field(validation_alias="share")
+    jobs: int
+    sessions: int
+
+
+class PeriodBody(CostsBody):
+    """The same of a part of the trend."""
+
+    since: datetime
+    until: datetime
+
+
+class CoverageBody(ReadBody):
+    """How many sessions and jobs count, and which do not.
+
+    `without` are sessions without a verdict, by their state.
+    """
+
+    sessions: int = Field(validation_alias="received")
+    counted_sessions: int = Field(validation_alias="counted")
+    without: dict[SessionState, int]
+    jobs: int
+    counted_jobs: int
+    silent_jobs: int = Field(validation_alias="silent")
+
+
+class NamedCostBody(BaseModel):
+    """What a job, a cause or a host cost, GPU-hours; causes of a job may overlap."""
+
+    name: str
+    lost_gpu_hours: float
+    jobs: int
+    sessions: int | None
+    guessed: bool = Field(default=False, description="Of a host: its name may be a container's.")
+
+
+class LabelCostBody(ReadBody):
+    """What the jobs of a team or an owner cost, GPU-hours; without a name those that have none."""
+
+    name: str | None
+    used_gpu_hours: float = Field(validation_alias="used")
+    lost_gpu_hours: float = Field(validation_alias="lost")
+    jobs: int
+
+
+class ExampleBody(ReadBody):
+    """A job at the upper end of a figure, by its median session."""
+
+    job: str
+    session: uuid.UUID
+    number: int
+    value: float
+    what: str = Field(validation_alias="note")
+
+
+class FigureBody(ReadBody):
+    """A figure of the paper, of this fleet."""
+
+    name: FleetReportName
+    jobs: int
+    curves: list[Curve]
+    paper: list[Point]
+    examples: list[ExampleBody]
+
+
+class MeasuredFixBody(ReadBody):
+    """A fix that was measured in the time; gains are shares of the step time."""
+
+    job: str
+    title: str
+    session: uuid.UUID
+    measured_by: uuid.UUID
+    predicted_gain: float = Field(validation_alias="predicted")
+    at_most: bool
+    realized_gain: float = Field(validation_alias="realized")
+    not_comparable: str | None = Field(validation_alias="unlike")
+
+
+class FleetReportBody(BaseModel):
+    """What stragglers cost a fleet in a time; the last part of the trend is the time itself."""
+
+    since: datetime
+    until: datetime
+    coverage: CoverageBody
+    costs: CostsBody
+    trend: list[PeriodBody]
+    straggling_jobs: int
+    causes: list[NamedCostBody]
+    unexplained_gpu_hours: float
+    jobs: list[NamedCostBody]
+    teams: list[LabelCostBody]
+    owners: list[LabelCostBody]
+    hosts: list[NamedCostBody]
+    fixes: list[MeasuredFixBody]
+    incidents_opened: int
+    incidents_resolved: int
+    figures: list[FigureBody]
+
+
+def router() -> APIRouter:
+    """Return the route of the fleet's report."""
+    routes = api_router("fleet", "/api/v1/fleet")
+
+    @routes.get("/report", summary="What stragglers cost in a time")
+    def get_report(  # noqa: PLR0913 - one for each parameter
+        container: Here,
+        since: Since = None,
+        until: Until = None,
+        *,
+        team: Labeled = "",
+        owner: Labeled = "",
+        label: LabelText = "",
+    ) -> FleetReportBody:
+        filters = ReportFilter(team, owner, label)
+        with container.reading() as tx:
+            found = fleet_report(tx, since, until, filters)
+            jobs = job_figures(tx, since, until, filters)
+        return _body(found, jobs)
+
+    return routes
+
+
+def _body(report: FleetReport, jobs: Sequence[JobFigures]) -> FleetReportBody:
+    return FleetReportBody(
+        since=report.since,
+        until=report.until,
+        coverage=CoverageBody.model_validate(report.coverage),
+        costs=CostsBody.model_validate(report.costs),
+        trend=[
+            PeriodBody(
+                since=part.since, until=part.until, **dict(CostsBody.model_validate(part.costs))
+            )
+            for part in report.spent.trend
+        ],
+        straggling_jobs=report.spent.straggling,
+        causes=[
+            NamedCostBody(name=one.cause, lost_gpu_hours=one.lost, jobs=one.jobs, sessions=None)
+            for one in report.spent.causes
+        ],
+        unexplained_gpu_hours=report.unexplained,
+        jobs=[
+            NamedCostBody(name=one.job, lost_gpu_hours=one.lost, jobs=1, sessions=one.sessions)
+            for one in report.spent.jobs
+        ],
+        teams=[LabelCostBody.model_validate(one) for one in report.spent.teams],
+        owners=[LabelCostBody.model_validate(one) for one in report.spent.owners],
+        hosts=[
+            NamedCostBody(
+                name=one.host,
+                lost_gpu_hours=one.lost,
+                jobs=one.jobs,
+                sessions=one.sessions,
+                guessed=one.guessed,
+            )
+            for one in report.spent.hosts
+        ],
+        fixes=[MeasuredFixBody.model_validate(one) for one in report.fixes],
+        incidents_opened=report.opened,
+        incidents_resolved=report.resolved,
+        figures=[FigureBody.model_validate(one) for one in figures(jobs)],
+    )
+
+
+# ---- A job over time: its sessions, the events between them, and the changes that lasted -------
+
+
+def history_router() -> APIRouter:
+    """Return the route of a job's history."""
+    routes = api_router("jobs", "/api/v1")
+
+    @routes.get("/jobs/{job}/history", summary="A job over time")
+    def get_history(
+        container: Here,
+        job: Annotated[str, Path(description="Name of the job.")],
+        since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
+        until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
+    ) -> JobAxis:
+        """Return what its sessions measured, what happened, and which changes lasted."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return job_axis(tx, job, since=since, until=until)
+
+    return routes
+
+
+# ---- Jobs over the API: how each stands by its latest session, as the fleet lists them ---------
+
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+# No row holds the character that the database takes none of.
+Word = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
+
+
+class JobIncidentBody(BaseModel):
+    """The most pressing open incident of a job."""
+
+    id: uuid.UUID
+    state: IncidentState
+
+
+class JobBody(BaseModel):
+    """A job, and how it stands.
+
+    `told` is the latest session that is through, whose verdict stands for the job; `latest` may
+    still be under way. `finished` where the job said that it ended.
+    """
+
+    name: str
+    labels: dict[str, str]
+    finished: bool
+    incident: JobIncidentBody | None
+    latest_session: uuid.UUID
+    latest_received_at: datetime
+    told: SessionBody
+
+
+class JobListBody(BaseModel):
+    """Jobs, the one that loses most first; `total` are all that match."""
+
+    jobs: list[JobBody]
+    total: int = Field(description="With a session in the time.")
+    page: int
+
+
+def jobs_router() -> APIRouter:
+    """Return the route of jobs."""
+    routes = api_router("jobs", "/api/v1")
+
+    @routes.get("/jobs", summary="Jobs, the one that loses most first")
+    def get_jobs(  # noqa: PLR0913 - what may be asked for
+        container: Here,
+        *,
+        q: Annotated[Word, Query(description="Words in a name, a label, a cause or a host.")] = "",
+        show: Show = Show.ALL,
+        owner: Word = "",
+        label: Annotated[Word, Query(description="`name=value`, or the name of a label.")] = "",
+        loss: Loss | None = None,
+        since: Annotated[
+            AwareDatetime | None,
+            Query(alias="from", description="Only jobs with a session since then."),
+        ] = None,
+        sort: Annotated[
+            str,
+            Query(pattern=f"^-?({'|'.join(FLEET.sorts)})$", description="A minus: largest first."),
+        ] = FLEET.default_sort,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+    ) -> JobListBody:
+        with container.reading() as tx:
+            found = fleet_view(
+                tx,
+                Moment(since, None, True, STRAGGLING),  # noqa: FBT003 - incidents are those of now
+                FleetFilter(" ".join(q.split()), show, owner, label.strip(), loss),
+                page=PageRequest(sort, page, limit),
+                brief=True,
+            )
+        rows = found.page
+        return JobListBody(
+            jobs=[_job(job) for job in rows.rows], total=rows.total, page=rows.number
+        )
+
+    return routes
+
+
+def _job(job: Standing) -> JobBody:
+    urgent = job.incident
+    return JobBody(
+        name=job.name,
+        labels=dict(job.labels),
+        finished=job.finished,
+        incident=None if urgent is None else JobIncidentBody(id=urgent.id, state=urgent.state),
+        latest_session=job.latest.id,
+        latest_received_at=job.latest.received_at,
+        told=session_body(job.told),
+    )
+
+
+# ---- Notes on a job's time axis: write one, list them, take one back ---------------------------
+
+
+MOST_CHARACTERS = 2000
+
+JobName = Annotated[str, Path(description="Name of the job.")]
+# The database takes no NUL.
+Words = Annotated[
+    str,
+    StringConstraints(
+        strip_whitespace=True, min_length=1, max_length=MOST_CHARACTERS, pattern=r"^[^\x00]*$"
+    ),
+]
+By = Annotated[
+    str | None,
+    Field(min_length=1, max_length=200, description="Taken from the sign-in where there is one."),
+]
+
+
+class NewNoteBody(BaseModel):
+    """What happened to a job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Words = Field(examples=["image 2026.11.3: NCCL 2.27"])
+    kind: NoteKind = NoteKind.NOTE
+    at: Annotated[ValidationMoment | None, Field(description="When it happened; default: now.")] = (
+        None
+    )
+    by: By = None
+
+
+class NoteBody(BaseModel):
+    """A note: when it happened, and who wrote it down when."""
+
+    id: int
+    at: datetime
+    kind: NoteKind
+    text: str = Field(validation_alias="words")
+    author: str
+    noted_at: datetime
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class NotesBody(BaseModel):
+    """Notes, what happened last first."""
+
+    notes: list[NoteBody]
+
+
+def notes_router() -> APIRouter:
+    """Return the routes of notes."""
+    routes = api_router("jobs", "/api/v1/jobs/{job}/notes")
+
+    @routes.get("", summary="Notes on a job's time axis")
+    def get_notes(
+        container: Here,
+        job: JobName,
+        since: Annotated[AwareDatetime | None, Query(alias="from")] = None,
+        until: Annotated[AwareDatetime | None, Query(alias="to")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = MOST_LISTED,
+    ) -> NotesBody:
+        """Return what happened last first."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            found = notes_of(tx, job, since=since, until=until, limit=limit)
+        return NotesBody(notes=[NoteBody.model_validate(note) for note in found])
+
+    @routes.post(
+        "",
+        status_code=HTTPStatus.CREATED,
+        summary="Note what happened to a job",
+        responses={409: problems.described("It is to come, or the job has too many notes")},
+    )
+    def post_note(container: Here, job: JobName, body: NewNoteBody) -> NoteBody:
+        """Mark a deployment, a change or a remark on the job's time axis."""
+        note = write_note(container, job, words=body.text, kind=body.kind, at=body.at, by=body.by)
+        return NoteBody.model_validate(note)
+
+    @routes.delete("/{note}", status_code=HTTPStatus.NO_CONTENT, summary="Delete a note")
+    def remove_note(
+        container: Here,
+        job: JobName,
+        note: int,
+        by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    ) -> Response:
+        """Take it off the time axis."""
+        delete_note(container, job, note, by)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    return routes
+
+
+# ---- Saved views of the fleet over the API: a person's own ones, and any by its id -------------
+
+
+# The database takes no NUL.
+_VIEWS_NO_NUL = r"^[^\x00]*$"
+Name = Annotated[
+    str,
+    StringConstraints(
+        strip_whitespace=True, min_length=1, max_length=MAX_NAME_CHARACTERS, pattern=_VIEWS_NO_NUL
+    ),
+]
+AddressQuery = Annotated[
+    str,
+    StringConstraints(max_length=MAX_QUERY_CHARACTERS, pattern=_VIEWS_NO_NUL),
+    Field(
+        description="Parameters of the fleet's address; its page and tab are left out.",
+        examples=["owner=ann&sort=-lost&range=7d"],
+    ),
+]
+
+
+class NewViewBody(BaseModel):
+    """A view to save."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    query: AddressQuery
+
+
+class ChangedViewBody(BaseModel):
+    """What changes of a view; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name | None = None
+    query: AddressQuery | None = None
+
+
+class ViewsBody(BaseModel):
+    """Views, by name."""
+
+    views: list[View]
+
+
+def views_router() -> APIRouter:
+    """Return the routes of saved views."""
+    routes = api_router("fleet", "/api/v1/views")
+    taken: dict[int | str, dict[str, Any]] = {
+        409: problems.described("There is a view of that name, or too many")
+    }
+
+    @routes.get("", summary="Your saved views of the fleet")
+    def get_views(container: Here) -> ViewsBody:
+        """Return the views of whoever asks; all who did not sign in have the same."""
+        with container.reading() as tx:
+            return ViewsBody(views=list_views(tx, container.principal))
+
+    @routes.post(
+        "", status_code=HTTPStatus.CREATED, summary="Save a view of the fleet", responses=taken
+    )
+    def post_view(container: Here, body: NewViewBody) -> View:
+        """Keep a filter and an order under a name."""
+        return save_view(container, body.name, body.query)
+
+    @routes.get("/{view}", summary="A saved view, whoever saved it")
+    def get_view(container: Here, view: uuid.UUID) -> View:
+        """Return what the link `/views/{view}` leads to."""
+        with container.reading() as tx:
+            return shared_view(tx, view)
+
+    @routes.patch("/{view}", summary="Rename or change a view", responses=taken)
+    def patch_view(container: Here, view: uuid.UUID, body: ChangedViewBody) -> View:
+        """Change a view of your own."""
+        return change_view(container, view, name=body.name, query=body.query)
+
+    @routes.delete("/{view}", status_code=HTTPStatus.NO_CONTENT, summary="Delete a view")
+    def delete_one(container: Here, view: uuid.UUID) -> Response:
+        """Delete a view of your own; its link leads nowhere from then on."""
+        delete_view(container, view)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    return routes
+
+
+# ---- What a few words lead to ------------------------------------------------------------------
+
+
+class SearchBody(BaseModel):
+    """What was found, a handful of each kind."""
+
+    found: list[Found]
+
+
+def search_router() -> APIRouter:
+    """Return the route of the search."""
+    routes = api_router("sessions", "/api/v1")
+
+    @routes.get("/search", summary="Jobs, sessions, hosts and incidents by words")
+    def get_found(
+        container: Here,
+        q: Annotated[
+            str,
+            Query(
+                max_length=MAX_CHARACTERS,
+                pattern=r"^[^\x00]*$",
+                description="Words, all of which must be in a name; numbers of sessions; ids.",
+            ),
+        ] = "",
+    ) -> SearchBody:
+        with container.reading() as tx:
+            found = find(tx, q)
+        return SearchBody(found=found)
+
+    return routes

@@ -1,0 +1,457 @@
+"""The read side of the fleet: its sums over all jobs, and a page of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    true,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import aliased
+
+from app.analysis.budget.split import Losses
+from app.analysis.report.session_verdict import VerdictCause
+from app.incidents.models.tables import IncidentState
+from app.jobs.current import (
+    FleetFilter,
+    Found,
+    Loss,
+    Moment,
+    Show,
+    Standing,
+    matches,
+    order,
+    sessions_of,
+    shown,
+    silent_order,
+    standing,
+    standing_of,
+)
+from app.jobs.models import Job
+from app.platform.database.columns import as_json, total
+from app.platform.database.projects import Project
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.history import FLEET_SESSIONS
+from app.sessions.models.tables import CAUSES, Session, StoredVerdict
+from app.web.lists import Page, PageRequest, last_page
+
+# Jobs on a page, and silent ones below them.
+PAGE: Final = 50
+SILENT_PAGE: Final = 20
+# Most owners that may be chosen.
+OWNERS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that stand alike: how many, and what they lose."""
+
+    state: SessionState  # of the latest session
+    slow: bool
+    verdict: bool  # whether a slowdown is known
+    incident: IncidentState | None  # of the most pressing one
+    heard: bool  # whether there is a session in the time; the others are silent
+    finished: bool  # whether the jobs said that they ended
+    jobs: int  # all
+    found: int  # like what is asked for, whatever they are to show: slow ones, or others
+    matching: int  # that are asked for; the others of the numbers below are theirs
+    told: int  # with a verdict of the time; the sums below are theirs
+    gpus: int
+    lost: float  # GPU-hours each hour: of each job its largest loss
+    # wasted, between, together: all that is lost to stragglers, between steps, and as all workers
+    # compute slower, GPU-hours each hour
+    wasted: float
+    between: float
+    together: float
+    most: float  # of the job that loses most
+    job: str | None  # its name
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """A page of the fleet, with the sums over all of it."""
+
+    now: datetime
+    filters: FleetFilter
+    # Of all jobs, but for those of the archive, which are their own.
+    groups: Sequence[Group]
+    owners: Sequence[str]  # that jobs have
+    # Those with data in the time, and those without.
+    page: Page[Standing]
+    silent: Page[Standing]
+
+
+_FIRST: Final = PageRequest(size=PAGE)
+_GROUPS: Final = TypeAdapter(tuple[Group, ...])
+_FOUND: Final = TypeAdapter(tuple[Found, ...])
+
+
+def fleet_view(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    at: Moment,
+    filters: FleetFilter,
+    *,
+    page: PageRequest = _FIRST,
+    silent_page: int = 1,
+    brief: bool = False,
+) -> FleetView:
+    """Return a page of the fleet.
+
+    Parameters
+    ----------
+    silent_page : int
+        The last one where there are not that many.
+    brief : bool
+        Whether no slowdowns of earlier sessions are needed: for files of many jobs.
+    """
+    jobs = standing(at, archived=filters.show is Show.ARCHIVED)
+    one = jobs.c
+    found_by = matches(one, filters)
+    matching = and_(found_by, shown(one, filters.show))
+    found = tx.session.execute(
+        select(
+            _groups(jobs, found_by, matching),
+            _owners(jobs),
+            _page(jobs, and_(one.heard, matching), order(one, page.sort), page.page, page.size),
+            _page(jobs, and_(~one.heard, matching), silent_order(one), silent_page, SILENT_PAGE),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    groups = _GROUPS.validate_python(found[0] or ())
+    rows, silent = (_FOUND.validate_python(part or ()) for part in found[2:])
+    names = [*rows, *silent]
+    sessions = sessions_of(tx, {id_ for row in names for id_ in (row.latest, row.told)})
+    slowdowns = {} if brief else _slowdowns(tx, [row.job for row in rows], at)
+    total, quiet = (
+        sum(group.matching for group in groups if group.heard is heard) for heard in (True, False)
+    )
+    return FleetView(
+        now=tx.now,
+        filters=filters,
+        groups=groups,
+        owners=sorted(found[1] or (), key=str.lower),
+        page=Page(
+            [standing_of(row, sessions, slowdowns.get(row.job, ())) for row in rows],
+            last_page(page.page, total, page.size),
+            total,
+            page.size,
+        ),
+        silent=Page(
+            [standing_of(row, sessions, ()) for row in silent],
+            last_page(silent_page, quiet, SILENT_PAGE),
+            quiet,
+            SILENT_PAGE,
+        ),
+    )
+
+
+def _groups(
+    jobs: CTE, found: ColumnElement[bool], matching: ColumnElement[bool]
+) -> ScalarSelect[Any]:
+    one = jobs.c
+    key = (
+        one.state,
+        one.slow,
+        one.slowdown.is_not(None),
+        one.incident_state,
+        one.heard,
+        one.finished,
+    )
+    counted = one.heard & one.told_lost.is_not(None) & matching
+    first = func.array_agg(aggregate_order_by(one.name, one.told_lost.desc(), one.name))
+    groups = select(
+        one.state,
+        one.slow,
+        one.slowdown.is_not(None).label("verdict"),
+        one.incident_state.label("incident"),
+        one.heard,
+        one.finished,
+        func.count().label("jobs"),
+        func.count().filter(found).label("found"),
+        func.count().filter(matching).label("matching"),
+        func.count().filter(counted).label("told"),
+        func.coalesce(func.sum(one.told_gpus).filter(counted), 0).label("gpus"),
+        func.coalesce(total(one.told_lost, counted), 0.0).label("lost"),
+        *(
+            func.coalesce(total(one.told_gpus * one[loss], counted), 0.0).label(loss)
+            for loss in (Loss.BETWEEN, Loss.TOGETHER)
+        ),
+        func.coalesce(total(one.told_wasted, counted), 0.0).label("wasted"),
+        func.coalesce(func.max(one.told_lost).filter(counted), 0.0).label("most"),
+        first.filter(counted)[1].label("job"),
+    ).group_by(*key)
+    return as_json(groups)
+
+
+def _owners(jobs: CTE) -> ScalarSelect[Any]:
+    owner = jobs.c.labels["owner"].astext
+    owners = (
+        select(owner.label("owner"))
+        .where(owner.is_not(None))
+        .distinct()
+        .order_by(owner)
+        .limit(OWNERS)
+        .subquery("owners")
+    )
+    return select(func.jsonb_agg(owners.c.owner)).scalar_subquery()
+
+
+def _page(
+    jobs: CTE,
+    listed: ColumnElement[bool],
+    ordered: Sequence[ColumnElement[Any]],
+    number: int,
+    size: int,
+) -> ScalarSelect[Any]:
+    """Return the jobs of a page in their order; of the last one where there are not that many."""
+    one = jobs.c
+    total = select(func.count()).select_from(jobs).where(listed).scalar_subquery()
+    last = func.greatest(0, (total - 1) // size) * size
+    place = func.row_number().over(order_by=list(ordered))
+    rows = (
+        select(
+            one.job_id.label("job"),
+            one.name,
+            one.latest,
+            one.told,
+            one.labels,
+            one.incident,
+            one.incident_state,
+            one.finished,
+            place.label("place"),
+        )
+        .where(listed)
+        .order_by(place)
+        .limit(size)
+        .offset(func.least(size * (number - 1), last))
+        .subquery()
+    )
+    row = func.to_jsonb(rows.table_valued())
+    return select(func.jsonb_agg(aggregate_order_by(row, rows.c.place))).scalar_subquery()
+
+
+def _slowdowns(tx: Reads, jobs: Sequence[int], at: Moment) -> dict[int, list[float | None]]:
+    """Return the slowdowns of the latest sessions of each job, as far as they are through."""
+    session = aliased(Session)
+    of_job = (
+        select(
+            session.state,
+            session.received_at,
+            session.id,
+            case((session.state == SessionState.ANALYZED, StoredVerdict.slowdown)).label(
+                "slowdown"
+            ),
+        )
+        .outerjoin(StoredVerdict, StoredVerdict.session_id == session.id)
+        .where(session.job_id == Job.id)
+        .order_by(session.received_at.desc(), session.id)
+        .limit(FLEET_SESSIONS)
+        .correlate(Job)
+    )
+    if at.until is not None:
+        of_job = of_job.where(session.received_at <= at.until)
+    latest = of_job.lateral("latest")
+    found: dict[int, list[float | None]] = {}
+    for job, slowdown in tx.session.execute(
+        select(Job.id, latest.c.slowdown)
+        .join(latest, true())
+        .where(Job.id.in_(jobs), latest.c.state.not_in(SessionState.UNDERWAY))
+        .order_by(Job.id, latest.c.received_at, latest.c.id.desc())
+    ):
+        found.setdefault(job, []).append(slowdown)
+    return found
+
+
+# ---- The files of the fleet: thousands of jobs, of each what its line says and no more ---------
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """The session whose numbers stand for a job: the latest that is through."""
+
+    state: SessionState
+    world: int
+    dp: int
+    pp: int
+    tp: int
+    cp: int
+    vpp: int
+    # of its verdict
+    level: str | None
+    slowdown: float | None
+    low: float | None
+    high: float | None
+    published: float | None
+    lost: float | None
+    stragglers: float | None
+    between: float | None
+    together: float | None
+    causes: Sequence[VerdictCause] | None  # where one of them is named
+
+    @property
+    def measured(self) -> float | None:
+        """Return how slow it is; None without a verdict, or while that is made anew."""
+        return self.slowdown if self.state is SessionState.ANALYZED else None
+
+    @property
+    def lost_each_hour(self) -> float | None:
+        """Return the GPU-hours that the largest known loss costs in each hour of running."""
+        known = self.state in SessionState.REPORTED and self.lost is not None
+        return self.world * self.lost if known and self.lost is not None else None
+
+    @property
+    def losses(self) -> Losses | None:
+        """Return what of the time is lost to what; None where that is not known."""
+        found = (self.stragglers, self.between, self.together)
+        if self.state not in SessionState.REPORTED or None in found:
+            return None
+        return Losses(*(share or 0.0 for share in found))
+
+
+@dataclass(frozen=True, slots=True)
+class FileJob:
+    """A job as a line of a file has it."""
+
+    name: str
+    labels: Mapping[str, str]
+    incident: IncidentState | None  # of the most pressing open one
+    told: Through
+    # of its latest session
+    state: SessionState
+    number: int
+    received_at: datetime
+    reason: str | None
+    reason_code: str | None
+    discrepancy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a silent job stands among these: what they are in order by."""
+
+    rank: int
+    received_at: datetime
+    name: str
+
+
+# Columns of `_query` up to those of the session whose numbers stand, and with them.
+_LATEST: Final = 9
+_TOLD: Final = _LATEST + len(fields(Through))
+
+_latest, _told = aliased(Session), aliased(Session)
+_of_latest, _verdict = aliased(StoredVerdict), aliased(StoredVerdict)
+
+
+def heard_jobs(tx: Reads, at: Moment, filters: FleetFilter, page: PageRequest) -> list[FileJob]:
+    """Return a page of the jobs with data in a time, as the fleet's page orders them.
+
+    It is the last one that is not full.
+    """
+    one = standing(at, archived=filters.show is Show.ARCHIVED).c
+    query = _query(one, at, filters).where(one.heard).order_by(*order(one, page.sort))
+    query = query.limit(page.size).offset(page.size * (page.page - 1))
+    return [_job(row) for row in tx.session.execute(query)]
+
+
+def silent_jobs(
+    tx: Reads, at: Moment, filters: FleetFilter, after: Place | None, size: int
+) -> tuple[list[FileJob], Place | None]:
+    """Return the next silent jobs in the order of pages, and where the last one of them stands.
+
+    Parameters
+    ----------
+    after : Place or None
+        Where the last one before these stands; None for the first ones.
+    size : int
+        At most; fewer are all that there are.
+    """
+    one = standing(at, archived=filters.show is Show.ARCHIVED).c
+    query = _query(one, at, filters).where(~one.heard).order_by(*silent_order(one)).limit(size)
+    if after is not None:
+        query = query.where(
+            or_(
+                one.rank > after.rank,
+                and_(
+                    one.rank == after.rank,
+                    or_(
+                        one.received_at < after.received_at,
+                        and_(one.received_at == after.received_at, one.name > after.name),
+                    ),
+                ),
+            )
+        )
+    found = tx.session.execute(query.add_columns(one.rank)).all()
+    jobs = [_job(row) for row in found]
+    last = jobs[-1] if len(jobs) == size else None
+    place = None if last is None else Place(found[-1].rank, last.received_at, last.name)
+    return jobs, place
+
+
+def _query(one: Any, at: Moment, filters: FleetFilter) -> Select[Any]:  # noqa: ANN401 - columns of a CTE
+    is_slow = or_(_verdict.level == "slow", _verdict.slowdown >= at.slow)
+    named = or_(
+        and_(_told.state == SessionState.ANALYZED, is_slow),
+        _told.state == SessionState.NO_VERDICT,
+    )
+    columns: list[ColumnElement[Any]] = [
+        one.name,
+        one.labels,
+        one.incident_state,
+        _latest.state.label("state"),
+        _latest.number.label("number"),
+        _latest.received_at.label("received_at"),
+        _latest.reason.label("reason"),
+        _latest.reason_code.label("reason_code"),
+        _of_latest.discrepancy.label("discrepancy"),
+        _told.state.label("told_state"),
+        _told.world.label("world"),
+        _told.dp.label("dp"),
+        _told.pp.label("pp"),
+        _told.tp.label("tp"),
+        _told.cp.label("cp"),
+        _told.vpp.label("vpp"),
+        _verdict.level.label("level"),
+        _verdict.slowdown.label("slowdown"),
+        _verdict.low.label("low"),
+        _verdict.high.label("high"),
+        _verdict.published.label("published"),
+        _verdict.lost.label("lost"),
+        _verdict.lost_to_stragglers.label("stragglers"),
+        _verdict.lost_between.label("between"),
+        _verdict.lost_together.label("together"),
+        # A document takes as long to read as all the rest of a line.
+        type_coerce(case((named, _verdict.document["causes"])), CAUSES).label("causes"),
+    ]
+    return (
+        select(*columns)
+        .join(_latest, _latest.id == one.latest)
+        .join(_told, _told.id == one.told)
+        .outerjoin(_of_latest, _of_latest.session_id == one.latest)
+        .outerjoin(_verdict, _verdict.session_id == one.told)
+        .where(matches(one, filters), shown(one, filters.show))
+    )
+
+
+def _job(row: Any) -> FileJob:  # noqa: ANN401 - a row of `_query`
+    name, labels, incident = row[:3]
+    state = None if incident is None else IncidentState(incident)
+    # The order of the others is that of the fields.
+    latest, told = row[3:_LATEST], row[_LATEST:_TOLD]
+    return FileJob(name, labels or {}, state, Through(*told), *latest)

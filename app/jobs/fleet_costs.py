@@ -1,0 +1,497 @@
+"""What the sessions of a time cost: each verdict stands until the next session of its job."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Double,
+    Integer,
+    Select,
+    Text,
+    case,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    true,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from app.analysis.replay.metrics import STRAGGLING
+from app.analysis.trace.rank_metadata import called
+from app.hosts.costs import Span, priced, seconds, standing
+from app.jobs.models import Job
+from app.platform.database.columns import as_json, has_label, parts, whole
+from app.platform.database.projects import Project
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+
+# Jobs and hosts that a report names.
+NAMED: Final = 10
+# Teams or owners that are told apart.
+MOST_LABELS: Final = 1000
+# Times of equal length, one after the other, that a trend is of.
+PERIODS: Final = 8
+_HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a time cost."""
+
+    # used, lost: GPU-hours for which verdicts stand, and of these what stragglers cost
+    used: float = 0.0
+    lost: float = 0.0
+    # jobs, sessions: with a verdict
+    jobs: int = 0
+    sessions: int = 0
+
+    @property
+    def share(self) -> float:
+        """Return the share of the GPU-hours that is lost."""
+        return self.lost / self.used if self.used else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A part of a trend."""
+
+    since: datetime
+    until: datetime
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What stragglers cost a job, GPU-hours."""
+
+    job: str
+    used: float
+    lost: float
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class CauseCost:
+    """What a cause cost, GPU-hours; causes of a job may overlap."""
+
+    cause: str
+    lost: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """What causes cost that name a host, GPU-hours."""
+
+    host: str
+    lost: float
+    jobs: int
+    sessions: int
+    guessed: bool = False  # whether its name may be that of a container
+
+    @property
+    def called(self) -> str:
+        """Return its name as people read it."""
+        return called(self.host, guessed=self.guessed)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCost:
+    """What stragglers cost the sessions of a label, GPU-hours."""
+
+    name: str | None  # None: those without it
+    used: float
+    lost: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a time cost, broken down."""
+
+    trend: Sequence[Period]  # the earliest first, the time itself last
+    jobs: Sequence[JobCost]  # those that lost most
+    causes: Sequence[CauseCost]  # the most expensive first
+    # teams, owners: by the labels of these names, the most expensive first
+    teams: Sequence[LabelCost]
+    owners: Sequence[LabelCost]
+    hosts: Sequence[HostCost]  # that causes name in more than one session
+    # measured, straggling: jobs with S, and of these those that straggle in their median session
+    measured: int
+    straggling: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a trend as the database returns it."""
+
+    back: int
+    used: float
+    lost: float
+    jobs: int
+    sessions: int
+
+
+_PARTS: Final = TypeAdapter(tuple[_Part, ...])
+_JOBS: Final = TypeAdapter(tuple[JobCost, ...])
+_CAUSES: Final = TypeAdapter(tuple[CauseCost, ...])
+_HOSTS: Final = TypeAdapter(tuple[HostCost, ...])
+_LABELS: Final = TypeAdapter(tuple[LabelCost, ...])
+
+
+def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) -> Spent:
+    """Return what a time cost, and the times of the same length before it, with one statement."""
+    width = until - since
+    span = Span(until - PERIODS * width, until)
+    stands = standing(tx, span)
+    costs = _sessions(stands, span, width, filters)
+    jobs = _jobs(costs)
+    found = tx.session.execute(
+        select(
+            as_json(_trend(jobs)),
+            as_json(_by_job(jobs)),
+            as_json(_by_cause(costs)),
+            as_json(_by_label(jobs, jobs.c.team)),
+            as_json(_by_label(jobs, jobs.c.owner)),
+            as_json(_by_host(tx, stands, Span(since, until), filters)),
+            as_json(_straggling(costs)),
+        )
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    parts = {one.back: one for one in _PARTS.validate_python(found[0] or ())}
+    return Spent(
+        trend=tuple(
+            Period(until - (back + 1) * width, until - back * width, _costs_of(parts.get(back)))
+            for back in reversed(range(PERIODS))
+        ),
+        jobs=_JOBS.validate_python(found[1] or ()),
+        causes=_CAUSES.validate_python(found[2] or ()),
+        teams=_LABELS.validate_python(found[3] or ()),
+        owners=_LABELS.validate_python(found[4] or ()),
+        hosts=_HOSTS.validate_python(found[5] or ()),
+        measured=found[6][0]["measured"],
+        straggling=found[6][0]["straggling"],
+    )
+
+
+def _costs_of(part: _Part | None) -> Costs:
+    return Costs() if part is None else Costs(part.used, part.lost, part.jobs, part.sessions)
+
+
+def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
+    """Return the sessions of a trend with what each used and lost, GPU-hours.
+
+    It is made once, whatever is asked of it; only the last part of the trend has causes and S.
+    """
+    session, verdict, until = stands.c, StoredVerdict, span.until
+    hours = func.greatest(verdict.measured_s, seconds(session.stands)) / _HOUR_S
+    passed = seconds(literal(until) - session.received_at)
+    # What came in the first moment of all belongs to the earliest.
+    back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
+    now = session.received_at >= literal(until) - width
+    return (
+        select(
+            session.job_id,
+            cast(case((now, 0), else_=func.greatest(back, 1)), Integer).label("back"),
+            session.labels["team"].astext.label("team"),
+            session.labels["owner"].astext.label("owner"),
+            case((now, verdict.lost_by_cause)).label("causes"),
+            case((now, verdict.published)).label("published"),
+            hours.label("hours"),
+            (session.world * hours).label("used"),
+            (session.world * verdict.waste * hours).label("lost"),
+        )
+        .join(verdict, verdict.session_id == session.id)
+        .where(
+            verdict.waste.is_not(None),
+            *span.holds(session.received_at),
+            *filters.of(session.labels),
+        )
+        .cte("costs")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+
+
+def _jobs(costs: CTE) -> CTE:
+    """Return the same added up by job, part of the trend and labels: most sums are of these."""
+    one = costs.c
+    key = (one.job_id, one.back, one.team, one.owner)
+    return (
+        select(
+            *key,
+            parts(one.used).label("used"),
+            parts(one.lost).label("lost"),
+            func.count().label("sessions"),
+        )
+        .group_by(*key)
+        .cte("of_jobs")
+        .prefix_with("MATERIALIZED", dialect="postgresql")
+    )
+
+
+def _trend(jobs: CTE) -> Select[Any]:
+    one = jobs.c
+    return select(
+        one.back,
+        whole(func.sum(one.used)).label("used"),
+        whole(func.sum(one.lost)).label("lost"),
+        func.count(one.job_id.distinct()).label("jobs"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
+    ).group_by(one.back)
+
+
+def _by_job(jobs: CTE) -> Select[Any]:
+    one = jobs.c
+    lost = whole(func.sum(one.lost))
+    columns: list[ColumnElement[Any]] = [
+        Job.name.label("job"),
+        whole(func.sum(one.used)).label("used"),
+        lost.label("lost"),
+        cast(func.sum(one.sessions), Integer).label("sessions"),
+    ]
+    return (
+        select(*columns)
+        .join(Job, Job.id == one.job_id)
+        .where(one.back == 0)
+        .group_by(Job.name)
+        .order_by(lost.desc(), Job.name)
+        .limit(NAMED)
+    )
+
+
+def _by_cause(costs: CTE) -> Select[Any]:
+    one = costs.c
+    each = (
+        func.jsonb_each_text(one.causes)
+        .table_valued(column("key", Text), column("value", Text))
+        .lateral("each")
+    )
+    of_job = (
+        select(each.c.key, parts(cast(each.c.value, Double) * one.hours).label("lost"))
+        .select_from(costs)
+        .join(each, true())
+        .where(one.back == 0)
+        .group_by(each.c.key, one.job_id)
+        .subquery("cause_of_job")
+    ).c
+    lost = whole(func.sum(of_job.lost))
+    return (
+        select(of_job.key.label("cause"), lost.label("lost"), func.count().label("jobs"))
+        .group_by(of_job.key)
+        .order_by(lost.desc(), of_job.key)
+    )
+
+
+def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
+    one, lost = jobs.c, whole(func.sum(jobs.c.lost))
+    return (
+        select(
+            label.label("name"),
+            whole(func.sum(one.used)).label("used"),
+            lost.label("lost"),
+            func.count(one.job_id.distinct()).label("jobs"),
+        )
+        .where(one.back == 0)
+        .group_by(label)
+        .order_by(lost.desc(), label)
+        .limit(MOST_LABELS)
+    )
+
+
+def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
+    """Return the hosts that causes name in more than one session."""
+    one = priced(tx, span, slow=True, stands=stands).c
+    query = select(
+        one.host,
+        parts(one.cost).label("lost"),
+        func.count().label("sessions"),
+        func.bool_and(one.guessed).label("guessed"),
+    )
+    if filters.asked:
+        query = query.join(stands, stands.c.id == one.session_id)
+    in_job = (
+        query.where(*filters.of(stands.c.labels))
+        .group_by(one.host, one.job_id)
+        .subquery("host_of_job")
+    ).c
+    lost, sessions = whole(func.sum(in_job.lost)), cast(func.sum(in_job.sessions), Integer)
+    return (
+        select(
+            in_job.host,
+            lost.label("lost"),
+            func.count().label("jobs"),
+            sessions.label("sessions"),
+            func.bool_and(in_job.guessed).label("guessed"),
+        )
+        .group_by(in_job.host)
+        .having(sessions > 1)
+        .order_by(lost.desc(), in_job.host)
+        .limit(NAMED)
+    )
+
+
+def _straggling(costs: CTE) -> Select[int, int]:
+    """Return of how many jobs S is known, and how many straggle in their median session."""
+    one = costs.c
+    # That of a session that was.
+    median = func.percentile_disc(0.5).within_group(one.published)
+    medians = (
+        select(median.label("median"))
+        .where(one.published.is_not(None))
+        .group_by(one.job_id)
+        .subquery("medians")
+    )
+    return select(
+        func.count().label("measured"),
+        func.count().filter(medians.c.median >= STRAGGLING).label("straggling"),
+    ).select_from(medians)
+
+
+# ---- Whose sessions a report is of -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFilter:
+    """What sessions must be labeled with; what is empty asks for nothing."""
+
+    team: str = ""
+    owner: str = ""
+    label: str = ""  # ``name=value``, or the name of a label
+
+    @property
+    def asked(self) -> bool:
+        """Return whether it asks for anything."""
+        return self != ReportFilter()
+
+    def of(self, labels: Any) -> list[ColumnElement[bool]]:  # noqa: ANN401 - a column of JSON
+        """Return the conditions that labels of a session must meet."""
+        found = [
+            labels[name].astext == value
+            for name, value in (("team", self.team), ("owner", self.owner))
+            if value
+        ]
+        return [*found, has_label(labels, self.label)] if self.label else found
+
+
+EVERYTHING = ReportFilter()
+
+
+# ---- The jobs of a fleet in the figures of the paper, and the time that these are of -----------
+
+
+# What a time without a beginning is counted from.
+WEEK: Final = timedelta(days=7)
+# Shorter times have no period to compare.
+SHORTEST: Final = timedelta(minutes=1)
+# Jobs whose figures are drawn; the counts are of all.
+MOST_JOBS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """A job in the figures: its median session by S, of those with a verdict.
+
+    Fields are those of `app.analysis.report.session_verdict.PaperMeasures`, and the slowdown is S.
+    """
+
+    job: str
+    session: uuid.UUID
+    number: int
+    sessions: int
+    gpus: int
+    stages: int
+    context: int | None
+    slowdown: float
+    m_w: float | None
+    m_s: float | None
+    correlation: float | None
+    waste_by: Mapping[str, float]
+    steps: Sequence[float]
+
+    @property
+    def waste(self) -> float:
+        """Return the share of its step time that is wasted, by S."""
+        return 1 - 1 / self.slowdown
+
+    @property
+    def straggles(self) -> bool:
+        """Return whether it straggles, as the paper has it."""
+        return self.slowdown >= STRAGGLING
+
+
+def span_of(tx: Reads, since: datetime | None, until: datetime | None) -> Span:
+    """Return the time that a report is of.
+
+    Parameters
+    ----------
+    since : datetime or None
+        A week before the end where there is none.
+    until : datetime or None
+        Now where there is none, or it is yet to come.
+    """
+    end = tx.now if until is None else min(until, tx.now)
+    return Span(end - WEEK if since is None else min(since, end - SHORTEST), end)
+
+
+def job_figures(
+    tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
+) -> tuple[JobFigures, ...]:
+    """Return each job with its median session: one that was, so that it can be opened.
+
+    By S, the slowest first; of the time that `span_of` returns.
+    """
+    span = span_of(tx, since, until)
+    published = StoredVerdict.published
+    place = func.row_number().over(partition_by=Session.job_id, order_by=(published, Session.id))
+    ranked = (
+        select(
+            Session.id.label("session_id"),
+            place.label("place"),
+            func.count().over(partition_by=Session.job_id).label("sessions"),
+        )
+        .join(*OF_SESSION)
+        .where(
+            published.is_not(None),
+            *span.holds(Session.received_at.expression),
+            *filters.of(Session.labels.expression),
+        )
+        .subquery()
+    )
+    measures = StoredVerdict.document["measures"]
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            Session.id,
+            Session.number,
+            ranked.c.sessions,
+            Session.world,
+            Session.pp,
+            measures["context"].as_integer(),
+            published,
+            measures["m_w"].as_float(),
+            measures["m_s"].as_float(),
+            measures["fb_correlation"].as_float(),
+            type_coerce(measures["waste"], JSONB),
+            type_coerce(measures["steps"], JSONB),
+        )
+        .join(ranked, ranked.c.session_id == Session.id)
+        .join(*OF_SESSION)
+        .join(Job, Job.id == Session.job_id)
+        .where(ranked.c.place == (ranked.c.sessions + 1) // 2)
+        .order_by(published.desc(), Job.name)
+        .limit(MOST_JOBS)
+    )
+    # More columns than the types of a row go: their order is that of the fields.
+    return tuple(JobFigures(*values) for values in map(tuple, rows))

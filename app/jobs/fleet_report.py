@@ -1,0 +1,345 @@
+"""The read side of the fleet's report: what a time cost, whom and why."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final, cast
+
+import numpy as np
+from sqlalchemy import ColumnElement, Integer, func, select, true
+
+from app.analysis.fleet import (
+    PAPER_CORRELATION,
+    PAPER_M_S,
+    PAPER_M_W,
+    PAPER_STEPS,
+    PAPER_WASTE,
+    Class,
+    Point,
+    by_doubling,
+    cdf,
+    rank_correlation,
+)
+from app.analysis.report.session_verdict import KINDS
+from app.fixes.models import AppliedFix
+from app.hosts.costs import Span
+from app.incidents.models.tables import AlertIncident
+from app.incidents.reads import LABELS
+from app.jobs.fleet_costs import EVERYTHING, Costs, JobFigures, ReportFilter, Spent, span_of, spent
+from app.jobs.models import Job
+from app.platform.database.projects import Project
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+
+MOST_FIXES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many sessions and jobs count, and which do not."""
+
+    received: int  # sessions of the time
+    counted: int  # of these with a verdict
+    without: Mapping[SessionState, int]  # the others, by where they stand
+    jobs: int  # that sent a session
+    counted_jobs: int  # that have a verdict
+    silent: int  # not archived, known before and without a session in the time
+
+
+@dataclass(frozen=True, slots=True)
+class FixLine:
+    """A fix that was measured in the time; gains are shares of the step time."""
+
+    job: str
+    title: str
+    session: uuid.UUID
+    measured_by: uuid.UUID
+    predicted: float
+    at_most: bool
+    realized: float
+    unlike: str | None
+    gpus: int
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What stragglers cost a fleet in a time."""
+
+    now: datetime
+    since: datetime
+    until: datetime
+    filters: ReportFilter
+    coverage: Coverage
+    spent: Spent
+    fixes: Sequence[FixLine]
+    opened: int
+    """Incidents that were sent, and those that ended."""
+    resolved: int
+    """Incidents that were sent, and those that ended."""
+
+    @property
+    def costs(self) -> Costs:
+        """Return what the time itself cost."""
+        return self.spent.trend[-1].costs
+
+    @property
+    def before(self) -> Costs:
+        """Return what the time of the same length before it cost."""
+        return self.spent.trend[-2].costs
+
+    @property
+    def unexplained(self) -> float:
+        """Return the GPU-hours that no cause explains; causes may overlap."""
+        return max(0.0, self.costs.lost - sum(cause.lost for cause in self.spent.causes))
+
+
+def fleet_report(
+    tx: Reads, since: datetime | None, until: datetime | None, filters: ReportFilter = EVERYTHING
+) -> FleetReport:
+    """Return what stragglers cost in the time that `span_of` returns.
+
+    Parameters
+    ----------
+    filters : ReportFilter
+        Only sessions that are labeled so.
+    """
+    span = span_of(tx, since, until)
+    begin, end = cast("tuple[datetime, datetime]", (span.since, span.until))
+    opened, resolved = _incidents(tx, span, filters)
+    return FleetReport(
+        now=tx.now,
+        since=begin,
+        until=end,
+        filters=filters,
+        coverage=_coverage(tx, span, filters),
+        spent=spent(tx, begin, end, filters),
+        fixes=_fixes(tx, span, filters),
+        opened=opened,
+        resolved=resolved,
+    )
+
+
+def _coverage(tx: Reads, span: Span, filters: ReportFilter) -> Coverage:
+    """Return what counts, with one statement: its sessions by state, and one row of their jobs."""
+    of = filters.of(Session.labels.expression)
+    counted = StoredVerdict.waste.is_not(None)
+    key = (Session.job_id, Session.state, counted)
+    # By job: rows of sessions would be sorted once for each count of jobs.
+    sent = (
+        select(*key[:2], counted.label("counted"), func.count().label("sessions"))
+        .outerjoin(*OF_SESSION)
+        .where(*span.holds(Session.received_at.expression), *of)
+        .group_by(*key)
+        .cte("sent")
+    )
+    one = sent.c
+    before = (
+        select(Session.id)
+        .where(Session.job_id == Job.id, Session.received_at < span.since, *of)
+        .exists()
+    )
+    silent = select(func.count()).where(
+        Job.archived_at.is_(None),
+        Job.created_at <= span.until,
+        Job.id.not_in(select(one.job_id)),
+        before,
+    )
+    jobs = select(func.count(one.job_id.distinct()))
+    rows = tx.session.execute(
+        select(
+            one.state,
+            one.counted,
+            func.sum(one.sessions).cast(Integer),
+            jobs.scalar_subquery(),
+            jobs.where(one.counted).scalar_subquery(),
+            silent.scalar_subquery(),
+        )
+        .select_from(Project)
+        .outerjoin(sent, true())
+        .where(Project.id == tx.scope.project_id)
+        .group_by(one.state, one.counted)
+    ).all()
+    known = [(state, counted, number) for state, counted, number, *_ in rows if state is not None]
+    return Coverage(
+        received=sum(number for _, _, number in known),
+        counted=sum(number for _, counted, number in known if counted),
+        without={state: number for state, counted, number in known if not counted},
+        jobs=rows[0][3],
+        counted_jobs=rows[0][4],
+        silent=rows[0][5],
+    )
+
+
+def _incidents(tx: Reads, span: Span, filters: ReportFilter) -> tuple[int, int]:
+    told = [AlertIncident.fired_at.is_not(None), *filters.of(LABELS)]
+    opened, resolved = tx.session.execute(
+        select(
+            func.count().filter(
+                *span.holds(cast("ColumnElement[datetime]", AlertIncident.fired_at.expression))
+            ),
+            func.count().filter(
+                *span.holds(cast("ColumnElement[datetime]", AlertIncident.resolved_at.expression))
+            ),
+        ).where(*told)
+    ).one()
+    return opened, resolved
+
+
+def _fixes(tx: Reads, span: Span, filters: ReportFilter) -> tuple[FixLine, ...]:
+    """Return the fixes whose outcome a session of the time measured, the newest first."""
+    rows = tx.session.execute(
+        select(
+            Job.name,
+            AppliedFix.title,
+            AppliedFix.session_id,
+            AppliedFix.measured_by,
+            AppliedFix.predicted_gain,
+            AppliedFix.at_most,
+            AppliedFix.realized_gain,
+            AppliedFix.unlike,
+            Session.world,
+            AppliedFix.step_time_s,
+        )
+        .join(Job, Job.id == AppliedFix.job_id)
+        .join(Session, Session.id == AppliedFix.measured_by)
+        .where(
+            AppliedFix.realized_gain.is_not(None),
+            *span.holds(Session.received_at.expression),
+            *filters.of(Session.labels.expression),
+        )
+        .order_by(Session.received_at.desc(), AppliedFix.id.desc())
+        .limit(MOST_FIXES)
+    )
+    return tuple(FixLine(*values) for values in map(tuple, rows))
+
+
+# ---- The paper's figures of a fleet: distributions over its jobs, with the jobs at their ends ----
+
+
+# Jobs that a figure names: those at its upper end.
+EXAMPLES: Final = 3
+
+
+class Name(StrEnum):
+    """The figures, as addresses and answers name them."""
+
+    WASTE = "waste"
+    STEPS = "steps"
+    OPERATIONS = "operations"
+    M_W = "m_w"
+    M_S = "m_s"
+    CORRELATION = "correlation"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A job at the end of a figure, by the session that stands for it."""
+
+    job: str
+    session: uuid.UUID
+    number: int
+    value: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A distribution: (value, share of what is at most so large)."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of the paper."""
+
+    name: Name
+    jobs: int  # that it is of
+    values: Sequence[float]  # what its first curve is of
+    curves: Sequence[Curve]
+    paper: Sequence[Point]  # what the paper says of its own fleet
+    examples: Sequence[Example]  # the largest value first
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """S against a size: of jobs in classes that double."""
+
+    jobs: int  # of which the size is known
+    classes: Sequence[Class]
+    correlation: float | None  # spearman's, of size and S; None where there is nothing to correlate
+
+
+def figures(jobs: Sequence[JobFigures]) -> tuple[Figure, ...]:
+    """Return the figures of jobs."""
+    slow = [job for job in jobs if job.straggles]
+    return (
+        _figure(Name.WASTE, jobs, lambda job: job.waste, PAPER_WASTE),
+        _steps(slow),
+        _operations(jobs),
+        _figure(Name.M_W, slow, lambda job: job.m_w, PAPER_M_W),
+        _figure(Name.M_S, slow, lambda job: job.m_s, PAPER_M_S),
+        _figure(Name.CORRELATION, slow, lambda job: job.correlation, PAPER_CORRELATION),
+    )
+
+
+def against_gpus(jobs: Sequence[JobFigures]) -> Against:
+    """Return S against the number of GPUs."""
+    return _against([(float(job.gpus), job.slowdown) for job in jobs])
+
+
+def against_context(jobs: Sequence[JobFigures]) -> Against:
+    """Return S against the longest sequence, of jobs whose metadata say it."""
+    return _against([(float(job.context), job.slowdown) for job in jobs if job.context])
+
+
+def _figure(
+    name: Name,
+    jobs: Sequence[JobFigures],
+    value: Callable[[JobFigures], float | None],
+    paper: Sequence[Point],
+) -> Figure:
+    known = [(found, job) for job in jobs if (found := value(job)) is not None]
+    values = [found for found, _ in known]
+    return Figure(name, len(known), values, [Curve("", cdf(values))], paper, _largest(known))
+
+
+def _steps(jobs: Sequence[JobFigures]) -> Figure:
+    values = [step for job in jobs for step in job.steps]
+    known = [(max(job.steps), job) for job in jobs if job.steps]
+    return Figure(
+        Name.STEPS, len(known), values, [Curve("", cdf(values))], PAPER_STEPS, _largest(known)
+    )
+
+
+def _operations(jobs: Sequence[JobFigures]) -> Figure:
+    """Return the waste by kinds of operations; its examples are the worst job of each."""
+    found = {kind: [(job.waste_by.get(kind, 0.0), job) for job in jobs] for kind in KINDS}
+    examples = [_largest(known, kind)[0] for kind, known in found.items() if known]
+    return Figure(
+        Name.OPERATIONS,
+        len(jobs),
+        [value for value, _ in next(iter(found.values()))],
+        [Curve(kind, cdf([value for value, _ in known])) for kind, known in found.items()],
+        (),
+        examples,
+    )
+
+
+def _largest(known: Sequence[tuple[float, JobFigures]], note: str = "") -> list[Example]:
+    ordered = sorted(known, key=lambda one: (-one[0], one[1].job))[:EXAMPLES]
+    return [Example(job.job, job.session, job.number, value, note) for value, job in ordered]
+
+
+def _against(pairs: Sequence[tuple[float, float]]) -> Against:
+    sizes, slowdowns = [one for one, _ in pairs], [other for _, other in pairs]
+    found = rank_correlation(np.array(sizes), np.array(slowdowns))
+    return Against(len(pairs), by_doubling(sizes, slowdowns), None if math.isnan(found) else found)

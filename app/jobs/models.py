@@ -1,0 +1,136 @@
+"""Tables of jobs, what is noted of them, their sessions, and the reports on these."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import date, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Date, Identity, Index, UniqueConstraint, Uuid, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.incidents.models.tables import DeliveryState
+from app.platform.database.columns import (
+    Base,
+    OfProject,
+    StateColumn,
+    belongs_to,
+    in_project,
+    one_of,
+)
+from app.platform.database.states import NoteKind
+
+
+class Job(OfProject, Base):
+    """A training job, known by the name that its sessions are sent under."""
+
+    __tablename__ = "job"
+    __table_args__ = (
+        in_project(),
+        UniqueConstraint("project_id", "name"),
+        UniqueConstraint("project_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    name: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # From then on the fleet leaves it out, until it sends again.
+    archived_at: Mapped[datetime | None]
+    # The job said that it ended; sessions of another start take that back.
+    finished_at: Mapped[datetime | None]
+
+
+class Attempt(OfProject, Base):
+    """A start of a job that was announced; sessions may name others too."""
+
+    __tablename__ = "attempt"
+    __table_args__ = (
+        belongs_to("job_id", "job.id"),
+        UniqueConstraint("job_id", "run_id", "restart"),
+        # counted by project, for its quota
+        Index("ix_attempt_project_id", "project_id"),
+    )
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    # counts the job's starts from 1
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # what the launcher calls the run, and how often it has restarted it
+    run_id: Mapped[str]
+    restart: Mapped[int]
+    announced_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class JobNote(OfProject, Base):
+    """Something that happened to a job at a time: a deployment, a change, a remark."""
+
+    __tablename__ = "job_note"
+    __table_args__ = (
+        one_of("kind", NoteKind),
+        belongs_to("job_id", "job.id"),
+        Index("ix_job_note_job_id_at", "job_id", "at"),
+        Index("ix_job_note_project_id", "project_id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    # when it happened; it may be noted later
+    at: Mapped[datetime]
+    kind: Mapped[NoteKind] = mapped_column(StateColumn(NoteKind))
+    words: Mapped[str]
+    author: Mapped[str]
+    noted_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+# ---- Tables of the fleet: weekly summaries, and views that people save -------------------------
+
+
+class WeeklySummary(OfProject, Base):
+    """The summary of a week for a channel, of a rule: sent at least once, under this id."""
+
+    __tablename__ = "weekly_summary"
+    __table_args__ = (
+        one_of("state", DeliveryState),
+        belongs_to("channel_id", "alert_channel.id"),
+        # Whatever else happens: one of each week.
+        UniqueConstraint("rule_id", "channel_id", "week"),
+        Index(
+            "ix_weekly_summary_due",
+            "next_attempt_at",
+            postgresql_where=text("state = 'waiting'"),
+        ),
+        Index("ix_weekly_summary_channel_id", "channel_id"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # It stays when its rule is deleted.
+    rule_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    channel_id: Mapped[uuid.UUID] = mapped_column(Uuid)
+    # the Monday of the week in which it was due
+    week: Mapped[date] = mapped_column(Date)
+    # what it is about
+    since: Mapped[datetime]
+    until: Mapped[datetime]
+    state: Mapped[DeliveryState] = mapped_column(StateColumn(DeliveryState))
+    attempt: Mapped[int]
+    next_attempt_at: Mapped[datetime]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # fixed by the first attempt: an `app.incidents.channels.kind.Note`
+    note: Mapped[dict[str, Any] | None]
+    finished_at: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error: Mapped[str | None]
+
+
+class SavedView(OfProject, Base):
+    """A filter and an order of the fleet under a name, of one person."""
+
+    __tablename__ = "saved_view"
+    __table_args__ = (in_project(), UniqueConstraint("project_id", "owner", "name"))
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # the full name of a person, ``token NAME``, or empty for all who did not sign in
+    owner: Mapped[str]
+    name: Mapped[str]
+    # of the fleet's address, without the question mark
+    query: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

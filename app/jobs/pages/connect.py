@@ -1,0 +1,98 @@
+"""What the page of an empty fleet shows: how to connect a first job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from app.errors import ForbiddenError, UnauthenticatedError
+from app.installation.readiness import InstallationStatus
+from app.jobs.connect import LAUNCHERS, WAYS, Target
+from app.sessions.arriving import Arrivals
+
+_REFUSALS: Final = {
+    UnauthenticatedError.code: "401, token unknown. Set PACELINE_TOKEN on every host.",
+    ForbiddenError.code: "403, the token may not send. Create one with the scope ingest.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A tab of blocks of text; `prose` may be empty."""
+
+    name: str
+    title: str
+    blocks: tuple[str, ...]
+    prose: str
+
+
+def way_tabs(server: str) -> tuple[Tab, ...]:
+    """Return a tab for each way to connect a job to the server at this address."""
+    target = Target(server)
+    return tuple(Tab(way.name, way.title, way.blocks(target), way.prose) for way in WAYS.values())
+
+
+def launcher_tabs() -> tuple[Tab, ...]:
+    """Return a tab for each launcher."""
+    return tuple(
+        Tab(launcher.name, launcher.title, (launcher.block,), "") for launcher in LAUNCHERS.values()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A thing on the way to a first verdict."""
+
+    mark: str  # ``done``, ``warn`` or ``pending``
+    words: str
+    note: str = ""  # what to mend, or empty
+    value: str = ""  # shown next to it, or empty
+    at: datetime | None = None  # when that was; stands in place of `value`
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """What has come of connecting a first job, in the order in which it happens."""
+
+    title: str
+    checks: tuple[Check, ...]
+
+
+def arriving(
+    server: str, status: InstallationStatus, found: Arrivals, *, guarded: bool
+) -> Arriving:
+    """Return how far a first job has come."""
+    checks = [Check("done", "Server answers", value=server), _workers(status)]
+    if guarded:
+        checks.append(_token(found))
+    if found.refused is not None:
+        checks.append(_refused(found.refused.code, found.refused.at))
+    mend = [check for check in checks if check.mark == "warn"]
+    checks += [Check("pending", "First session", value="none yet"), Check("pending", "Verdict")]
+    title = "What has arrived"
+    if mend:
+        more = f", and {len(mend) - 1} more" if len(mend) > 1 else ""
+        first = mend[0].words
+        title = f"To fix: {first[:1].lower()}{first[1:]}{more}"
+    return Arriving(title, tuple(checks))
+
+
+def _workers(status: InstallationStatus) -> Check:
+    alive = sum(worker.alive for worker in status.workers)
+    if alive:
+        return Check("done", "Workers ready", value=f"{alive} of {len(status.workers)}")
+    return Check("warn", "No worker is ready", "Sessions wait until one starts.")
+
+
+def _token(found: Arrivals) -> Check:
+    if found.token_at is None:
+        how = f"paceline token create --project {found.project} --scope ingest NAME"
+        return Check("warn", "No token has the scope ingest", f"Create one: {how}")
+    return Check("done", "Token created, scope ingest", at=found.token_at)
+
+
+def _refused(code: str, at: datetime) -> Check:
+    if code in _REFUSALS:
+        return Check("warn", "A sender was refused", _REFUSALS[code], at=at)
+    return Check("warn", "A body was refused", f"{code}; Ingest health says which.", at=at)

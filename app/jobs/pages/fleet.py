@@ -1,0 +1,402 @@
+"""What the fleet page shows: sums over all jobs, and a page of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from markupsafe import Markup
+
+from app.analysis.budget.split import Part, Shares
+from app.analysis.wording import hours
+from app.incidents.pages.parts import STATES
+from app.jobs.current import FLEET, Show, Standing
+from app.jobs.fleet import FleetView, Group
+from app.jobs.pages.query import FilterBar, FleetQuery, filter_bar
+from app.jobs.pages.tables import SessionLine, job_attributes, job_columns, job_line, silent_columns
+from app.jobs.time_axis import TimePoint
+from app.pulse.follow import LiveStep
+from app.web import html
+from app.web.format import count, percent, plural, rough_percent, seconds
+from app.web.forms import Choice
+from app.web.links import Address, job_url
+from app.web.parts import FINISHED_STATE, SILENT_STATE, StateLabel, job_state
+from app.web.tables import Drawn, Shown, drawn, pager, sorted_by
+from app.web.time_ranges import Range, RangeChoices, range_choices
+
+# ---- What the list of jobs says of those whose pulse comes now ---------------------------------
+
+
+# A smaller change of the step time is none.
+_CHANGED: Final = 0.02
+# Jobs without a session that are named.
+_NAMED: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJobs:
+    """The jobs that run, by name, and what is said of them all."""
+
+    by_name: Mapping[str, LiveStep]
+    words: str
+    # name, address and step time of jobs that have sent no session
+    unrecorded: Sequence[tuple[str, str, str]]
+    unrecorded_more: int
+
+
+def live_jobs(found: Sequence[LiveStep]) -> LiveJobs:
+    """Return what the fleet's page says of jobs that run."""
+    suspected = sum(bool(one.suspicions) for one in found)
+    words = f"{count(len(found))} live" if found else ""
+    if suspected:
+        words += f", {count(suspected)} suspected"
+    without = [one for one in found if not one.recorded]
+    return LiveJobs(
+        {one.job: one for one in found},
+        words,
+        [(one.job, job_url(one.job), words_of(one)) for one in without[:_NAMED]],
+        max(0, len(without) - _NAMED),
+    )
+
+
+LIVE: Final[Shown[SessionLine]] = Shown(
+    "Live",
+    lambda line: _cell(line.live),
+    classes="num opt",
+    hint="Step time of the last minute, and its change against the last hour",
+    title=lambda line: words_of(line.live),
+)
+
+
+def words_of(live: LiveStep | None) -> str:
+    """Return what is said of a job that runs; empty of another one."""
+    if live is None:
+        return ""
+    changed = _change(live)
+    said = f"A step takes {seconds(live.step_s)}{f', {changed}' if changed else ''}"
+    return ". ".join([said, *live.suspicions])
+
+
+def _cell(live: LiveStep | None) -> Markup | str:
+    if live is None:
+        return html.NOTHING
+    step = seconds(live.step_s)
+    if live.suspicions:
+        return html.join((html.glyph("pending", "suspected"), " ", step))
+    changed = _change(live)
+    return html.join((step, " ", html.muted(changed))) if changed else step
+
+
+def _change(live: LiveStep) -> str:
+    if abs(live.change) < _CHANGED:
+        return ""
+    return f"{'+' if live.change > 0 else ''}{percent(live.change, 0)}"
+
+
+def unrecorded_title(jobs: LiveJobs) -> str:
+    """Return what is said of jobs that run and have sent no session."""
+    number = len(jobs.unrecorded) + jobs.unrecorded_more
+    return f"{plural(number, 'job')} live, without a session yet"
+
+
+# A job is worth naming in the heading when it loses this share of all that is lost.
+NAMED_SHARE: Final = 0.3
+# Up to this number, silent jobs are not folded.
+SILENT_OPEN: Final = 10
+# Less is shown as 0.0, GPU-hours.
+_LEAST: Final = 0.05
+# What is lost may differ by rounding.
+_NEARLY: Final = 1 + 1e-6
+EMPTY: Final = "The archive is empty"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPage:
+    """The fleet page.
+
+    `jobs` are those of this page with data in the chosen time; the silent ones count nowhere else.
+    """
+
+    now: datetime
+    title: str
+    heading: str
+    lost_to: str
+    states: tuple[tuple[StateLabel, str], ...]
+    tabs: Sequence[Choice]
+    bar: FilterBar
+    jobs: Drawn
+    list_title: str
+    nothing: str
+    silent: Drawn
+    silent_title: str
+    silent_open: bool
+    range: RangeChoices
+    archived: bool
+    live: LiveJobs
+    live_title: str
+
+
+def fleet_page(
+    found: FleetView, query: FleetQuery, about: Range, running: Sequence[LiveStep] = ()
+) -> FleetPage:
+    """Return the fleet page.
+
+    Parameters
+    ----------
+    running : sequence of LiveStep
+        Jobs whose pulse comes now.
+    """
+    groups = found.groups
+    heard = [group for group in groups if group.heard]
+    silent = found.silent.total
+    words: Counter[StateLabel] = Counter()
+    for group in heard:
+        words[_standing_label(group)] += group.matching
+    finished = sum(group.matching for group in groups if group.finished and not group.heard)
+    words[FINISHED_STATE] += finished
+    states = [
+        (state, f"{count(number)} {state.word.lower()}")
+        for state, number in sorted(words.items(), key=lambda item: item[0].order)
+        if number
+    ]
+    if silent > finished:
+        states.append((SILENT_STATE, f"{count(silent - finished)} silent"))
+    address, page, quiet = query.address(about), found.page, found.silent
+    live = live_jobs(running)
+    shown, jobs = job_columns(found.now, query, address), sum(group.jobs for group in heard)
+    if any(job.name in live.by_name for job in page.rows):
+        shown = (*shown[:-1], LIVE, shown[-1])
+    return FleetPage(
+        now=found.now,
+        title=f"Fleet: {_short(heard, silent)}",
+        heading=_heading(found, about),
+        lost_to=_lost_to(heard),
+        states=tuple(states),
+        tabs=query.tabs(about),
+        bar=filter_bar(query, about, found),
+        jobs=drawn(
+            shown,
+            [replace(job_line(job), live=live.by_name.get(job.name)) for job in page.rows],
+            csv=Address("/fleet/jobs.csv", address.parameters).but(),
+            classes="fleet jobs",
+            headings=sorted_by(FLEET, shown, address),
+            pager=pager(page, address),
+            attributes=job_attributes,
+        ),
+        list_title=_list_title(found, jobs),
+        nothing="" if page.rows else _nothing(found, jobs),
+        silent=drawn(
+            silent_columns(found.now),
+            [replace(job_line(job), state=_quiet_state(job), kind="silent") for job in quiet.rows],
+            csv=Address("/fleet/silent.csv", address.parameters).but(sort=None),
+            classes="fleet silent",
+            pager=pager(
+                quiet,
+                Address(address.path, {**address.parameters, "page": _number(page.number)}),
+                "silent",
+                "#silent",
+            ),
+            attributes=job_attributes,
+        ),
+        silent_title=_silent_title(found, about),
+        silent_open=silent <= SILENT_OPEN or query.filtered.narrowed or quiet.number > 1,
+        range=range_choices(about),
+        archived=query.archived,
+        live=live,
+        live_title=unrecorded_title(live) if live.unrecorded else "",
+    )
+
+
+def _number(page: int) -> str:
+    return str(page) if page > 1 else ""
+
+
+def _standing_label(group: Group) -> StateLabel:
+    if group.incident is not None:
+        return STATES[group.incident]
+    if group.finished:
+        return FINISHED_STATE
+    return job_state(group.state, slow=group.slow)
+
+
+def _short(heard: Sequence[Group], silent: int) -> str:
+    if matching := sum(group.matching for group in heard):
+        slow = sum(group.matching for group in heard if group.slow)
+        return f"{count(slow)} of {plural(matching, 'job')} slow"
+    if silent:
+        return plural(silent, "silent job")
+    return "no job matches" if heard else "no job yet"
+
+
+def _list_title(found: FleetView, jobs: int) -> str:
+    matching = found.page.total
+    of_all = "" if matching == jobs else f" of {count(jobs)}"
+    if found.page.pages == 1:
+        return f"{count(matching)}{of_all} {'job' if matching == 1 and not of_all else 'jobs'}"
+    first, last = found.page.first, found.page.last
+    found_ = "" if matching == jobs else " found"
+    return f"Jobs {count(first)} to {count(last)} of {count(matching)}{found_}"
+
+
+def _nothing(found: FleetView, jobs: int) -> str:
+    if found.filters.narrowed and not found.silent.rows:
+        return "No job matches."
+    return "No job with data in this time matches." if jobs else ""
+
+
+def _silent_title(found: FleetView, about: Range) -> str:
+    unheard = [group for group in found.groups if not group.heard]
+    finished = sum(group.jobs for group in unheard if group.finished)
+    silent = sum(group.jobs for group in unheard) - finished
+    who = "1 job is silent" if silent == 1 else f"{count(silent)} jobs are silent"
+    title = f"{who}: no session in {about.words}" if silent or not finished else ""
+    if finished:
+        title += f"{'; ' if title else ''}{plural(finished, 'job')} finished"
+    matching = found.silent.total
+    if matching != silent + finished:
+        title += f"; {count(matching)} {'matches' if matching == 1 else 'match'}"
+    return title
+
+
+def _heading(found: FleetView, about: Range) -> str:
+    """Return what the jobs cost that are asked for; of none it says why."""
+    heard = [group for group in found.groups if group.heard]
+    if not heard:
+        return _unheard(found, about)
+    jobs = sum(group.matching for group in heard)
+    matching = "matching " if found.filters.asked else ""
+    if not jobs:
+        return f"No job with data in {about.words} matches"
+    told = sum(group.told for group in heard)
+    if not told:
+        return f"{plural(jobs, f'{matching}job')}, no verdict yet"
+    lost, gpus = sum(group.lost for group in heard), sum(group.gpus for group in heard)
+    who = plural(jobs, f"{matching}job")
+    to_stragglers = all(group.lost <= _NEARLY * group.wasted for group in heard)
+    if to_stragglers:
+        costs = "Stragglers cost"
+        each_hour = f"each hour in {who}" if matching else "each hour"
+    else:
+        costs = f"{who if matching else 'Jobs'} {'loses' if matching and jobs == 1 else 'lose'}"
+        each_hour = "each hour"
+    sentence = (
+        f"{costs} {hours(lost)} GPU-hours {each_hour}, "
+        f"{rough_percent(lost / gpus)} of {plural(gpus, 'GPU')}"
+    )
+    first = max((group for group in heard if group.told), key=lambda group: group.most)
+    if told > 1 and lost > 0 and first.most >= NAMED_SHARE * lost:
+        sentence += f"; {first.job} alone loses {rough_percent(first.most / lost)} of them"
+    return sentence
+
+
+def _lost_to(heard: Sequence[Group]) -> str:
+    """Return to what the jobs lose their time that are asked for, where that is several things."""
+    gpus = sum(group.gpus for group in heard)
+    parts = {
+        "to stragglers": sum(group.wasted for group in heard),
+        "between steps": sum(group.between for group in heard),
+        "as all workers compute slower": sum(group.together for group in heard),
+    }
+    told = {what: lost for what, lost in parts.items() if lost >= _LEAST}
+    if not gpus or told.keys() <= {"to stragglers"}:
+        return ""
+    words = (f"{hours(lost)} {what} ({rough_percent(lost / gpus)})" for what, lost in told.items())
+    return f"By kind, GPU-hours each hour: {', '.join(words)}"
+
+
+def _unheard(found: FleetView, about: Range) -> str:
+    silent = any(group.jobs for group in found.groups)
+    if found.filters.show is Show.ARCHIVED:
+        return "No job of the archive has sent a session in this time" if silent else EMPTY
+    if silent or about.end is not None:
+        return f"No job has sent a session in {about.words}"
+    return "No job is connected yet: three lines, and its first verdict is here after 50 steps"
+
+
+def _quiet_state(job: Standing) -> StateLabel:
+    return FINISHED_STATE if job.finished else SILENT_STATE
+
+
+# ---- Where the time of a job's sessions goes: a column for each, stacked of its parts ----------
+
+
+# Columns that can be told apart on a narrow page.
+MOST: Final = 120
+# A smaller share of every session has no name of its own.
+_SHOWN: Final = 0.005
+# A lower piece cannot be seen, per cent.
+_DRAWN: Final = 0.05
+# Between a column and its edge.
+_GAP: Final = 0.04
+# From the bottom up: what is lost is on top.
+_STACKED: Final = tuple(sorted(Part, key=lambda part: part.lost))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a session, per cent from the top."""
+
+    part: str
+    top: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionColumn:
+    """A session; `words` say what it loses."""
+
+    words: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOverTime:
+    """The latest sessions of which it is known where their time goes, oldest first."""
+
+    title: str
+    columns: tuple[SessionColumn, ...]
+    paths: tuple[tuple[str, str], ...]  # (part, SVG path of its pieces), a column one unit wide
+    names: tuple[tuple[str, str], ...]  # (part, its name), those that can be seen
+
+
+def budget_over_time(points: Sequence[TimePoint]) -> BudgetOverTime | None:
+    """Return where the time of sessions goes; None where it is not known of any."""
+    known = [(point, point.shares) for point in points if point.shares is not None][-MOST:]
+    if not known:
+        return None
+    latest, shares = known[-1]
+    most = max((part for part in Part if part.lost), key=shares.of)
+    said = f"{rough_percent(shares.lost)} of session {latest.number} is lost"
+    columns = tuple(_column(point.number, of) for point, of in known)
+    return BudgetOverTime(
+        title=f"{said}, most of it by {most.words}" if shares.lost >= _SHOWN else said,
+        columns=columns,
+        paths=tuple((part.value, _path(part, columns)) for part in _STACKED),
+        names=tuple(
+            (part.value, f"{part.words[0].upper()}{part.words[1:]}")
+            for part in _STACKED
+            if any(of.of(part) >= _SHOWN for _, of in known)
+        ),
+    )
+
+
+def _path(part: Part, columns: Sequence[SessionColumn]) -> str:
+    """Return the pieces of a part as one path: a page of its own elements would be a long one."""
+    return "".join(
+        f"M{at + _GAP:g} {piece.top:.2f}h{1 - 2 * _GAP:g}v{piece.height:.2f}h-{1 - 2 * _GAP:g}z"
+        for at, column in enumerate(columns)
+        for piece in column.pieces
+        if piece.part == part and piece.height >= _DRAWN
+    )
+
+
+def _column(number: int, shares: Shares) -> SessionColumn:
+    pieces, top = [], 100.0
+    for part in _STACKED:
+        height = 100 * shares.of(part)
+        top -= height
+        pieces.append(Piece(part.value, top, height))
+    return SessionColumn(f"Session {number}: {percent(shares.lost)} lost", tuple(pieces))

@@ -1,0 +1,193 @@
+"""What an address of the fleet asks for, and what the page offers to ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Depends
+
+from app.jobs.current import FLEET, MAX_CHARACTERS, FleetFilter, Loss, Show
+from app.jobs.fleet import FleetView
+from app.jobs.fleet_costs import ReportFilter
+from app.jobs.saved_views import View, query_of
+from app.web.format import count
+from app.web.forms import Choice
+from app.web.links import Address, QueryText, asked_for, page_number
+from app.web.time_ranges import DAY, Range
+
+PATH: Final = "/"
+# The tab of the paper's figures in an address.
+FIGURES: Final = "figures"
+# What the form does not ask for itself.
+KEPT: Final = ("show", "loss", "sort", "labels", "range", "from", "to")
+# What the page offers to list jobs by.
+_LOSSES: Final = {
+    None: "Any loss",
+    Loss.STRAGGLERS: "To stragglers",
+    Loss.BETWEEN: "Between steps",
+    Loss.TOGETHER: "All slow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FilterBar:
+    """What the page offers to ask for; `kept` is what its form sends along."""
+
+    words: str
+    shows: Sequence[Choice]
+    losses: Sequence[Choice]  # what jobs lose time to; each comes in the order by it
+    owners: Sequence[Choice]
+    label: str
+    labels: Choice  # whether the list prints the labels of jobs
+    kept: Sequence[tuple[str, str]]
+    cleared_url: str
+
+
+class FleetQuery:
+    """What an address of the fleet asks for, but for its time."""
+
+    def __init__(  # noqa: PLR0913 - one for each parameter
+        self,
+        *,
+        q: QueryText = "",
+        show: QueryText = "",
+        owner: QueryText = "",
+        label: QueryText = "",
+        loss: QueryText = "",
+        sort: QueryText = "",
+        page: QueryText = "",
+        silent: QueryText = "",
+        labels: QueryText = "",
+        tab: QueryText = "",
+        team: QueryText = "",
+    ) -> None:
+        # No row holds such a character, and the database takes none.
+        q, owner, label = (text.replace("\x00", "") for text in (q, owner, label))
+        self.filtered = FleetFilter(
+            words=" ".join(q[:MAX_CHARACTERS].split()),
+            show=Show(show) if show in tuple(Show) else Show.ALL,
+            owner=owner[:MAX_CHARACTERS],
+            label=label[:MAX_CHARACTERS].strip(),
+            loss=Loss(loss) if loss in tuple(Loss) else None,
+        )
+        self.sort = sort if sort.removeprefix("-") in FLEET.sorts else ""
+        self.labels = labels == "1"
+        self.figures = tab == FIGURES
+        self.of_figures = ReportFilter(
+            team.replace("\x00", "")[:MAX_CHARACTERS].strip(),
+            self.filtered.owner,
+            self.filtered.label,
+        )
+        self.number, self.silent_number = page_number(page), page_number(silent)
+
+    @property
+    def loss(self) -> Loss | None:
+        """Return which loss of time lines name: what jobs are sorted by, or have in common."""
+        name = self.sort.removeprefix("-")
+        return Loss(name) if name in tuple(Loss) else self.filtered.loss
+
+    @property
+    def archived(self) -> bool:
+        """Return whether the archive is asked for."""
+        return self.filtered.show is Show.ARCHIVED
+
+    def tabs(self, about: Range) -> Sequence[Choice]:
+        """Return the tabs; each keeps the time, and whose jobs are asked for."""
+        asked = {"owner": self.filtered.owner, "label": self.filtered.label}
+        kept = Address(PATH, {**asked, **about.parameters(default=DAY)})
+        return (
+            Choice("", "Jobs", not self.figures, kept.but()),
+            Choice(FIGURES, "Figures", self.figures, kept.but(tab=FIGURES)),
+        )
+
+    def address(self, about: Range) -> Address:
+        """Return the address of the first page."""
+        filtered = self.filtered
+        parameters = {
+            "q": filtered.words,
+            "show": "" if filtered.show is Show.ALL else filtered.show.value,
+            "owner": filtered.owner,
+            "label": filtered.label,
+            "loss": filtered.loss or "",
+            "sort": self.sort,
+            "labels": "1" if self.labels else "",
+            **about.parameters(default=DAY),
+        }
+        return Address(PATH, parameters)
+
+
+FleetQueryParam = Annotated[FleetQuery, Depends(asked_for(FleetQuery))]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewBar:
+    """The saved views of whoever looks, and what would be saved now."""
+
+    views: Sequence[Choice]  # `value` is the id, `url` the fleet as the view has it
+    chosen: Choice | None
+    query: str
+
+
+def view_bar(views: Sequence[View], query: FleetQuery, about: Range) -> ViewBar:
+    """Return the saved views; the one whose filter and order are in force is chosen."""
+    asked = query.address(about).but().removeprefix(PATH)
+    here = query_of(asked)
+    choices = [
+        Choice(
+            str(one.id), one.name, one.query == here, f"{PATH}?{one.query}" if one.query else PATH
+        )
+        for one in views
+    ]
+    return ViewBar(choices, next((one for one in choices if one.chosen), None), here)
+
+
+def filter_bar(query: FleetQuery, about: Range, found: FleetView) -> FilterBar:
+    """Return what the page offers to ask for."""
+    filtered, address = query.filtered, query.address(about)
+    heard = [group for group in found.groups if group.heard]
+    counts = {
+        Show.ALL: sum(group.found for group in heard),
+        Show.SLOW: sum(group.found for group in heard if group.slow),
+        Show.NONE: sum(group.found for group in heard if not group.verdict),
+    }
+    words = {Show.ALL: "All", Show.SLOW: "Slow", Show.NONE: "No verdict", Show.ARCHIVED: "Archive"}
+    shows = [
+        Choice(
+            show.value,
+            # The archive is counted where it is looked at, and nothing else is there.
+            word if query.archived or show not in counts else f"{word} {count(counts[show])}",
+            filtered.show is show,
+            address.but(show=None if show is Show.ALL else show.value),
+        )
+        for show, word in words.items()
+    ]
+    losses = [
+        Choice(
+            loss or "",
+            word,
+            filtered.loss is loss,
+            address.but(loss=loss, sort=None if loss is None else f"-{loss}"),
+        )
+        for loss, word in _LOSSES.items()
+    ]
+    # Also what is chosen and nothing has any more.
+    owners = sorted({*found.owners, filtered.owner} - {""}, key=str.lower)
+    kept = {name: address.parameters[name] for name in KEPT}
+    narrowed = bool(filtered.words or filtered.owner or filtered.label)
+    return FilterBar(
+        words=filtered.words,
+        shows=shows,
+        losses=losses,
+        owners=[Choice(owner, owner, owner == filtered.owner) for owner in owners],
+        label=filtered.label,
+        labels=Choice(
+            "1",
+            "Hide labels" if query.labels else "Labels",
+            query.labels,
+            address.but(labels=None if query.labels else 1),
+        ),
+        kept=[(name, value) for name, value in kept.items() if value],
+        cleared_url=address.but(q=None, owner=None, label=None) if narrowed else "",
+    )

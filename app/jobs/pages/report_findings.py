@@ -1,0 +1,413 @@
+"""The paper's figures with what they say of this fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from app.analysis.fleet import share_from
+from app.analysis.replay.metrics import STRAGGLING
+from app.jobs.fleet_report import Against, Example, Figure, Name
+from app.web.format import count, percent, plural, ratio, rough_percent, times
+from app.web.moments import When
+
+# ---- Curves of a report as SVG: distributions with the paper's points, and a trend -------------
+
+
+WIDTH: Final = 380
+HEIGHT: Final = 208
+LEFT: Final = 40
+RIGHT: Final = 372
+TOP: Final = 10
+BASE: Final = HEIGHT - 36
+_TICKS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Curves in the order in which they are given: classes of report.css.
+KINDS: Final = ("main", "accent", "dash", "soft")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A drawn line: its path, its class, and how it is called."""
+
+    path: str
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text at a place."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "middle"
+    when: When | None = None  # what the text is
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A marked place; `hint` says what it is."""
+
+    x: float
+    y: float
+    hint: str
+    label: Label | None = None
+    when: When | None = None  # what the hint is
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure; `levels` are the lines across it, with what they are."""
+
+    lines: Sequence[Line]
+    levels: Sequence[Label]
+    ticks: Sequence[Label]
+    paper: Sequence[Dot]
+    dots: Sequence[Dot]
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """An upright or lying axis."""
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+
+    def x(self, value: float) -> float:
+        """Return the place of a value on a lying axis; beyond its ends it is at them."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(LEFT + share * (RIGHT - LEFT), 1)
+
+    def y(self, value: float) -> float:
+        """Return the place of a value on an upright axis."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(BASE - share * (BASE - TOP), 1)
+
+
+SHARES: Final = Scale(0, 1, [(share, f"{share:.0%}".replace("%", "\u00a0%")) for share in _TICKS])
+
+
+def distribution(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    paper: Sequence[tuple[float, float, str]],
+    axis: Scale,
+    unit: str,
+) -> Plot:
+    """Return distributions as steps.
+
+    Parameters
+    ----------
+    curves : sequence of (str, points)
+        Label and points: (value, share of what is at most so large).
+    paper : sequence of (value, share, words)
+    """
+    lines = [
+        Line(_scale_steps(points, axis), KINDS[at % len(KINDS)], label)
+        for at, (label, points) in enumerate(curves)
+        if points
+    ]
+    return Plot(
+        lines=lines,
+        levels=[Label(LEFT - 6, SHARES.y(share), text, "end") for share, text in SHARES.ticks],
+        ticks=_ticks(axis),
+        paper=[
+            Dot(axis.x(value), SHARES.y(share), f"the paper: {words}")
+            for value, share, words in paper
+        ],
+        dots=(),
+        unit=unit,
+    )
+
+
+def over_time(
+    points: Sequence[tuple[float | None, When]], axis: Scale, unit: str, last: str
+) -> Plot:
+    """Return a trend: values of periods, the earliest first; None where there are no data.
+
+    Parameters
+    ----------
+    points : sequence of (float or None, When)
+        With the end of each period.
+    """
+    step = (RIGHT - LEFT - 40) / max(1, len(points) - 1)
+    places = [
+        (round(LEFT + 12 + at * step, 1), value, when) for at, (value, when) in enumerate(points)
+    ]
+    path: list[str] = []
+    pen = "M"
+    for x, value, _ in places:
+        if value is None:
+            pen = "M"
+            continue
+        path.append(f"{pen}{x} {axis.y(value)}")
+        pen = "L"
+    every = 1 if len(points) <= 4 else 2  # noqa: PLR2004 - labels that fit
+    return Plot(
+        lines=[Line("".join(path), "main", "")] if path else [],
+        levels=[Label(LEFT - 6, axis.y(value), text, "end") for value, text in axis.ticks],
+        ticks=[
+            Label(x, BASE + 16, when.text, when=when)
+            for at, (x, _, when) in enumerate(places)
+            if (len(places) - 1 - at) % every == 0
+        ],
+        paper=(),
+        dots=[
+            Dot(
+                x,
+                axis.y(value),
+                when.text,
+                Label(x, axis.y(value) - 8, last, "end") if at == len(places) - 1 else None,
+                when,
+            )
+            for at, (x, value, when) in enumerate(places)
+            if value is not None
+        ],
+        unit=unit,
+    )
+
+
+def upper(values: Sequence[float], choices: Sequence[float]) -> float:
+    """Return the smallest of these ends that all values are below, or else the last."""
+    most = max(values, default=0.0)
+    return next((end for end in choices if most <= end), choices[-1])
+
+
+def _scale_steps(points: Sequence[tuple[float, float]], axis: Scale) -> str:
+    path = [f"M{axis.x(axis.low)} {SHARES.y(0)}"]
+    path += [f"H{axis.x(value)}V{SHARES.y(share)}" for value, share in points]
+    path.append(f"H{axis.x(axis.high)}")
+    return "".join(path)
+
+
+def _ticks(axis: Scale) -> list[Label]:
+    last = len(axis.ticks) - 1
+    return [
+        Label(axis.x(value), BASE + 16, text, "end" if at == last else "middle")
+        for at, (value, text) in enumerate(axis.ticks)
+    ]
+
+
+# From here on workers, a stage or sequence lengths are to blame, as in the paper.
+BLAMED: Final = 0.5
+CORRELATED: Final = 0.9
+# Ends that axes of shares may have.
+ENDS: Final = (0.1, 0.2, 0.3, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLink:
+    """A job at the end of a figure, and what it is there."""
+
+    url: str
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class FigureView:
+    """A figure with its finding."""
+
+    title: str
+    note: str
+    plot: Plot
+    paper: str
+    examples: Sequence[ExampleLink]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLine:
+    """Jobs about as large: a bar from 1.0 to the 90th percentile of their S, a mark at the median.
+
+    Both in per cent of the figure's width.
+    """
+
+    name: str
+    median: float
+    p90: float
+    words: str
+    jobs: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstView:
+    """S against a size."""
+
+    title: str
+    note: str
+    lines: Sequence[ClassLine]
+
+
+def _percents(end: float, parts: int = 5) -> list[tuple[float, str]]:
+    return [(end * at / parts, percent(end * at / parts, 0)) for at in range(parts + 1)]
+
+
+def _numbers(low: float, high: float, parts: int) -> list[tuple[float, str]]:
+    step = (high - low) / parts
+    return [(low + at * step, ratio(low + at * step, 1)) for at in range(parts + 1)]
+
+
+def figure_view(figure: Figure) -> FigureView:
+    """Return a figure with its finding."""
+    title, note, axis, unit, written = _PARTS[figure.name](figure)
+    return FigureView(
+        title=title if figure.jobs else "Nothing to draw",
+        note=note,
+        plot=distribution(
+            [(curve.label, curve.points) for curve in figure.curves],
+            [(point.value, point.share, point.words) for point in figure.paper],
+            axis,
+            unit,
+        ),
+        paper="; ".join(point.words for point in figure.paper),
+        examples=[_example(one, written(one.value)) for one in figure.examples],
+    )
+
+
+def _example(one: Example, value: str) -> ExampleLink:
+    text = f"{one.job}, session {one.number}"
+    return ExampleLink(f"/sessions/{one.session}", text, f"{one.note} {value}".strip())
+
+
+_Parts = tuple[str, str, Scale, str, Callable[[float], str]]
+
+
+def _waste(figure: Figure) -> _Parts:
+    slow = sum(value >= 1 - 1 / STRAGGLING for value in figure.values)
+    end = upper(figure.values, ENDS[2:])
+    return (
+        (
+            f"{count(slow)} of {plural(figure.jobs, 'job')} straggle; half waste under "
+            f"{percent(_median(figure.values))}"
+        ),
+        "Share of jobs that waste less, each by its median session",
+        Scale(0, end, _percents(end)),
+        "waste by S, share of GPU-hours",
+        percent,
+    )
+
+
+def _steps(figure: Figure) -> _Parts:
+    p90 = _quantile(figure.values, 0.9)
+    alike = p90 < STRAGGLING
+    return (
+        (
+            f"Slow jobs are slow in {'every step' if alike else 'some steps'}: 90\u00a0% of steps "
+            f"below {ratio(p90)}"
+        ),
+        f"Steps of {plural(figure.jobs, 'straggling job')}, each job counts alike",
+        Scale(0.8, 1.4, _numbers(0.8, 1.4, 6)),
+        "slowdown of a step ÷ S of its job",
+        times,
+    )
+
+
+def _operations(figure: Figure) -> _Parts:
+    means = {curve.label: _mean_of(curve.points) for curve in figure.curves if curve.points}
+    first = max(means, key=means.__getitem__) if means else ""
+    end = upper([point[0] for curve in figure.curves for point in curve.points], ENDS)
+    return (
+        f"{first[:1].upper()}{first[1:]} {'waste' if first.endswith('s') else 'wastes'} the most",
+        "Share of jobs that waste less by this kind of operation alone",
+        Scale(0, end, _percents(end)),
+        "waste, share of GPU-hours",
+        percent,
+    )
+
+
+def _blamed(
+    least: float, who: str, of: str, axis: tuple[float, float, int], unit: str
+) -> Callable[[Figure], _Parts]:
+    """Return what says for how many straggling jobs something is to blame, from `least` on."""
+
+    def parts(figure: Figure) -> _Parts:
+        share = share_from(figure.values, least)
+        low, high, steps = axis
+        return (
+            f"{who} to blame in {rough_percent(share)} of slow jobs",
+            f"{plural(figure.jobs, 'straggling job')}; {of}",
+            Scale(low, high, _numbers(low, high, steps)),
+            unit,
+            ratio,
+        )
+
+    return parts
+
+
+def _median(values: Sequence[float]) -> float:
+    return _quantile(values, 0.5)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that this share of values is at most at; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _mean_of(points: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of a distribution that is given by its points."""
+    before, total = 0.0, 0.0
+    for value, share in points:
+        total += value * (share - before)
+        before = share
+    return total
+
+
+def against_view(against: Against, unit: str, who: str, of: str) -> AgainstView:
+    """Return S against a size with its finding; `of` says which jobs."""
+    if not against.jobs:
+        return AgainstView("No job says how long its sequences are", of, ())
+    found = against.correlation
+    if found is None:
+        title = f"S against {unit}: too few jobs to compare"
+    elif abs(found) < 0.2:  # noqa: PLR2004 - next to nothing
+        title = f"{who} are not slower: rank correlation {ratio(found)}"
+    else:
+        title = f"{who} are {'slower' if found > 0 else 'faster'}: rank correlation {ratio(found)}"
+    end = max(1.5, *(one.p90 for one in against.classes))
+    return AgainstView(
+        title,
+        f"{of}, {count(against.jobs)}; median S and 90th percentile, from 1.0 to {ratio(end, 1)}",
+        [
+            ClassLine(
+                f"{count(int(one.low))} to {count(int(one.high) - 1)} {unit}",
+                100 * (one.median - 1) / (end - 1),
+                100 * (one.p90 - 1) / (end - 1),
+                f"{times(one.median)}, 90th {times(one.p90)}",
+                count(one.jobs),
+            )
+            for one in against.classes
+        ],
+    )
+
+
+_PARTS: Final = {
+    Name.WASTE: _waste,
+    Name.STEPS: _steps,
+    Name.OPERATIONS: _operations,
+    Name.M_W: _blamed(
+        BLAMED,
+        "Few workers are",
+        "of the lost time, what the slowest 3\u00a0% of workers account for",
+        (0, 1, 5),
+        "M_W",
+    ),
+    Name.M_S: _blamed(
+        BLAMED,
+        "The last stage is",
+        "of the lost time, what the last stage accounts for",
+        (0, 1, 5),
+        "M_S",
+    ),
+    Name.CORRELATION: _blamed(
+        CORRELATED,
+        "Sequence lengths are",
+        "forward against backward times, to blame from 0.9 on",
+        (-0.2, 1, 6),
+        "Pearson’s r",
+    ),
+}

@@ -1,0 +1,258 @@
+"""The tables of a fleet's report as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.access.guard import Here
+from app.analysis.report.session_verdict import KINDS
+from app.jobs.fleet_costs import JobFigures, LabelCost, ReportFilter, job_figures
+from app.jobs.fleet_report import FleetReport, against_context, against_gpus, figures, fleet_report
+from app.jobs.pages.report import ReportQueryParam, report_page
+from app.jobs.pages.report_findings import AgainstView, FigureView, against_view, figure_view
+from app.web.format import plural
+from app.web.forms import Choice
+from app.web.links import Address
+from app.web.pages import Pages
+from app.web.tables import Table, csv_file, one_of
+from app.web.time_ranges import ALL, Range, RangeChoices, TimeQueryParam, range_choices
+
+
+def figures_csv(jobs: Sequence[JobFigures]) -> Table:
+    """Return every job that the figures are of, by its median session."""
+    return Table(
+        (
+            "job",
+            "session",
+            "number",
+            "sessions",
+            "gpus",
+            "stages",
+            "context_tokens",
+            "slowdown",
+            "waste",
+            "m_w",
+            "m_s",
+            "correlation",
+            *(f"waste {kind}" for kind in KINDS),
+            "step_median",
+            "step_largest",
+        ),
+        (
+            (
+                one.job,
+                str(one.session),
+                one.number,
+                one.sessions,
+                one.gpus,
+                one.stages,
+                one.context,
+                one.slowdown,
+                one.waste,
+                one.m_w,
+                one.m_s,
+                one.correlation,
+                *(one.waste_by.get(kind) for kind in KINDS),
+                one.steps[len(one.steps) // 2],
+                one.steps[-1],
+            )
+            for one in jobs
+        ),
+    )
+
+
+def jobs_csv(report: FleetReport) -> Table:
+    """Return the jobs that lost most."""
+    return Table(
+        ("job", "used_gpu_hours", "lost_gpu_hours", "sessions"),
+        ((one.job, one.used, one.lost, one.sessions) for one in report.spent.jobs),
+    )
+
+
+def causes_csv(report: FleetReport) -> Table:
+    """Return what each cause cost."""
+    return Table(
+        ("cause", "lost_gpu_hours", "jobs"),
+        ((one.cause, one.lost, one.jobs) for one in report.spent.causes),
+    )
+
+
+def _labels_csv(name: str, costs: Sequence[LabelCost]) -> Table:
+    """Return what teams or owners cost; without a name those that have none."""
+    return Table(
+        (name, "used_gpu_hours", "lost_gpu_hours", "jobs"),
+        ((one.name, one.used, one.lost, one.jobs) for one in costs),
+    )
+
+
+def teams_csv(report: FleetReport) -> Table:
+    """Return what each team cost."""
+    return _labels_csv("team", report.spent.teams)
+
+
+def owners_csv(report: FleetReport) -> Table:
+    """Return what each owner cost."""
+    return _labels_csv("owner", report.spent.owners)
+
+
+def trend_csv(report: FleetReport) -> Table:
+    """Return the times of the trend, the earliest first."""
+    return Table(
+        ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
+        (
+            (
+                one.since.isoformat(),
+                one.until.isoformat(),
+                one.costs.used,
+                one.costs.lost,
+                one.costs.jobs,
+                one.costs.sessions,
+            )
+            for one in report.spent.trend
+        ),
+    )
+
+
+def hosts_csv(report: FleetReport) -> Table:
+    """Return the hosts that were slow more than once."""
+    return Table(
+        ("host", "lost_gpu_hours", "jobs", "sessions", "guessed"),
+        (
+            (one.host, one.lost, one.jobs, one.sessions, str(one.guessed).lower())
+            for one in report.spent.hosts
+        ),
+    )
+
+
+def fixes_csv(report: FleetReport) -> Table:
+    """Return the fixes that were measured."""
+    return Table(
+        ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
+        (
+            (
+                one.job,
+                one.title,
+                one.predicted,
+                str(one.at_most).lower(),
+                one.realized,
+                one.unlike,
+            )
+            for one in report.fixes
+        ),
+    )
+
+
+# File name → what makes it of a report.
+EXPORTS: Final[Mapping[str, Callable[[FleetReport], Table]]] = {
+    "jobs": jobs_csv,
+    "causes": causes_csv,
+    "teams": teams_csv,
+    "owners": owners_csv,
+    "trend": trend_csv,
+    "hosts": hosts_csv,
+    "fixes": fixes_csv,
+}
+
+
+# ---- The page of the fleet's report, and its tables as files -----------------------------------
+
+
+# What a report is about where its address does not say.
+WEEK: Final = "7d"
+FIGURES: Final = "figures"
+
+
+def add_report_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the fleet's report to the dashboard."""
+
+    @routes.get("/report")
+    def report_route(container: Here, time: TimeQueryParam, query: ReportQueryParam) -> Response:
+        about = time.about(WEEK)
+        with pages.reading(container) as (tx, nav):
+            found = fleet_report(tx, about.since(tx.now), about.end, query.filters)
+        address = Address("/report", {**query.parameters, **time.parameters})
+        page = report_page(found, about, address)
+        return pages.render("jobs/report/page.html", nav, page=page, now=found.now)
+
+    @routes.get("/report/{name}.csv")
+    def report_file_route(
+        container: Here, name: str, time: TimeQueryParam, query: ReportQueryParam
+    ) -> Response:
+        about = time.about(WEEK)
+        with container.reading() as tx:
+            asked = (tx, about.since(tx.now), about.end, query.filters)
+            if name == FIGURES:
+                table = figures_csv(job_figures(*asked))
+            else:
+                table = one_of(EXPORTS, name)(fleet_report(*asked))
+        return csv_file(f"paceline-report-{name}.csv", table)
+
+
+# ---- The second tab of the fleet: the figures of the paper, of this fleet ----------------------
+
+
+FILE: Final = "/report/figures.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresPage:
+    """The tab."""
+
+    now: datetime
+    title: str
+    heading: str
+    tabs: Sequence[Choice]
+    figures: Sequence[FigureView]
+    sizes: Sequence[AgainstView]
+    csv: str
+    range: RangeChoices
+    filters: ReportFilter
+    kept: Sequence[tuple[str, str]]
+    cleared_url: str
+
+
+def figures_page(
+    jobs: Sequence[JobFigures],
+    now: datetime,
+    about: Range,
+    filters: ReportFilter,
+    tabs: Sequence[Choice],
+) -> FiguresPage:
+    """Return the tab."""
+    asked = {"team": filters.team, "owner": filters.owner, "label": filters.label}
+    time = about.parameters(default=ALL)
+    here = Address("/", {"tab": "figures", **time, **asked})
+    slow = sum(job.straggles for job in jobs)
+    return FiguresPage(
+        now=now,
+        title="Fleet: figures of the paper",
+        heading=(
+            f"{slow} of {plural(len(jobs), 'job')} straggle in their median session"
+            if jobs
+            else f"No session in {about.words} has a verdict"
+        ),
+        tabs=tabs,
+        figures=[figure_view(figure) for figure in figures(jobs)] if jobs else [],
+        sizes=[
+            against_view(against_gpus(jobs), "GPUs", "Larger jobs", "Jobs"),
+            against_view(
+                against_context(jobs),
+                "tokens",
+                "Jobs with longer sequences",
+                "Jobs whose metadata have seq_length or sequence_lengths",
+            ),
+        ]
+        if jobs
+        else [],
+        csv=Address(FILE, {**time, **asked}).but(),
+        range=range_choices(about),
+        filters=filters,
+        kept=[("tab", "figures"), *((name, value) for name, value in time.items() if value)],
+        cleared_url=here.but(team=None, owner=None, label=None) if filters.asked else "",
+    )

@@ -1,0 +1,154 @@
+"""What a few words lead to: jobs, sessions, hosts and incidents of a project, a handful of each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import quote, urlencode
+
+from sqlalchemy import ColumnElement, cast, func, or_, select
+from sqlalchemy.dialects.postgresql import JSONPATH, array
+from sqlalchemy.types import Text
+
+from app.incidents.message import cause_name
+from app.incidents.reads import MAX_CHARACTERS, MAX_WORDS, IncidentFilter, list_incidents
+from app.jobs.models import Job
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import Session, StoredVerdict
+
+Kind = Literal["job", "session", "host", "incident"]
+
+# Results of each kind: more are found by more words.
+EACH: Final = 6
+# Hosts are those that this number of the latest sessions names among their slowest workers.
+SESSIONS: Final = 1000
+# Longer numbers are no session's.
+MAX_DIGITS: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search result; `path` is that of its page, within the project."""
+
+    kind: Kind
+    # name, note: what it is called, and what tells it from others
+    name: str
+    note: str
+    path: str
+
+
+def find(tx: Reads, text: str) -> list[Found]:
+    """Return what all of the words lead to, incidents first.
+
+    Parameters
+    ----------
+    text : str
+        Words in any order: parts of names; numbers of sessions; ids.
+    """
+    words = text[:MAX_CHARACTERS].split()[:MAX_WORDS]
+    if not words:
+        return []
+    return [*_incidents(tx, words), *_jobs(tx, words), *_hosts(tx, words), *_sessions(tx, words)]
+
+
+def _all_in(column: ColumnElement[str], words: Sequence[str]) -> list[ColumnElement[bool]]:
+    return [column.icontains(word, autoescape=True) for word in words]
+
+
+def _incidents(tx: Reads, words: Sequence[str]) -> list[Found]:
+    rows = list_incidents(tx, EACH, filtered=IncidentFilter(words=" ".join(words)), sort="state")
+    found = []
+    for row in rows:
+        incident = row.incident
+        place = f": {incident.where}" if incident.where else ""
+        name = f"{row.job}: {cause_name(incident.cause)}{place}"
+        note = f"{incident.state}, {incident.severity}"
+        found.append(Found("incident", name, note, f"/incidents/{incident.id}"))
+    return found
+
+
+def _jobs(tx: Reads, words: Sequence[str]) -> list[Found]:
+    name = Job.name.expression
+    rows = tx.session.execute(
+        select(Job.name).where(*_all_in(name, words)).order_by(func.length(name), name).limit(EACH)
+    ).scalars()
+    return [Found("job", job, "", f"/jobs/{quote(job, safe='')}") for job in rows]
+
+
+def _hosts(tx: Reads, words: Sequence[str]) -> list[Found]:
+    latest = (
+        select(StoredVerdict.document["worst"].label("worst"))
+        .join(Session, Session.id == StoredVerdict.session_id)
+        .where(StoredVerdict.slowdown.is_not(None))
+        .order_by(Session.received_at.desc())
+        .limit(SESSIONS)
+        .subquery()
+    )
+    path = cast("$[*].host", JSONPATH)
+    named = select(func.jsonb_path_query(latest.c.worst, path).label("host")).subquery()
+    # The text of a JSON string; of null nothing.
+    texts = select(
+        named.c.host.op("#>>", return_type=Text())(array([], type_=Text)).label("name")
+    ).subquery()
+    host = texts.c.name
+    rows = tx.session.execute(
+        select(host, func.count())
+        .where(*_all_in(host, words))
+        .group_by(host)
+        .order_by(func.count().desc(), host)
+        .limit(EACH)
+    ).all()
+    return [
+        Found(
+            "host",
+            name,
+            f"{count} times among the slowest",
+            f"/incidents?{urlencode({'host': name})}",
+        )
+        for name, count in rows
+    ]
+
+
+def _sessions(tx: Reads, words: Sequence[str]) -> list[Found]:
+    numbers = [int(word) for word in words if _is_number(word)]
+    ids = [id_ for word in words if (id_ := _id_of(word)) is not None]
+    if not numbers and not ids:
+        # A name leads to its job, whose page has its sessions.
+        return []
+    rest = [
+        word
+        for word in words
+        if not _is_number(word) and _id_of(word) is None and word.lower() != "session"
+    ]
+    rows = tx.session.execute(
+        select(Session.id, Session.number, Session.attempt, Job.name)
+        .join(Job, Job.id == Session.job_id)
+        .where(
+            or_(Session.number.in_(numbers), Session.id.in_(ids)),
+            *_all_in(Job.name.expression, rest),
+        )
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(EACH)
+    ).all()
+    return [
+        Found(
+            "session",
+            f"{row.name}, session {row.number}",
+            f"attempt {row.attempt}",
+            f"/sessions/{row.id}",
+        )
+        for row in rows
+    ]
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS
+
+
+def _id_of(word: str) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(word)
+    except ValueError:
+        return None

@@ -1,0 +1,570 @@
+"""A job over time: its sessions, what happened to it, and the changes that lasted."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import Select, case, delete, func, select
+
+from app.access.audit import Action, record
+from app.analysis.budget.split import Losses, Shares
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.change_points import lasting_changes
+from app.errors import ConflictError, NotFoundError
+from app.fixes.models import AppliedFix
+from app.incidents.message import cause_name
+from app.incidents.models.tables import AlertGroup, AlertIncident
+from app.jobs.models import Attempt, Job, JobNote
+from app.platform.container import Container
+from app.platform.database.columns import as_json
+from app.platform.database.states import NoteKind, SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import OF_SESSION, Session, StoredVerdict
+from app.sessions.receive import no_job
+
+# ---- Notes on a job's time axis: written, read, taken back -------------------------------------
+
+
+# Of one job: several years of a deployment every few hours.
+MOST_NOTES: Final = 10_000
+# Newest ones that a page or an answer lists.
+MOST_LISTED: Final = 200
+# Clocks of launchers and of the database differ.
+EARLY: Final = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened to a job."""
+
+    id: int
+    at: datetime
+    """When it happened."""
+    kind: NoteKind
+    words: str
+    author: str
+    noted_at: datetime
+    """When it was written down."""
+
+
+def write_note(  # noqa: PLR0913 - what is said of it
+    container: Container,
+    job: str,
+    *,
+    words: str,
+    kind: NoteKind = NoteKind.NOTE,
+    at: datetime | None = None,
+    by: str | None = None,
+) -> Note:
+    """Write down what happened to a job.
+
+    Parameters
+    ----------
+    at : datetime, optional
+        When it happened; default: now.
+    by : str, optional
+        The name that whoever did not sign in goes by.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    ConflictError
+        ``note.in_future``, ``note.too_many``.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        # Locked: two at once do not both find room for the last one.
+        job_id = tx.session.execute(
+            select(Job.id).where(Job.name == job).with_for_update()
+        ).scalar()
+        if job_id is None:
+            raise no_job(job)
+        happened_at = tx.now if at is None else at
+        if happened_at > tx.now + EARLY:
+            raise ConflictError(
+                "The time of a note must not be in the future.", code="note.in_future"
+            )
+        there = tx.session.execute(
+            select(func.count()).select_from(JobNote).where(JobNote.job_id == job_id)
+        ).scalar_one()
+        if there >= MOST_NOTES:
+            raise ConflictError(
+                f"A job has at most {MOST_NOTES:,} notes: delete old ones first.",
+                code="note.too_many",
+            )
+        row = JobNote(
+            job_id=job_id,
+            at=happened_at,
+            kind=kind,
+            words=words,
+            author=who.name,
+            noted_at=tx.now,
+        )
+        tx.session.add(row)
+        tx.session.flush()
+        record(tx, who, Action.NOTED, f"job {job}", detail=f"{kind}: {words}")
+        return Note(row.id, row.at, row.kind, row.words, row.author, row.noted_at)
+
+
+def delete_note(container: Container, job: str, note_id: int, by: str | None = None) -> None:
+    """Take a note back; the audit log keeps what it said.
+
+    Raises
+    ------
+    NotFoundError
+        If the job has no such note.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        of_job = select(Job.id).where(Job.name == job).scalar_subquery()
+        words = tx.session.execute(
+            delete(JobNote)
+            .where(JobNote.id == note_id, JobNote.job_id == of_job)
+            .returning(JobNote.words)
+        ).scalar()
+        if words is None:
+            raise NotFoundError(f"Job {job} has no note {note_id}.")
+        record(tx, who, Action.DELETED, f"a note on job {job}", detail=words)
+
+
+def notes_of(
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = MOST_LISTED,
+) -> list[Note]:
+    """Return the notes of a job, newest first.
+
+    Parameters
+    ----------
+    since, until : datetime, optional
+        When what they tell of happened.
+    """
+    query = notes(since, until).where(Job.name == job)
+    return [Note(*row) for row in tx.session.execute(query.limit(limit))]
+
+
+def notes(since: datetime | None, until: datetime | None) -> Select[*tuple[Any, ...]]:
+    """Return the query of the notes of a time on a job that it is joined with, newest first."""
+    query = (
+        select(
+            JobNote.id,
+            JobNote.at,
+            JobNote.kind,
+            JobNote.words,
+            JobNote.author,
+            JobNote.noted_at,
+        )
+        .where(JobNote.job_id == Job.id)
+        .order_by(JobNote.at.desc(), JobNote.id.desc())
+    )
+    if since is not None:
+        query = query.where(JobNote.at >= since)
+    return query if until is None else query.where(JobNote.at <= until)
+
+
+def known_job(tx: Reads, job: str) -> None:
+    """Check that there is a job.
+
+    Raises
+    ------
+    NotFoundError
+    """
+    if tx.session.execute(select(Job.id).where(Job.name == job)).first() is None:
+        raise no_job(job)
+
+
+# The latest ones of the time that is asked for.
+MOST_POINTS: Final = 1000
+# Those that a figure as wide as a page can show apart.
+DRAWN_POINTS: Final = 500
+# Of these the latest are looked at for changes: it takes some 20 ms.
+LOOKED_AT: Final = 200
+SECONDS_AN_HOUR: Final = 3600
+
+
+class Measure(StrEnum):
+    """What changed."""
+
+    SLOWDOWN = "slowdown"
+    STEP_TIME = "step_time"
+
+
+class MarkKind(StrEnum):
+    """The marks on the time axis, in addition to sessions."""
+
+    ATTEMPT = "attempt"
+    INCIDENT = "incident"
+    FIX = "fix"
+    NOTE = "note"
+    DEPLOYMENT = "deployment"
+    CONFIG_CHANGE = "config_change"
+    CHECKPOINT = "checkpoint"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class TimePoint:
+    """A session on the time axis; what is not known of it is null.
+
+    `slowdown` is the headline with its 95 % interval, `published` S, and `step_time_s` the median
+    of the recorded steps. `tokens_per_s` is there where metadata say `global_batch_size` and
+    `seq_length`; `cause` is the leading one; `shares` say where the time goes, `losses` what of it
+    is lost to what, and `gpu_hours_lost_per_hour` is what the largest loss costs.
+    """
+
+    id: uuid.UUID
+    number: int
+    attempt: int
+    received_at: datetime
+    slowdown: float | None
+    low: float | None
+    high: float | None
+    published: float | None
+    step_time_s: float | None
+    gpu_hours_lost_per_hour: float | None
+    tokens_per_s: float | None
+    cause: str | None
+    shares: Shares | None = None
+    losses: Losses | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened; `path` is the page about it, and `note` the id of one."""
+
+    at: datetime
+    kind: MarkKind
+    words: str
+    path: str | None = None
+    until: datetime | None = None
+    author: str | None = None
+    note: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """A change that lasted, of the slowdown or the step time in seconds: medians on both sides.
+
+    It is at its first session. `cause` leads most sessions on its slow side and not on the other;
+    `mark` is the last mark between the sessions around it.
+    """
+
+    measure: Measure
+    at: datetime
+    session: uuid.UUID
+    number: int
+    before: float
+    after: float
+    p: float
+    cause: str | None
+    mark: str | None
+
+    @property
+    def slower(self) -> bool:
+        """Return whether it is a change for the worse."""
+        return self.after > self.before
+
+
+@dataclass(frozen=True, slots=True)
+class JobAxis:
+    """A job over a time: its latest 1,000 sessions, oldest first; the rest newest first.
+
+    Changes are of the latest 200 sessions.
+    """
+
+    points: Sequence[TimePoint]
+    marks: Sequence[Mark]
+    changes: Sequence[JobChange]
+
+
+def job_axis(
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    most: int = MOST_POINTS,
+) -> JobAxis:
+    """Return a job over a time: of many sessions the latest, `most` of them."""
+    points, layouts = _points(tx, job, since, until, most)
+    marks = _marks(tx, job, since, until)
+    changes = [*_changes(Measure.SLOWDOWN, points, marks), *_step_times(points, layouts, marks)]
+    changes.sort(key=lambda change: (change.at, change.measure), reverse=True)
+    return JobAxis(points, marks, changes)
+
+
+def _points(
+    tx: Reads, job: str, since: datetime | None, until: datetime | None, most: int
+) -> tuple[list[TimePoint], list[str]]:
+    """Return the sessions, and the sizes and the work of a step of each."""
+    analyzed = Session.state == SessionState.ANALYZED
+    reported = Session.state.in_(SessionState.REPORTED)
+    verdict = StoredVerdict
+    query = (
+        select(
+            Session.id,
+            Session.number,
+            Session.attempt,
+            Session.received_at,
+            case((analyzed, verdict.slowdown)),
+            case((analyzed, verdict.low)),
+            case((analyzed, verdict.high)),
+            case((analyzed, verdict.published)),
+            verdict.step_time_s,
+            Session.world,
+            Session.meta["global_batch_size"].as_string(),
+            Session.meta["seq_length"].as_string(),
+            case((reported, verdict.lost)),
+            case((verdict.waste.is_not(None), verdict.cause)),
+            case((reported, verdict.shares)),
+            case((reported, verdict.lost_to_stragglers)),
+            case((reported, verdict.lost_between)),
+            case((reported, verdict.lost_together)),
+            func.concat_ws(" ", Session.dp, Session.pp, Session.tp, Session.cp, Session.vpp),
+        )
+        .join(Job, Job.id == Session.job_id)
+        .outerjoin(*OF_SESSION)
+        .where(Job.name == job)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(most)
+    )
+    if since is not None:
+        query = query.where(Session.received_at >= since)
+    if until is not None:
+        query = query.where(Session.received_at <= until)
+    found, layouts = [], []
+    for row in map(tuple, tx.session.execute(query)):
+        (key, number, attempt, at, slowdown, low, high, published) = row[:8]
+        (step_s, world, batch, length, lost, cause, shares, *losses, layout) = row[8:]
+        tokens = _number(batch) * _number(length)
+        found.append(
+            TimePoint(
+                id=key,
+                number=number,
+                attempt=attempt,
+                received_at=at,
+                slowdown=slowdown,
+                low=low,
+                high=high,
+                published=published,
+                step_time_s=step_s,
+                gpu_hours_lost_per_hour=None if lost is None else world * lost,
+                tokens_per_s=tokens / step_s if tokens and step_s else None,
+                cause=None if cause == UNKNOWN else cause,
+                shares=shares,
+                losses=None if shares is None else Losses(*losses),
+            )
+        )
+        layouts.append(f"{layout} {batch} {length}")
+    return found[::-1], layouts[::-1]
+
+
+def _number(said: str | None) -> float:
+    """Return what metadata say, 0 where it is no size: they may say anything."""
+    return float(said) if said and said.isascii() and said.isdecimal() and len(said) < 16 else 0.0  # noqa: PLR2004 - exact in a float
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    at: datetime
+    number: int
+    run: str
+    restart: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Incident:
+    at: datetime
+    id: uuid.UUID
+    until: datetime | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fix:
+    at: datetime
+    title: str
+    session: uuid.UUID
+    measured: uuid.UUID | None
+    by: str | None
+
+
+_ATTEMPTS: Final = TypeAdapter(tuple[_Attempt, ...])
+_INCIDENTS: Final = TypeAdapter(tuple[_Incident, ...])
+_FIXES: Final = TypeAdapter(tuple[_Fix, ...])
+_WRITTEN: Final = TypeAdapter(tuple[Note, ...])
+
+
+def _marks(tx: Reads, job: str, since: datetime | None, until: datetime | None) -> list[Mark]:
+    attempts, incidents, fixes, written = _happened(tx, job, since, until)
+    marks = [
+        Mark(
+            one.at, MarkKind.ATTEMPT, f"Attempt {one.number}: run {one.run}, restart {one.restart}"
+        )
+        for one in attempts
+    ]
+    marks += [
+        Mark(
+            one.at,
+            MarkKind.INCIDENT,
+            cause_name(one.cause or UNKNOWN),
+            f"/incidents/{one.id}",
+            one.until,
+        )
+        for one in incidents
+    ]
+    marks += [
+        Mark(
+            one.at,
+            MarkKind.FIX,
+            one.title,
+            f"/sessions/{one.session}"
+            if one.measured is None
+            else f"/compare?a={one.session}&b={one.measured}",
+            author=one.by,
+        )
+        for one in fixes
+    ]
+    marks += [
+        Mark(note.at, _NOTES[note.kind], note.words, author=note.author, note=note.id)
+        for note in written
+    ]
+    here = [
+        mark
+        for mark in marks
+        if (since is None or mark.at >= since) and (until is None or mark.at <= until)
+    ]
+    return sorted(here, key=lambda mark: mark.at, reverse=True)[:MOST_LISTED]
+
+
+_NOTES: Final = {kind: MarkKind(kind.value) for kind in NoteKind}
+
+
+def _happened(
+    tx: Reads, job: str, since: datetime | None, until: datetime | None
+) -> tuple[tuple[_Attempt, ...], tuple[_Incident, ...], tuple[_Fix, ...], tuple[Note, ...]]:
+    """Return the latest attempts, incidents and applied fixes of a job, and notes of that time.
+
+    With one statement.
+    """
+    attempts = (
+        select(
+            Attempt.announced_at.label("at"),
+            Attempt.number,
+            Attempt.run_id.label("run"),
+            Attempt.restart,
+        )
+        .where(Attempt.job_id == Job.id)
+        .order_by(Attempt.announced_at.desc())
+    )
+    incidents = (
+        select(
+            AlertIncident.fired_at.label("at"),
+            AlertIncident.id,
+            AlertIncident.resolved_at.label("until"),
+            AlertIncident.document["cause"].as_string().label("cause"),
+        )
+        .join(AlertGroup, AlertGroup.id == AlertIncident.group_id)
+        .where(AlertGroup.job_id == Job.id, AlertIncident.fired_at.is_not(None))
+        .order_by(AlertIncident.fired_at.desc())
+    )
+    fixes = (
+        select(
+            AppliedFix.applied_at.label("at"),
+            AppliedFix.title,
+            AppliedFix.session_id.label("session"),
+            AppliedFix.measured_by.label("measured"),
+            AppliedFix.applied_by.label("by"),
+        )
+        .where(AppliedFix.job_id == Job.id)
+        .order_by(AppliedFix.applied_at.desc())
+    )
+    listed = (
+        as_json(query.limit(MOST_LISTED).correlate(Job))
+        for query in (attempts, incidents, fixes, notes(since, until))
+    )
+    found = tx.session.execute(
+        select(*listed).select_from(Job).where(Job.name == job)
+    ).one_or_none()
+    attempted, fired, applied, noted = found or ((), (), (), ())
+    return (
+        _ATTEMPTS.validate_python(attempted or ()),
+        _INCIDENTS.validate_python(fired or ()),
+        _FIXES.validate_python(applied or ()),
+        _WRITTEN.validate_python(noted or ()),
+    )
+
+
+def _step_times(
+    points: Sequence[TimePoint], layouts: Sequence[str], marks: Sequence[Mark]
+) -> list[JobChange]:
+    """Return the changes of the step time, between sessions of the same sizes and work alone."""
+    measured = [
+        (layout, point)
+        for layout, point in zip(layouts, points, strict=True)
+        if point.step_time_s is not None
+    ]
+    return [
+        change
+        for _, run in groupby(measured, key=itemgetter(0))
+        for change in _changes(Measure.STEP_TIME, [point for _, point in run], marks)
+    ]
+
+
+def _changes(
+    measure: Measure, points: Sequence[TimePoint], marks: Sequence[Mark]
+) -> list[JobChange]:
+    known = [(point, value) for point in points if (value := _value(measure, point))][-LOOKED_AT:]
+    changes = lasting_changes([value for _, value in known])
+    edges = [0, *(change.position for change in changes), len(known)]
+    found = []
+    for index, change in enumerate(changes):
+        before = [point for point, _ in known[edges[index] : change.position]]
+        after = [point for point, _ in known[change.position : edges[index + 2]]]
+        cause = _leading(after) if change.after > change.before else _leading(before)
+        other = _leading(before) if change.after > change.before else _leading(after)
+        between = (
+            mark
+            for mark in marks
+            if mark.kind is not MarkKind.INCIDENT
+            and before[-1].received_at <= mark.at <= after[0].received_at
+        )
+        mark = next(between, None)
+        found.append(
+            JobChange(
+                measure=measure,
+                at=after[0].received_at,
+                session=after[0].id,
+                number=after[0].number,
+                before=change.before,
+                after=change.after,
+                p=change.p,
+                cause=None if cause == other else cause,
+                mark=None if mark is None else mark.words,
+            )
+        )
+    return found
+
+
+def _value(measure: Measure, point: TimePoint) -> float | None:
+    return point.slowdown if measure is Measure.SLOWDOWN else point.step_time_s
+
+
+def _leading(points: Sequence[TimePoint]) -> str | None:
+    """Return the leading cause of more than half of these sessions."""
+    counted = Counter(point.cause for point in points)
+    [(cause, times)] = counted.most_common(1)
+    return cause if 2 * times > len(points) else None

@@ -1,0 +1,54 @@
+"""Table of plans: what was asked, where it stands, what came out."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import CheckConstraint, Index, UniqueConstraint, Uuid, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.platform.database.columns import Base, OfProject, StateColumn, in_project, one_of
+from app.platform.database.states import PlanState
+
+
+class Plan(OfProject, Base):
+    """A specification and the pipeline template that was found for it."""
+
+    __tablename__ = "plan"
+    __table_args__ = (
+        one_of("state", PlanState),
+        in_project(),
+        UniqueConstraint("project_id", "content_sha256"),
+        # A plan without its template, or a template of a plan that has none, cannot be shown.
+        CheckConstraint("(state = 'planned') = (result_blob IS NOT NULL)", name="result"),
+        Index("ix_plan_project_id_created_at_id", "project_id", "created_at", "id"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # Of all that was asked: the same question again is the same plan.
+    content_sha256: Mapped[bytes]
+    name: Mapped[str | None]
+    method: Mapped[str]
+    objective: Mapped[str]
+    time_limit_s: Mapped[float]
+    # as sent, keys as text
+    spec: Mapped[dict[str, Any]]
+    layers: Mapped[int]
+    gpus: Mapped[int]
+
+    state: Mapped[PlanState] = mapped_column(StateColumn(PlanState))
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    state_changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # proven gap of the search so far, a fraction; null until there is a first template
+    gap: Mapped[float | None]
+
+    # why there is no template: a stable code, a sentence, and the nearest changes
+    reason_code: Mapped[str | None]
+    reason: Mapped[str | None]
+    reason_detail: Mapped[dict[str, Any] | None]
+
+    # `paceline.plan/1` and its timeline as zstd-compressed JSON in blob_part; and what lists show
+    result_blob: Mapped[uuid.UUID | None] = mapped_column(Uuid)
+    outline: Mapped[dict[str, Any] | None] = mapped_column("headline")

@@ -1,0 +1,236 @@
+"""What is known of the plan of a session's whole job: whether it can be asked for, what it says."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import Double, Select, Text, cast, null, select, true
+
+from app.analysis.diagnosis.observation import Observation
+from app.analysis.mitigation.layers.costs import RunningJob, running_job
+from app.analysis.report.fix_outcomes import Calibration
+from app.analysis.trace.metadata import parse_metadata
+from app.errors import ConflictError, InvalidMetadataError, InvalidSpecError, UnanalyzableError
+from app.fixes.applied import FIXES, MOST_LISTED, Realized, applied, calibrations_of, measured_gains
+from app.plans.models import Plan
+from app.plans.requests import Submitted, submit_plan
+from app.plans.specs.session import session_job, spec_of_session
+from app.plans.specs.spec import read_request
+from app.platform.container import Container
+from app.platform.database.columns import as_json
+from app.platform.database.projects import Project
+from app.platform.database.states import PlanState, SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import Session
+from app.sessions.read import get_session, report_document
+from app.sessions.replays import StoredTrace, prepared_session, stored_trace, whole_session
+
+
+@dataclass(frozen=True, slots=True)
+class WholeJob:
+    """The plan of the whole job that a session measured; times in ms.
+
+    `lacking` are the metadata without which it cannot be planned, else why it cannot.
+    """
+
+    session: uuid.UUID
+    number: int
+    lacking: tuple[str, ...] = ()
+    unfit: str = ""
+    plan: uuid.UUID | None = None
+    state: PlanState | None = None
+    iteration_ms: float | None = None
+    running_ms: float | None = None
+
+    @property
+    def answerable(self) -> bool:
+        """Return whether it can be planned."""
+        return not self.lacking and not self.unfit
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A session with its newest plan."""
+
+    number: int
+    meta: dict[str, Any]
+    plan: uuid.UUID | None
+    state: PlanState | None
+    planned: float | None
+    running: float | None
+
+
+_FOUND: Final = TypeAdapter(tuple[_Found, ...])
+
+
+def whole_job_query(session_id: uuid.UUID) -> Select[*tuple[Any, ...]]:
+    """Return the query of what `whole_job` reads: no row without a verdict or operations."""
+    newest = (
+        select(
+            Plan.id.label("plan"),
+            Plan.state,
+            Plan.outline["iteration_time_ms"]["simulated"].astext.cast(Double).label("planned"),
+            Plan.spec["as_it_runs"]["iteration_ms"].astext.cast(Double).label("running"),
+        )
+        .where(Plan.spec["as_it_runs"]["session"].astext == cast(Session.id, Text))
+        .order_by(Plan.created_at.desc(), Plan.id)
+        .limit(1)
+        .lateral()
+    )
+    return (
+        select(
+            Session.number,
+            Session.meta,
+            newest.c.plan,
+            newest.c.state,
+            newest.c.planned,
+            newest.c.running,
+        )
+        .outerjoin(newest, true())
+        .where(
+            Session.id == session_id,
+            Session.state == SessionState.ANALYZED,
+            Session.trace_removed_at.is_(None),
+        )
+    )
+
+
+def whole_job(session_id: uuid.UUID, rows: object) -> WholeJob | None:
+    """Return the plan of a session's whole job; None without a verdict, or without operations.
+
+    Parameters
+    ----------
+    rows : object
+        What `whole_job_query` found, as JSON.
+    """
+    row = next(iter(_FOUND.validate_python(rows or ())), None)
+    if row is None:
+        return None
+    try:
+        session_job(parse_metadata(row.meta))
+    except InvalidSpecError as error:
+        missing = [fault.column for fault in error.faults if fault.code == "missing"]
+        lacking = tuple(column for column in missing if column)
+        return WholeJob(session_id, row.number, lacking, "" if lacking else error.message)
+    except InvalidMetadataError as error:
+        return WholeJob(session_id, row.number, unfit=error.message)
+    return WholeJob(
+        session_id,
+        row.number,
+        plan=row.plan,
+        state=row.state,
+        iteration_ms=row.planned,
+        running_ms=row.running,
+    )
+
+
+# ---- Use case: ask for the plan of the whole job that a stored session shows -------------------
+
+
+NOT_MEASURED: Final = "plan.not_measured"
+
+
+def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
+    """Store a plan of a session's whole job, as measured; the same session is the same plan.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session, or no report or trace of it.
+    InvalidSpecError
+        ``plan.metadata_missing`` or ``plan.metadata_unfit``, with the keys.
+    ConflictError
+        ``plan.not_measured``: the session has no verdict, or does not say what a block takes.
+    BusyError
+        If others keep asking.
+    """
+    with container.reading() as tx:
+        row = get_session(tx, session_id, container.settings).row
+        if row.headline is None:
+            raise ConflictError(
+                f"The session is {row.state}; only an analyzed one with a verdict is measured.",
+                code=NOT_MEASURED,
+            )
+        report = report_document(tx, session_id)
+        stored = stored_trace(tx, session_id)
+    job = session_job(parse_metadata(stored.meta))
+    running = _running(container, session_id, stored, job.layers)
+    recorded = report.step_times.recorded
+    document = spec_of_session(job, running, sum(recorded) / len(recorded), str(session_id))
+    name = f"{row.job}, session {row.number}"
+    return submit_plan(container, read_request({"spec": document, "name": name}))
+
+
+def _running(
+    container: Container,
+    session_id: uuid.UUID,
+    stored: StoredTrace,
+    layers: tuple[tuple[int, ...], ...],
+) -> RunningJob:
+    try:
+        with prepared_session(container, session_id) as replayed, whole_session():
+            running = running_job(Observation(stored.unpack(), replayed.main), layers)
+    except UnanalyzableError as error:
+        raise ConflictError(error.message, code=NOT_MEASURED) from error
+    if running is None:
+        raise ConflictError(
+            "Stages do not all compute the same microbatches, forward and backward.",
+            code=NOT_MEASURED,
+        )
+    return running
+
+
+# ---- What was done about a job that is slow, and what its whole job would take planned anew ----
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """Fixes that were applied (the newest first), how predictions fare, and a plan.
+
+    `calibrations` are by code of the fix; ``""`` is all of them. `whole_job` is None where none
+    was asked for, and where a session has no verdict or no operations.
+    """
+
+    applied: Sequence[Realized]
+    calibrations: Mapping[str, Calibration]
+    whole_job: WholeJob | None
+
+
+def remedies(  # noqa: PLR0913 - all that they are asked for
+    tx: Reads,
+    *,
+    job: str | None = None,
+    session: uuid.UUID | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    most: int = MOST_LISTED,
+    planned_by: uuid.UUID | None = None,
+) -> Remedies:
+    """Return what was done about it and how the whole job is planned, with one statement.
+
+    Parameters
+    ----------
+    job, session, since, until, most
+        See `app.fixes.applied.realized_fixes`.
+    planned_by : UUID, optional
+        The session whose whole job it is about.
+    """
+    listed = FIXES.query().where(*applied(job, session, since, until)).order_by(*FIXES.ties)
+    planned = null() if planned_by is None else as_json(whole_job_query(planned_by))
+    fixes, measured, plans = tx.session.execute(
+        select(as_json(listed.limit(most)), as_json(measured_gains()), planned)
+        .select_from(Project)
+        .where(Project.id == tx.scope.project_id)
+    ).one()
+    return Remedies(
+        FIXES.rows(fixes or ()),
+        calibrations_of(
+            (one["action"], one["predicted_gain"], one["realized_gain"]) for one in measured or ()
+        ),
+        None if planned_by is None else whole_job(planned_by, plans),
+    )

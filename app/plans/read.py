@@ -1,0 +1,150 @@
+"""The read side of plans."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter
+from sqlalchemy import Double, Integer, func, select
+
+from app.errors import Fault, NotFoundError
+from app.plans.models import Plan
+from app.plans.requests import JobResult, PlanOutline, PlanResult, unpack_result
+from app.platform.blobs import read_blob
+from app.platform.database.states import PlanState, TaskState
+from app.platform.database.task_runs import PLAN_TEMPLATE, TaskRun
+from app.platform.database.tenant_scope import COUNTS_EVERYWHERE
+from app.platform.database.unit_of_work import Reads
+from app.platform.validation import Name, Whole
+from app.web.lists import Column, Listing
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """A plan; `gap` is the proven gap so far, a fraction."""
+
+    id: uuid.UUID
+    name: str | None
+    state: PlanState
+    method: str
+    objective: str
+    time_limit_s: Annotated[float, Column(csv=None)]
+    layers: int
+    gpus: int
+    created_at: datetime
+    state_changed_at: Annotated[datetime, Column(csv=None)]
+    gap: float | None
+    reason_code: Annotated[str | None, Column(csv=None)]
+    reason: Annotated[str | None, Column(csv=None)]
+    outline: Annotated[
+        PlanOutline | None,
+        Column(csv=None),
+        Field(serialization_alias="headline"),
+    ]
+    iteration_ms: Annotated[
+        float | None,
+        Column(
+            Plan.outline["iteration_time_ms"]["simulated"].astext.cast(Double), csv="iteration_ms"
+        ),
+        Field(exclude=True),
+    ] = None
+    stages: Annotated[
+        int | None,
+        Column(Plan.outline["stages"].astext.cast(Integer), csv="stages"),
+        Field(exclude=True),
+    ] = None
+
+
+PLANS: Final = Listing(PlanSummary, ties=(Plan.created_at.desc(), Plan.id.expression), model=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedDevice:
+    """A device type of a specification, and its place in the cluster."""
+
+    type: Name
+    nodes: Whole
+    gpus_per_node: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedPlan:
+    """What a page says of a specification, whichever version took it."""
+
+    devices: tuple[RequestedDevice, ...]
+    microbatches: Whole | None = None
+    global_batch: Whole | None = None
+    allow_idle: bool = False
+    replicate: bool = False
+
+
+_REQUESTED: Final = TypeAdapter(RequestedPlan)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Everything of one plan."""
+
+    row: PlanSummary
+    spec: Mapping[str, Any]
+    """The specification as it was sent."""
+    requested: RequestedPlan
+    """The same, as far as a page says it."""
+    faults: tuple[Fault, ...]
+    """Why there is no template: the nearest changes, or what is wrong."""
+    ahead: int
+    """Plans and sessions that workers will take first, while it is queued."""
+    result: PlanResult | JobResult | None
+    """Of a plan that was found."""
+    now: datetime
+    """The database's time of this view."""
+
+
+def get_plan(tx: Reads, plan_id: uuid.UUID) -> PlanView:
+    """Return one plan.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such plan.
+    """
+    query = PLANS.query().add_columns(Plan.spec, Plan.reason_detail, Plan.result_blob)
+    found = tx.session.execute(query.where(Plan.id == plan_id)).mappings().one_or_none()
+    if found is None:
+        raise NotFoundError(f"There is no plan {plan_id}.")
+    [row] = PLANS.rows([found])
+    detail, blob = found["reason_detail"] or {}, found["result_blob"]
+    return PlanView(
+        row=row,
+        spec=found["spec"],
+        requested=requested_plan(found["spec"]),
+        faults=tuple(Fault(**fault) for fault in detail.get("faults", ())),
+        ahead=_ahead(tx, plan_id) if row.state is PlanState.QUEUED else 0,
+        result=None if blob is None else unpack_result(b"".join(read_blob(tx, blob))),
+        now=tx.now,
+    )
+
+
+def requested_plan(spec: Mapping[str, Any]) -> RequestedPlan:
+    """Return what a page says of a stored specification."""
+    return _REQUESTED.validate_python(spec)
+
+
+def _ahead(tx: Reads, plan_id: uuid.UUID) -> int:
+    mine = (
+        select(TaskRun.created_at)
+        .where(
+            TaskRun.kind == PLAN_TEMPLATE,
+            TaskRun.subject_id == plan_id,
+            TaskRun.state == TaskState.QUEUED,
+        )
+        .scalar_subquery()
+    )
+    return tx.session.execute(
+        select(func.count()).where(TaskRun.state == TaskState.QUEUED, TaskRun.created_at < mine),
+        execution_options=COUNTS_EVERYWHERE,
+    ).scalar_one()

@@ -1,0 +1,149 @@
+"""Use case: find the pipeline template that a plan asks for, and keep it.
+
+All that comes out is one transaction at the end. Run twice, it gives one result.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from sqlalchemy import exists, update
+
+from app.analysis.json_text import plain
+from app.analysis.planning.build import plan_document, simulated_iteration
+from app.analysis.planning.job.build import job_document, slowest_iteration
+from app.analysis.planning.job.plan import plan_job
+from app.analysis.planning.job.spec import JobSpec
+from app.analysis.planning.plan import plan, with_oobleck_templates
+from app.analysis.planning.search.budget import SearchBudget
+from app.errors import InfeasiblePlanError, InvalidSpecError, LostClaimError, NotFoundError
+from app.plans.models import Plan
+from app.plans.requests import JobResult, PlanOutline, PlanResult, move_plan, pack_result
+from app.plans.specs.spec import parse_any_spec
+from app.platform.blobs import write_blob
+from app.platform.container import Claim, Container
+from app.platform.database.states import PlanState, TaskState
+from app.platform.database.task_runs import TaskRun
+from app.platform.tasks.runs import finish
+
+# How often a search looks whether it was canceled, and says how far it is.
+TELL_S: Final = 0.5
+
+
+def run_plan(container: Container, claim: Claim) -> None:
+    """Run the search of a claim's plan and store its result.
+
+    Raises
+    ------
+    LostClaimError
+        If the plan was canceled, or another worker took it over; nothing is stored.
+    NotFoundError
+        If the plan was deleted meanwhile.
+    """
+    with container.uow() as tx:
+        row = tx.session.get(Plan, claim.subject_id)
+        if row is None:
+            raise NotFoundError(f"plan {claim.subject_id} is gone")
+    progress = _Progress(container, claim)
+    budget = SearchBudget(progress.clock, time.monotonic() + row.time_limit_s, progress.report)
+    try:
+        result = _planned(row, budget, progress)
+    except (InfeasiblePlanError, InvalidSpecError) as error:
+        _store_reason(container, claim, error)
+    else:
+        _store(container, claim, result)
+
+
+def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult | JobResult:
+    spec = parse_any_spec(row.spec)
+    if isinstance(spec, JobSpec):
+        job = plan_job(spec, budget)
+        return JobResult(job_document(job), slowest_iteration(job.plan))
+    found = plan(spec, method=row.method, objective=row.objective, budget=budget)
+    if row.method == "ditto":
+        found = with_oobleck_templates(found, SearchBudget(progress.clock))
+    return PlanResult(plan_document(found), simulated_iteration(found.problem, found.template))
+
+
+class _Progress:
+    """Writes the progress of a search to the database, and stops one whose claim is lost.
+
+    The searches read the clock between their passes: that is where both happen.
+    """
+
+    def __init__(self, container: Container, claim: Claim) -> None:
+        self._container = container
+        self._claim = claim
+        self._gap: float | None = None
+        self._next_s = time.monotonic() + TELL_S
+
+    def clock(self) -> float:
+        """Return monotonic seconds.
+
+        Raises
+        ------
+        LostClaimError
+            The plan was canceled, or another worker has it.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._tell()
+            self._next_s = time.monotonic() + TELL_S
+        return now_s
+
+    def report(self, gap: float) -> None:
+        """Remember the proven gap, a fraction; raises as `clock` does."""
+        self._gap = gap
+        self.clock()
+
+    def _tell(self) -> None:
+        claim = self._claim
+        held = exists().where(
+            TaskRun.id == claim.run_id,
+            TaskRun.claim_token == claim.token,
+            TaskRun.state == TaskState.RUNNING,
+        )
+        with self._container.uow() as tx:
+            told = tx.session.execute(
+                update(Plan)
+                .where(Plan.id == claim.subject_id, held)
+                .values(gap=self._gap)
+                .returning(Plan.id)
+            ).scalar()
+        if told is None:
+            raise LostClaimError(f"plan {claim.subject_id} was canceled or taken over")
+
+
+def _store(container: Container, claim: Claim, result: PlanResult | JobResult) -> None:
+    document = result.plan
+    staged = container.stage([pack_result(result)])
+    with container.uow() as tx:
+        finish(tx, claim)
+        move_plan(
+            tx,
+            claim.subject_id,
+            state=PlanState.PLANNED,
+            gap=document.gap,
+            result_blob=write_blob(tx, staged),
+            outline=plain(PlanOutline.of(document)),
+            reason_code=None,
+            reason=None,
+            reason_detail=None,
+        )
+
+
+def _store_reason(
+    container: Container, claim: Claim, error: InfeasiblePlanError | InvalidSpecError
+) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        move_plan(
+            tx,
+            claim.subject_id,
+            state=PlanState.INFEASIBLE,
+            gap=None,
+            reason_code=error.stable_code,
+            reason=error.message,
+            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+        )

@@ -1,0 +1,303 @@
+"""The specification of a whole job from a session of it: what its metadata say, and what it took.
+
+Metadata that are read: ``model`` (the keys of a specification's transformer; layers may be those of
+``layers``), ``global_batch_size``, ``seq_length``, ``hosts``, ``gpu_type`` (a text, or one by
+global rank; else the names in ``gpus``); where they are there ``micro_batch_size``, ``recompute``
+(``none`` where it is not said) and ``network`` (as in a specification).
+
+Nodes with a worker that is lastingly slower than its peers are a type of their own; speeds are
+rounded so that there are not too many.
+
+Codes
+-----
+``plan.metadata_missing``   metadata that are needed are not there, each a fault with its key
+``plan.metadata_unfit``     metadata contradict one another, or are of a job that cannot be planned
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from app.analysis.mitigation.layers.costs import RunningJob
+from app.analysis.planning.job.costs import alone_ms
+from app.analysis.planning.job.spec import JobSpec, Parallelism, Recompute
+from app.analysis.planning.spec import EVEN
+from app.analysis.planning.transformer import find_device
+from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.parallelism import layers_per_chunk
+from app.errors import Fault, InvalidSpecError
+from app.plans.specs.job import MOST_TYPES
+from app.plans.specs.spec import parse_any_spec
+
+MISSING: Final = "plan.metadata_missing"
+UNFIT: Final = "plan.metadata_unfit"
+_SHAPE: Final = ("hidden", "heads", "vocabulary")
+# Speeds of slow nodes are rounded to the first of these that leaves few enough types.
+_ROUNDED: Final = (0.01, 0.05, 0.25)
+# Where paths of a specification are in the metadata.
+_PATHS: Final = {
+    "model.transformer.": "model.",
+    "global_batch": "global_batch_size",
+    "as_it_runs.microbatch": "micro_batch_size",
+    "as_it_runs.": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionJob:
+    """What the metadata of a session say of its job."""
+
+    meta: SessionMeta
+    layers: tuple[tuple[int, ...], ...]  # of each chunk of each stage
+    batch: int
+    types: Mapping[str, str]  # of each node's GPUs
+    gpus_per_node: int
+
+
+def session_job(meta: SessionMeta) -> SessionJob:
+    """Return what metadata say of the whole job.
+
+    Raises
+    ------
+    InvalidSpecError
+        ``plan.metadata_missing``, ``plan.metadata_unfit``.
+    """
+    extra, sizes = meta.extra, meta.sizes
+    model = extra.get("model")
+    shape: Mapping[str, Any] = model if isinstance(model, Mapping) else {}
+    layers = _layers(meta, shape)
+    batch, types = extra.get("global_batch_size"), _types(meta)
+    missing = {
+        "global_batch_size": "the sequences of a step" if not _count(batch) else "",
+        "seq_length": "the tokens of a sequence" if not _count(_sequence(meta)) else "",
+        "layers": "the layers of each stage" if layers is None else "",
+        "gpu_type": "" if types or _typed(meta) else "the type of GPU of each node",
+        "hosts": "" if _whole(meta) else "the node of each rank",
+        **{
+            f"model.{key}": f"the model's {key}" if not _count(shape.get(key)) else ""
+            for key in _SHAPE
+        },
+    }
+    faults = [
+        Fault("missing", f"the metadata do not say {what}", column=key)
+        for key, what in missing.items()
+        if what
+    ]
+    if faults or layers is None or types is None or not isinstance(batch, int):
+        names = ", ".join(str(fault.column) for fault in faults)
+        raise InvalidSpecError(
+            f"The whole job cannot be planned: the metadata lack {names}.",
+            code=MISSING,
+            faults=tuple(faults),
+        )
+    each = Counter(meta.hosts.values())
+    if len(set(each.values())) > 1:
+        raise _unfit("hosts", "all nodes of a job need as many GPUs")
+    if sizes.cp > 1:
+        raise _unfit("cp", "jobs with context parallelism are not planned")
+    here = next(iter(each.values())) * sizes.world // len(meta.hosts)
+    return SessionJob(meta, layers, batch, types, here)
+
+
+def spec_of_session(
+    job: SessionJob, running: RunningJob, step_s: float, session: str | None = None
+) -> dict[str, Any]:
+    """Return the specification of a session's whole job, with how it runs.
+
+    Parameters
+    ----------
+    step_s : float
+        The mean recorded step.
+
+    Raises
+    ------
+    InvalidSpecError
+        ``plan.metadata_unfit``.
+    """
+    meta, extra = job.meta, job.meta.extra
+    microbatch = _microbatch(job, running)
+    shape = {key: value for key, value in extra["model"].items() if key != "sequence"}
+    transformer = {
+        **shape,
+        "layers": sum(map(sum, job.layers)),
+        "sequence": _sequence(meta),
+        "microbatch": microbatch,
+    }
+    speeds = _node_speeds(job, running)
+    kinds = Counter((job.types[node], speed) for node, speed in speeds.items())
+    recompute = str(extra.get("recompute", Recompute.NONE.value))
+    sizes = meta.sizes
+    document: dict[str, Any] = {
+        "model": {"transformer": transformer},
+        "devices": [
+            {"type": name, "nodes": nodes, "gpus_per_node": job.gpus_per_node}
+            for (name, _), nodes in _sorted(kinds)
+        ],
+        "global_batch": job.batch,
+        **({"network": extra["network"]} if "network" in extra else {}),
+        "as_it_runs": {
+            "iteration_ms": step_s * 1e3,
+            "tp": sizes.tp,
+            "pp": sizes.pp,
+            "dp": sizes.dp,
+            "microbatch": microbatch,
+            "recompute": recompute,
+            "interleave": sizes.vpp,
+            **({} if session is None else {"session": session}),
+        },
+    }
+    for written, ((name, speed), _) in zip(document["devices"], _sorted(kinds), strict=True):
+        if speed < 1:
+            written["type"] = f"{name} at {speed:.2f}"
+    spec = _read(document)
+    ran = Parallelism(
+        sizes.tp, sizes.pp, sizes.dp, microbatch, Recompute(recompute), interleave=sizes.vpp
+    )
+    transformer["measured"] = []
+    for number, ((_, speed), _) in enumerate(_sorted(kinds)):
+        device = spec.devices[number]
+        if speed < 1:
+            efficiency = round(device.efficiency * speed, 6)
+            document["devices"][number]["efficiency"] = efficiency
+            device = replace(device, efficiency=efficiency)
+        forward_ms, backward_ms = alone_ms(
+            spec, device, ran, running.forward_ms / speed, running.backward_ms / speed
+        )
+        transformer["measured"].append(
+            {
+                "type": device.name,
+                "layer": 1,
+                "forward_ms": forward_ms,
+                "backward_ms": backward_ms,
+            }
+        )
+    _read(document)
+    return document
+
+
+def _sorted(kinds: Counter[tuple[str, float]]) -> list[tuple[tuple[str, float], int]]:
+    """Return types and speeds with their nodes, the fastest of each type first."""
+    return sorted(kinds.items(), key=lambda one: (one[0][0], -one[0][1]))
+
+
+def _read(document: dict[str, Any]) -> JobSpec:
+    try:
+        spec = parse_any_spec(document)
+    except InvalidSpecError as error:
+        faults = tuple(replace(one, column=_path(one.column or "")) for one in error.faults)
+        raise InvalidSpecError(
+            f"The whole job cannot be planned: {faults[0].message}."
+            if faults
+            else "The whole job cannot be planned.",
+            code=UNFIT,
+            faults=faults,
+        ) from error
+    assert isinstance(spec, JobSpec)  # noqa: S101 - it has a global batch
+    return spec
+
+
+def _path(path: str) -> str:
+    for begin, instead in _PATHS.items():
+        if path.startswith(begin):
+            return instead + path.removeprefix(begin)
+    return path
+
+
+def _unfit(key: str, message: str) -> InvalidSpecError:
+    return InvalidSpecError(
+        f"The whole job cannot be planned: {message}.",
+        code=UNFIT,
+        faults=(Fault("conflict", message, column=key),),
+    )
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _sequence(meta: SessionMeta) -> object:
+    model = meta.extra.get("model")
+    own = model.get("sequence") if isinstance(model, Mapping) else None
+    return meta.extra.get("seq_length", own)
+
+
+def _layers(meta: SessionMeta, shape: Mapping[str, Any]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the layers of each chunk of each stage: as it is said, or else shared out evenly."""
+    sizes = meta.sizes
+    said = layers_per_chunk(meta.extra, sizes.pp, sizes.vpp)
+    if said is not None:
+        return said
+    each, rest = divmod(shape["layers"] if _count(shape.get("layers")) else 0, sizes.pp * sizes.vpp)
+    return None if rest or not each else ((each,) * sizes.vpp,) * sizes.pp
+
+
+def _whole(meta: SessionMeta) -> bool:
+    """Return whether the node is known of every rank, or of one of each TP group."""
+    groups = meta.sizes.tp * meta.sizes.cp
+    known = {rank // groups for rank in meta.hosts}
+    return len(meta.hosts) in {meta.sizes.world, meta.sizes.workers} and (
+        len(known) == meta.sizes.workers
+    )
+
+
+def _types(meta: SessionMeta) -> dict[str, str] | None:
+    """Return the type of each node's GPUs; None where it is not known of each."""
+    said = meta.extra.get("gpu_type")
+    found: dict[str, str] = {}
+    for rank, node in sorted(meta.hosts.items()):
+        named = said.get(str(rank)) if isinstance(said, Mapping) else said
+        if isinstance(named, str) and named:
+            found.setdefault(node, named)
+        elif named is None and (known := find_device(meta.gpus.get(rank, ""))) is not None:
+            found.setdefault(node, known.name)
+    whole = bool(found) and found.keys() == set(meta.hosts.values())
+    return found if whole else None
+
+
+def _typed(meta: SessionMeta) -> bool:
+    """Return whether types are said, though the nodes are not that have them."""
+    named = "gpu_type" in meta.extra or any(map(find_device, meta.gpus.values()))
+    return named and not meta.hosts
+
+
+def _microbatch(job: SessionJob, running: RunningJob) -> int:
+    """Return the sequences of a microbatch: as it is said, or by the batch's shares."""
+    shares = job.meta.sizes.dp * running.microbatches
+    each, rest = divmod(job.batch, shares)
+    said = job.meta.extra.get("micro_batch_size", each)
+    if rest or said != each:
+        raise _unfit(
+            "micro_batch_size",
+            f"{job.batch} sequences are not {job.meta.sizes.dp} pipelines × "
+            f"{running.microbatches} microbatches of {said}",
+        )
+    return each
+
+
+def _node_speeds(job: SessionJob, running: RunningJob) -> dict[str, float]:
+    """Return the speed of each node: that of its slowest worker, 1 where none is slow."""
+    found = dict.fromkeys(job.types, 1.0)
+    for rank, speed in running.speeds.items():
+        node = _node(job.meta, rank)
+        if node is not None and speed < 1 - EVEN:
+            found[node] = min(found[node], speed)
+    rounded = found
+    for step in _ROUNDED:
+        rounded = {
+            node: 1.0 if speed == 1 else max(round(round(speed / step) * step, 2), step)
+            for node, speed in found.items()
+        }
+        if len({(job.types[node], speed) for node, speed in rounded.items()}) <= MOST_TYPES:
+            break
+    return rounded
+
+
+def _node(meta: SessionMeta, rank: int) -> str | None:
+    """Return where the worker of a traced rank runs: at the rank, or at others of its group."""
+    group = meta.sizes.tp * meta.sizes.cp
+    first = rank // group * group
+    near: Sequence[int] = (rank, *range(first, first + group))
+    return next((meta.hosts[one] for one in near if one in meta.hosts), None)

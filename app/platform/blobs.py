@@ -1,0 +1,359 @@
+"""Blobs: bytes of any length, as rows of at most `PART_BYTES` or as objects of an object store.
+
+Where an object store is configured, what is large goes there: `stage` sends it before the
+transaction, so that none waits for a store, and `write_blob` puts the row that refers to it into
+the transaction. An object without such a row is not referenced; `app.retention.objects`
+collects it. Nothing else deletes objects: killed at any moment, whoever wrote or deleted leaves a
+row with its bytes, or bytes without a row. What the database held before stays there and is read
+from there.
+
+Parts are read with binary cursors on the connection of the caller's transaction: SQLAlchemy asks
+for text, which PostgreSQL writes as two hexadecimal digits a byte (half the speed, three times the
+memory). Nothing else may touch the table `blob_part`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+import psycopg
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    CursorResult,
+    UniqueConstraint,
+    Uuid,
+    delete,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.errors import NotFoundError, StartupError
+from app.platform.database.columns import Base, OfProject, in_project
+from app.platform.database.tenant_scope import driver_connection
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.object_store import Objects, ObjectStore, new_key
+
+# ---- Tables of blobs: traces, reports and templates, in pieces here or as objects elsewhere ----
+
+
+class BlobPart(OfProject, Base):
+    """A piece of at most 4 MiB of a blob; reached only through `app.platform.blobs`."""
+
+    __tablename__ = "blob_part"
+    __table_args__ = (in_project(),)
+
+    blob_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    part: Mapped[int] = mapped_column(primary_key=True)
+    data: Mapped[bytes]
+
+
+class BlobObject(OfProject, Base):
+    """A blob whose bytes an object store has; without this row they are not referenced."""
+
+    __tablename__ = "blob_object"
+    __table_args__ = (in_project(), UniqueConstraint("key", "project_id"))
+
+    blob_id: Mapped[uuid.UUID] = mapped_column(Uuid, primary_key=True)
+    # names the project that the bytes were received in, which is not always the present one
+    key: Mapped[str]
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    stored_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class UnreferencedObject(Base):
+    """An object that a listing found and no row refers to; it goes when that has been so long."""
+
+    __tablename__ = "unreferenced_object"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    seen_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class ObjectLook(Base):
+    """How far the present look through the object store is: one row, locked by who looks."""
+
+    __tablename__ = "object_look"
+    __table_args__ = (CheckConstraint("id = 1", name="only_one"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    # when to look again, or to go on
+    due_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # the present look goes on after this key; null where none is under way
+    after: Mapped[str | None]
+
+
+# One part is in memory several times while it travels (the client's buffer, the driver's, the
+# server's), and PostgreSQL refuses values of 1 GB.
+PART_BYTES: Final = 4 * 1024 * 1024
+
+_WRITE_PART: Final = (
+    "INSERT INTO blob_part (project_id, blob_id, part, data) VALUES (%s, %s, %s, %b)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """Where the object store has the bytes of a blob."""
+
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Bytes that a transaction is about to store."""
+
+    # Where the database takes them; empty where the object store has them already.
+    pieces: Iterable[bytes] = ()
+    stored: StoredObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectParts:
+    """The parts of a blob in the object store, which are there after the transaction, too."""
+
+    store: ObjectStore
+    stored: StoredObject
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.store.read(self.stored.key, self.stored.bytes)
+
+
+def stage(objects: Objects | None, project_id: int, pieces: Iterable[bytes]) -> Staged:
+    """Send bytes to the object store, where there is one and they are many enough for it.
+
+    Outside of any transaction. The rest of the work may fail: what was sent is collected then.
+
+    Parameters
+    ----------
+    pieces : iterable of bytes
+        Consumed one by one: here, or by `write_blob`.
+
+    Raises
+    ------
+    ObjectStoreError
+        If not all bytes are there.
+    """
+    if objects is None:
+        return Staged(pieces)
+    rest = iter(pieces)
+    first: list[bytes] = []
+    size = 0
+    for piece in rest:
+        first.append(piece)
+        size += len(piece)
+        if size >= objects.min_bytes:
+            break
+    else:
+        return Staged(first)
+    key = new_key(project_id)
+    return Staged(
+        stored=StoredObject(key, objects.store.write(key, itertools.chain(_taken(first), rest)))
+    )
+
+
+def write_blob(tx: UnitOfWork, parts: Iterable[bytes] | Staged) -> uuid.UUID:
+    """Store bytes in the caller's transaction.
+
+    Parameters
+    ----------
+    parts : iterable of bytes, or Staged
+        Pieces of any length, consumed one by one; stored again as parts of `PART_BYTES`.
+
+    Returns
+    -------
+    UUID
+        What `read_blob` and `delete_blob` take.
+    """
+    staged = parts if isinstance(parts, Staged) else Staged(parts)
+    blob_id = uuid.uuid4()
+    if staged.stored is None:
+        write_parts(tx, blob_id, cast("int", tx.scope.project_id), staged.pieces)
+    else:
+        _write_object(tx, blob_id, staged.stored)
+    return blob_id
+
+
+def _write_object(tx: UnitOfWork, blob_id: uuid.UUID, stored: StoredObject) -> None:
+    tx.session.execute(
+        insert(BlobObject).values(
+            blob_id=blob_id, project_id=tx.scope.project_id, key=stored.key, bytes=stored.bytes
+        )
+    )
+
+
+def write_blobs(tx: UnitOfWork, blobs: Mapping[uuid.UUID, Staged]) -> None:
+    """Store blobs in the caller's transaction: many small ones without waiting for each.
+
+    Parameters
+    ----------
+    blobs : mapping
+        What is stored, by the id that it gets. Several are in memory at once, one is not.
+    """
+    project_id = cast("int", tx.scope.project_id)
+    here = {blob_id: staged.pieces for blob_id, staged in blobs.items() if staged.stored is None}
+    if len(here) == 1:
+        for blob_id, pieces in here.items():
+            write_parts(tx, blob_id, project_id, pieces)
+    else:
+        with connection_of(tx).cursor() as cursor:
+            cursor.executemany(
+                _WRITE_PART,
+                [
+                    (project_id, blob_id, number, part)
+                    for blob_id, pieces in here.items()
+                    for number, part in enumerate(_parts(pieces))
+                ],
+            )
+    for blob_id, staged in blobs.items():
+        if staged.stored is not None:
+            _write_object(tx, blob_id, staged.stored)
+
+
+def write_parts(
+    tx: UnitOfWork, blob_id: uuid.UUID, project_id: int, pieces: Iterable[bytes]
+) -> None:
+    """Store the bytes of a blob in the database."""
+    with connection_of(tx).cursor() as cursor:
+        for number, part in enumerate(_parts(pieces)):
+            cursor.execute(_WRITE_PART, (project_id, blob_id, number, part))
+
+
+def open_blob(tx: Reads, blob_id: uuid.UUID) -> Iterable[bytes]:
+    """Return the parts of a blob, for after the transaction.
+
+    What the database has is read now; what the object store has, when it is asked for.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such blob.
+    """
+    found = _object_of(tx, blob_id)
+    return tuple(_read_parts(tx, blob_id)) if found is None else found
+
+
+def read_blob(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
+    """Yield the parts of a blob in their order, each fetched when it is asked for.
+
+    Parameters
+    ----------
+    tx : Reads
+        Must stay open until the last part was read.
+
+    Raises
+    ------
+    NotFoundError
+        On the first part, if there is no such blob.
+    ObjectStoreError
+        If its bytes are in the object store, which does not answer.
+    """
+    found = _object_of(tx, blob_id)
+    yield from _read_parts(tx, blob_id) if found is None else found
+
+
+def delete_blob(tx: UnitOfWork, blob_id: uuid.UUID) -> int:
+    """Delete a blob in the caller's transaction and return how many parts it had.
+
+    An object, which counts as one, stays in its store until it is collected.
+    """
+    gone = cast(
+        "CursorResult[Any]",
+        tx.session.execute(delete(BlobObject).where(BlobObject.blob_id == blob_id)),
+    ).rowcount
+    with connection_of(tx).cursor() as cursor:
+        return (
+            gone
+            + cursor.execute(
+                "DELETE FROM blob_part WHERE blob_id = %s"
+                " AND project_id = coalesce(%s::integer, project_id)",
+                (blob_id, tx.scope.project_id),
+            ).rowcount
+        )
+
+
+def read_part(tx: Reads, blob_id: uuid.UUID, number: int) -> bytes | None:
+    """Return a part of a blob that the database has; None where there is none of that number."""
+    with connection_of(tx).cursor(binary=True) as cursor:
+        row = cursor.execute(
+            "SELECT data FROM blob_part WHERE blob_id = %s AND part = %s"
+            " AND project_id = coalesce(%s::integer, project_id)",
+            (blob_id, number, tx.scope.project_id),
+        ).fetchone()
+    return None if row is None else cast("bytes", row[0])
+
+
+def _object_of(tx: Reads, blob_id: uuid.UUID) -> ObjectParts | None:
+    """Return where the object store has a blob; None where it has not.
+
+    Without a store nothing is asked for what is in the database: that is the usual case.
+    """
+    if tx.objects is None:
+        return None
+    row = tx.session.execute(
+        select(BlobObject.key, BlobObject.bytes).where(BlobObject.blob_id == blob_id)
+    ).one_or_none()
+    return None if row is None else ObjectParts(tx.objects.store, StoredObject(row.key, row.bytes))
+
+
+def _read_parts(tx: Reads, blob_id: uuid.UUID) -> Iterator[bytes]:
+    for number in itertools.count():
+        part = read_part(tx, blob_id, number)
+        if part is not None:
+            yield part
+            continue
+        if number == 0:
+            _refuse(tx, blob_id)
+        return
+
+
+def _refuse(tx: Reads, blob_id: uuid.UUID) -> None:
+    query = select(BlobObject.key).where(BlobObject.blob_id == blob_id)
+    if tx.objects is None and tx.session.execute(query).scalar() is not None:
+        raise StartupError(
+            "These bytes are in an object store: set PACELINE_BLOB_URL for every process."
+        )
+    raise NotFoundError(f"there is no blob {blob_id}")
+
+
+def connection_of(tx: Reads) -> psycopg.Connection[tuple[Any, ...]]:
+    """Return psycopg's own connection, in the transaction that `tx` has open: for many bytes.
+
+    It knows nothing of the scope: what it sends says its project itself.
+    """
+    return driver_connection(tx.session)
+
+
+def _taken(pieces: list[bytes]) -> Iterator[bytes]:
+    """Yield pieces and let each go."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
+
+
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytearray | memoryview]:
+    """Cut and join pieces into parts of exactly `PART_BYTES`, the last one shorter.
+
+    A part that lies within one piece is not copied. No bytes at all are one empty part: without a
+    row they could not be told from no blob.
+    """
+    pending = bytearray()
+    stored = False
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(pending) + len(rest) >= PART_BYTES:
+            lacking = PART_BYTES - len(pending)
+            yield pending + rest[:lacking] if pending else rest[:lacking]
+            stored = True
+            pending, rest = bytearray(), rest[lacking:]
+        pending += rest
+    if pending or not stored:
+        yield pending

@@ -1,0 +1,264 @@
+"""Nudges to workers, sent from one background thread.
+
+A refused Redis blocks a publish for seconds, so nothing that a person or a training job waits for
+may publish itself. What this thread drops is harmless: the row is in the database and the sweeper
+publishes it again.
+
+The circuit breaker is two lines: with a single thread that sends, "open" is a point in time before
+which messages are dropped, and "half open" is the first message after it. The libraries that were
+looked at (pybreaker, purgatory) solve the harder case of many callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty
+from typing import Any, Final
+
+import structlog
+from celery import Celery
+from kombu import Queue
+from kombu.transport import TRANSPORT_ALIASES, filesystem
+from kombu.utils.json import dumps, loads
+
+from app.platform.settings import Settings
+
+# ---- The broker: a Celery application without tasks, for who publishes and for who works -------
+# The broker is a nudge and nothing else. Every message is the id of a row of `task_run`; a message
+# that is lost, doubled or late costs at most the time until the sweeper's next pass.
+
+
+TASK_NAME: Final = "paceline.run"
+ANALYSIS_QUEUE: Final = "analysis"
+IO_QUEUE: Final = "io"
+QUEUES: Final = (ANALYSIS_QUEUE, IO_QUEUE)
+
+FILES_SCHEME: Final = "paceline-files"
+FILES_URL: Final = f"{FILES_SCHEME}://localhost/"
+
+# What a person sees as "at once"; listing an empty directory ten times a second costs nothing.
+FILES_POLLING_INTERVAL_S: Final = 0.1
+
+# A broker that is gone must not hold the one publishing thread, and with it the process's exit,
+# for the minutes that TCP takes to give up.
+CONNECT_TIMEOUT_S: Final = 3.0
+
+# Redis hands an unacknowledged message to another worker after this time. Shorter than an analysis
+# may take, every long one would be nudged again and again; the claim makes that harmless, not free.
+REDIS_VISIBILITY_TIMEOUT_S: Final = 3600
+
+
+def make_celery(settings: Settings) -> Celery:
+    """Return the one Celery application: only the broker's address differs between modes.
+
+    Parameters
+    ----------
+    settings : Settings
+        `broker_url`, or None for files in `data_dir`.
+    """
+    celery = Celery("paceline", set_as_current=False)
+    celery.conf.update(
+        task_queues=[
+            # On the default exchange nothing has to be bound: two workers that start at the same
+            # time would overwrite each other's bindings in the files broker.
+            Queue(name, exchange="", routing_key=name)
+            for name in QUEUES
+        ],
+        task_default_queue=ANALYSIS_QUEUE,
+        task_default_exchange="",
+        task_default_routing_key=ANALYSIS_QUEUE,
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        # A worker that is killed leaves its message to the next one.
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        # A message taken in advance would wait behind a long analysis while others are idle.
+        worker_prefetch_multiplier=1,
+        # One try: the caller has a circuit breaker and the sweeper behind it.
+        task_publish_retry=False,
+        broker_connection_timeout=CONNECT_TIMEOUT_S,
+        # A worker waits for its broker however long that takes; the sweeper needs none.
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        **_transport(settings),
+    )
+    return celery
+
+
+def _transport(settings: Settings) -> dict[str, Any]:
+    if settings.broker_url is not None:
+        return {
+            "broker_url": settings.broker_url,
+            "broker_transport_options": {
+                "visibility_timeout": REDIS_VISIBILITY_TIMEOUT_S,
+                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "socket_timeout": CONNECT_TIMEOUT_S,
+                # Publishing must fail, not wait, when Redis is gone.
+                "retry_on_timeout": False,
+            },
+        }
+    TRANSPORT_ALIASES[FILES_SCHEME] = "app.platform.broker:Transport"
+    folder = settings.data_dir / "broker"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {
+        "broker_url": FILES_URL,
+        "broker_transport_options": {
+            "data_folder_in": str(folder),
+            "data_folder_out": str(folder),
+            "control_folder": str(folder / "control"),
+            "polling_interval": FILES_POLLING_INTERVAL_S,
+        },
+    }
+
+
+# After a failure nothing is tried for this long. Without it every message of a burst would wait
+# for its own connection timeout, and the first ones after the broker's return would queue behind.
+BREAK_S: Final = 2.0
+
+# Messages waiting for the thread. More than this means the broker is slower than what comes in, and
+# memory would grow with it; the sweeper finds the rest.
+WAITING: Final = 1_000
+
+# To publish takes a millisecond of the interpreter, for which the answer to the request that caused
+# it would wait: that goes first. What else is to be published by then goes along.
+ANSWERED_S: Final = 0.002
+
+# How long `close` waits for messages that are under way; longer would show as a slow Ctrl-C.
+CLOSE_S: Final = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Publishes ids of task runs without ever blocking or failing its caller.
+
+    Parameters
+    ----------
+    send : callable
+        Takes the id of a task run and its kind, and puts a message on the broker; may block and
+        may raise. Called in the dispatcher's thread only.
+    """
+
+    def __init__(self, send: Callable[[uuid.UUID, str], None]) -> None:
+        self._send = send
+        self._waiting: queue.Queue[tuple[uuid.UUID, str] | None] = queue.Queue(WAITING)
+        self._thread: threading.Thread | None = None
+        self._start = threading.Lock()
+        self._closing = threading.Event()
+        self._open_until_s = 0.0
+        self._healthy = True
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether the last message went out; true before the first one."""
+        return self._healthy
+
+    @property
+    def waiting(self) -> int:
+        """Return how many messages wait for the thread."""
+        return self._waiting.qsize()
+
+    def publish(self, run_id: uuid.UUID, kind: str) -> None:
+        """Hand a message to the thread; drop it where there is no room."""
+        with self._start:
+            # Not in the constructor: a process may fork after it has built its container, and
+            # threads do not survive that.
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="paceline-dispatch", daemon=True
+                )
+                self._thread.start()
+        try:
+            self._waiting.put_nowait((run_id, kind))
+        except queue.Full:
+            _log.warning("nudge dropped", run=str(run_id), why="too many waiting")
+
+    def close(self) -> None:
+        """Send what is waiting, for at most `CLOSE_S`, and end the thread."""
+        with self._start:
+            self._closing.set()
+        if self._thread is None:
+            return
+        # The thread looks at the flag after every message; full, it needs nothing to wake it.
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (message := self._next()) is not None:
+            self._try(*message)
+            if self._closing.is_set() and self._waiting.empty():
+                return
+
+    def _next(self) -> tuple[uuid.UUID, str] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._waiting.get_nowait()
+        message = self._waiting.get()
+        self._closing.wait(ANSWERED_S)
+        return message
+
+    def _try(self, run_id: uuid.UUID, kind: str) -> None:
+        if time.monotonic() < self._open_until_s:
+            _log.debug("nudge dropped", run=str(run_id), why="broker failed a moment ago")
+            return
+        try:
+            self._send(run_id, kind)
+        except Exception as error:  # noqa: BLE001 - a broker's client may raise anything, and this thread must live
+            self._open_until_s = time.monotonic() + BREAK_S
+            if self._healthy:
+                _log.warning("broker unreachable", error=str(error), sweeper="will publish again")
+            self._healthy = False
+        else:
+            if not self._healthy:
+                _log.info("broker reachable again")
+            self._healthy = True
+
+
+# ---- A broker made of files, for the embedded mode: kombu's filesystem transport, with atomic step
+#
+# kombu's own writes a message into the file that consumers already see, and one that is read half
+# written ends the worker; and it takes messages by way of the system's shared temporary directory.
+# Here a message appears, and is taken, by a rename within the broker's directory.
+
+
+SUFFIX: Final = ".msg"
+
+
+class Channel(filesystem.Channel):
+    """Messages are files ``<time>_<uuid>.<queue>.msg`` in ``data_folder_in``."""
+
+    def _put(self, queue: str, payload: dict[str, Any], **_: object) -> None:  # type: ignore[override]  # the stubs name it in two ways
+        # Names sort by the time of the message; that is the order in which they are taken.
+        name = f"{time.time_ns():020d}_{uuid.uuid4()}.{queue}"
+        written = Path(self.data_folder_in) / f"{name}.new"
+        written.write_bytes(dumps(payload).encode())
+        written.rename(written.with_name(name + SUFFIX))
+
+    def _get(self, queue: str, timeout: float | None = None) -> Any:  # noqa: ANN401, ARG002 - kombu's signature
+        for waiting in sorted(Path(self.data_folder_in).glob(f"*.{queue}{SUFFIX}")):
+            taken = waiting.with_suffix(".taken")
+            try:
+                waiting.rename(taken)
+            except FileNotFoundError:
+                continue  # Another worker was faster.
+            message = loads(taken.read_bytes())
+            taken.unlink()
+            return message
+        raise Empty
+
+
+class Transport(filesystem.Transport):
+    """The transport behind `app.platform.broker.FILES_URL`."""
+
+    Channel = Channel

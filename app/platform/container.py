@@ -1,0 +1,147 @@
+"""What a use case needs from the outside, handed to it as one value, and the kinds of work.
+
+`app.bootstrap` builds it; nothing below knows how.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Self
+
+from sqlalchemy import Engine
+
+from app.platform.blobs import Staged, stage
+from app.platform.broker import Dispatcher
+from app.platform.database.states import TaskState
+from app.platform.database.tenant_scope import EVERY_PROJECT, Scope
+from app.platform.database.unit_of_work import Publish, Reads, UnitOfWork, reading
+from app.platform.identity import INSTALLATION, Principal, Refusals
+from app.platform.object_store import Objects
+from app.platform.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    """Why a task run is dead."""
+
+    code: str  # stable and machine-readable
+    sentence: str  # for a person
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """A kind of durable work."""
+
+    name: str  # what `task_run.kind` holds
+    queue: str  # the broker's queue, and with it the worker child that runs it
+    # Does the work of a claim and calls `finish` in the transaction that stores the result.
+    run: Callable[[Container, Claim], None]
+    # Takes a transaction, the subject's id, the task run's new state (queued, running or dead)
+    # and the error of a dead one; brings the subject into the state that belongs to it.
+    follow: Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a task, as long as its lease is renewed.
+
+    `attempt` counts from 1.
+    """
+
+    run_id: uuid.UUID
+    token: uuid.UUID
+    kind: str
+    subject_id: uuid.UUID
+    attempt: int
+    project_id: int
+    traceparent: str | None = None  # of the span that caused the task
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The adapters of one process."""
+
+    settings: Settings
+    engine: Engine
+    """Connections to the database; use cases go through `uow`."""
+    dispatcher: Dispatcher
+    """Nudges workers, in a thread of its own."""
+    publish: Publish
+    """Hands a nudge to the dispatcher; `uow` does so after its commit."""
+    kinds: Mapping[str, TaskKind]
+    """The work that there is, by name."""
+    scope: Scope | None = None
+    """Whose rows its transactions see; a process's own container has none and opens none, so that
+    nothing sees another project's rows because a call was forgotten."""
+    principal: Principal = INSTALLATION
+    """In whose name things are done."""
+    pages_at: str = ""
+    """What stands before the paths of the pages: ``/p/research``, or nothing."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """What this process refused and has not written yet."""
+    objects: Objects | None = None
+    """Where large blobs go; None keeps all in the database."""
+    moment: datetime | None = None
+    """The time of its transactions; None: the database's."""
+
+    def within(self, project_id: int, principal: Principal = INSTALLATION) -> Self:
+        """Return this container for a user's requests in one project."""
+        return replace(self, scope=Scope(project_id), principal=principal)
+
+    def everywhere(self) -> Self:
+        """Return this container for what concerns all projects."""
+        return replace(self, scope=EVERY_PROJECT)
+
+    def at(self, moment: datetime) -> Self:
+        """Return this container for what happened at a moment, which is written afterwards.
+
+        Only the demo's history is. Leases and task runs that workers share stay at the database's
+        time: take them without this.
+        """
+        return replace(self, moment=moment)
+
+    def named(self, principal: Principal) -> Self:
+        """Return this container for another principal."""
+        return replace(self, principal=principal)
+
+    def uow(self) -> UnitOfWork:
+        """Return a new unit of work: ``with container.uow() as tx: …``."""
+        return UnitOfWork(
+            self.engine, self.publish, self._required(), self.objects, now=self.moment
+        )
+
+    def reading(self) -> AbstractContextManager[Reads]:
+        """Return a new transaction that only reads: ``with container.reading() as tx: …``."""
+        return reading(self.engine, self._required(), self.objects, now=self.moment)
+
+    def stage(self, pieces: Iterable[bytes]) -> Staged:
+        """Send bytes to where large blobs are, before the transaction that stores them.
+
+        Raises
+        ------
+        ObjectStoreError
+            If not all of them are there.
+        """
+        return stage(self.objects, self.project_id, pieces)
+
+    @property
+    def project_id(self) -> int:
+        """Return the project that this container is of."""
+        project_id = self._required().project_id
+        if project_id is None:
+            raise RuntimeError("this container is of all projects")
+        return project_id
+
+    def _required(self) -> Scope:
+        if self.scope is None:
+            raise RuntimeError("this container is of no project: take `within` or `everywhere`")
+        return self.scope
+
+    def close(self) -> None:
+        """Send what waits for the broker, and close the connections to the database."""
+        self.dispatcher.close()
+        self.engine.dispose()

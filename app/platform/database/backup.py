@@ -1,0 +1,128 @@
+"""Backups: the whole database as one file of ``pg_dump``, and back into an empty one.
+
+The programs are those of the server's own major version, from PATH or from the wheel of the
+embedded database. Passwords go by the environment, which other accounts of the machine cannot read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from sqlalchemy import inspect, text
+from sqlalchemy.engine import URL
+
+from app.errors import PacelineError, StartupError
+from app.platform.database import migrate
+from app.platform.database.engine import database_url, make_engine
+from app.platform.embedded import binaries
+
+
+class BackupError(PacelineError):
+    """A backup that was not made or not restored; nothing is half there."""
+
+    code = "backup.failed"
+
+
+def back_up(url: str, target: Path) -> None:
+    """Write the whole database into a file, as it is at one moment; others go on meanwhile.
+
+    Parameters
+    ----------
+    target : Path
+        Replaced only once all is there; only its owner may read it.
+
+    Raises
+    ------
+    BackupError
+    """
+    program = _program("pg_dump", url)
+    part = target.with_name(f"{target.name}.part")
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600))
+        _run([program, "--format=custom", "--no-owner", "--no-privileges", "--file", part], url)
+        part.replace(target)
+    except OSError as error:
+        raise BackupError(f"{target} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def restore(url: str, source: Path) -> None:
+    """Fill an empty database from a file, all or nothing, and bring it up to date.
+
+    Parameters
+    ----------
+    source : Path
+        What `back_up` wrote, here or elsewhere, by this version or an earlier one.
+
+    Raises
+    ------
+    BackupError
+        ``backup.not_empty``: what is there would be mixed with it.
+    """
+    engine = make_engine(url, application_name="paceline restore")
+    try:
+        tables = inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+    if tables:
+        raise BackupError(
+            "The database is not empty. Restore into a new one: an empty database, or with "
+            "PACELINE_DATA_DIR a data directory that is not there yet.",
+            code="backup.not_empty",
+        )
+    program = _program("pg_restore", url)
+    options = ["--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
+    _run([program, *options, source], url)
+    migrate.upgrade(url)
+
+
+def _program(name: str, url: str) -> Path:
+    """Return a program of the server's own major version.
+
+    Raises
+    ------
+    BackupError
+        There is none.
+    """
+    engine = make_engine(url)
+    try:
+        with engine.connect() as connection:
+            number = connection.execute(text("SHOW server_version_num")).scalar_one()
+    finally:
+        engine.dispose()
+    major = int(number) // 10_000
+    try:
+        return binaries.bundled(major).program(name)
+    except StartupError:
+        pass
+    on_path = shutil.which(name)
+    if on_path is not None:
+        said = subprocess.run(  # noqa: S603 - an argument list, no shell
+            [on_path, "--version"], capture_output=True, text=True, check=False
+        ).stdout
+        if f") {major}." in said:
+            return Path(on_path)
+    raise BackupError(f"There is no {name} of PostgreSQL {major} on PATH, which the server is.")
+
+
+def _run(command: list[str | Path], url: str) -> None:
+    known: URL = database_url(url)
+    environment = dict(os.environ)
+    if known.password is not None:
+        environment["PGPASSWORD"] = str(known.password)
+    address = known.set(drivername="postgresql", password=None).render_as_string()
+    done = subprocess.run(  # noqa: S603 - an argument list, no shell
+        [*command, "--dbname", address],
+        capture_output=True,
+        text=True,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = " ".join(done.stderr.split())
+        raise BackupError(f"{Path(command[0]).name} failed ({done.returncode}): {words[-500:]}")

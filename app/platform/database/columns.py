@@ -1,0 +1,225 @@
+"""The base of all tables. Durable times are the database's own (`now()`)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKeyConstraint,
+    Function,
+    LargeBinary,
+    MetaData,
+    ScalarSelect,
+    Select,
+    Text,
+    cast,
+    func,
+    select,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.sql.elements import SQLCoreOperations
+from sqlalchemy.types import TypeDecorator
+
+from app.analysis.json_text import plain
+
+
+class Base(DeclarativeBase):
+    """Declarative base with constraint names that migrations can address."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
+        datetime: DateTime(timezone=True),
+        str: Text(),
+        dict[str, Any]: JSONB(),
+        bytes: LargeBinary(),
+    }
+
+
+class OfProject:
+    """A table whose rows each belong to a project; `tenant_scope` confines statements to it.
+
+    Its foreign keys carry the project, so that no row refers to one of another project; they
+    follow a job that moves to another one.
+    """
+
+    project_id: Mapped[int] = mapped_column()
+
+
+def in_project() -> ForeignKeyConstraint:
+    """Return the reference of a row that belongs to nothing but its project."""
+    return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
+
+
+def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
+    """Return the reference to a row of the same project, with which this one moves and goes.
+
+    Parameters
+    ----------
+    other : str
+        Table and key: ``session.id``.
+    """
+    table, _, key = other.partition(".")
+    return ForeignKeyConstraint(
+        ["project_id", column],
+        [f"{table}.project_id", f"{table}.{key}"],
+        onupdate="CASCADE",
+        ondelete="CASCADE",
+    )
+
+
+# ---- Columns that hold a state: text in the database, a member of an enumeration outside -------
+
+
+S = TypeVar("S", bound=StrEnum)
+
+
+class StateColumn(TypeDecorator[S]):
+    """A column of states.
+
+    Parameters
+    ----------
+    states : type of StrEnum
+        Those that there are.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, states: type[S]) -> None:
+        super().__init__()
+        self.states = states
+
+    def process_bind_param(self, value: S | None, dialect: Dialect) -> str | None:
+        """Return what is stored."""
+        del dialect
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> S | None:
+        """Return what was stored."""
+        del dialect
+        return None if value is None else self.states(value)
+
+
+def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
+    """Return the constraint that a column holds one of the states."""
+    listed = ", ".join(f"'{state}'" for state in states)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+# ---- Values of JSON in statements: rows of a query as one, and labels --------------------------
+
+
+def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
+    """Return the rows of a query as a JSON array, in its order; null without any.
+
+    Several queries in one statement see one ledger and go at once.
+    """
+    rows = query.subquery()
+    return select(func.jsonb_agg(func.to_jsonb(rows.table_valued()))).scalar_subquery()
+
+
+def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSON, and a condition
+    """Return whether labels have one: ``name=value``, or the name of a label of any value."""
+    name, has_value, value = asked.partition("=")
+    found = labels[name.strip()].astext
+    return found == value.strip() if has_value else found.is_not(None)
+
+
+# ---- Sums of floating-point columns that do not depend on the order of the rows ----------------
+
+
+# Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
+_PARTS: Final = 1e9
+
+
+def total(
+    values: SQLCoreOperations[float], where: ColumnElement[bool] | None = None
+) -> ColumnElement[float]:
+    """Return the sum of an expression, of the rows that match; null without any.
+
+    PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
+    another order: the last digits would differ. Whole billionths are added without rounding, and
+    in a tenth of the time that decimals take.
+    """
+    added = parts(values)
+    return whole(added if where is None else added.filter(where))
+
+
+def parts(values: SQLCoreOperations[float]) -> Function[Any]:
+    """Return the sum of an expression in billionths: those of groups are added up in `whole`."""
+    return func.sum(cast(values * _PARTS, BigInteger))
+
+
+def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
+    """Return what a sum of `parts` is, or a sum of such."""
+    return type_coerce(cast(added, Double) / _PARTS, Double)
+
+
+# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
+
+
+T = TypeVar("T")
+
+
+class JsonDocument(TypeDecorator[T]):
+    """A column that holds a dataclass as JSON.
+
+    Parameters
+    ----------
+    adapter : TypeAdapter
+        Of the dataclass.
+    """
+
+    impl = JSONB(none_as_null=True)
+    cache_ok = True
+
+    def __init__(self, adapter: TypeAdapter[T]) -> None:
+        super().__init__()
+        self.adapter = adapter
+
+    def column_expression(self, column: ColumnElement[T]) -> ColumnElement[T]:
+        """Return the column as its text, from which the dataclass is read at once."""
+        return type_coerce(cast(column, Text), self)
+
+    def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
+        """Return what is stored."""
+        del dialect
+        return None if value is None else plain(value)
+
+    def process_result_value(self, value: object, dialect: Dialect) -> T | None:
+        """Return what was stored."""
+        del dialect
+        if isinstance(value, str):
+            return None if value == "null" else self.adapter.validate_json(value)
+        # Of a statement that no expression is put into, such as one that inserts rows.
+        return None if value is None else self.adapter.validate_python(value)
+
+
+class DumpedDocument(JsonDocument[T]):
+    """The same of a dataclass with identifiers and times, which its adapter writes as texts."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
+        """Return what is stored."""
+        del dialect
+        return None if value is None else self.adapter.dump_python(value, mode="json")

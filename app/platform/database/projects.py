@@ -1,0 +1,39 @@
+"""Tables of access: projects, who may do what in them, and what was done."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import ColumnElement, Identity, select, text
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
+
+from app.platform.database.columns import Base
+
+# The project of those who need none; the first row of the table.
+DEFAULT_PROJECT: Final = "default"
+
+
+class Project(Base):
+    """Whose jobs, alerts and plans are kept apart from those of others."""
+
+    __tablename__ = "project"
+
+    id: Mapped[int] = mapped_column(Identity(always=False), primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # From then on it is closed, and its name is free; its contents are deleted piece by piece.
+    deleted_at: Mapped[datetime | None]
+    # Pulses of its jobs are refused.
+    pulse_off: Mapped[bool] = mapped_column(server_default=text("false"))
+
+
+# ---- Projects: found by name, made, renamed and listed -----------------------------------------
+
+
+def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
+    """Return whether a row's project is there: one that was deleted goes piece by piece.
+
+    For transactions of all projects; one of its own can no longer be opened.
+    """
+    return project_id.not_in(select(Project.id).where(Project.deleted_at.is_not(None)))

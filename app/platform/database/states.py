@@ -1,0 +1,136 @@
+"""States of sessions, task runs and plans, and the sets of them that code asks for.
+
+Incidents and deliveries have theirs in `app.incidents.models.tables`.
+Sets of states are tuples, as SQL's IN takes them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, nonmember
+from typing import Literal
+
+# A request, the last chunk of the last producer, or no chunk for too long.
+SealedBy = Literal["request", "final", "silence"]
+
+
+class SessionState(StrEnum):
+    """Where a session stands."""
+
+    OPEN = "open"  # its chunks arrive
+    QUEUED = "queued"
+    ANALYZING = "analyzing"
+    ANALYZED = "analyzed"
+    NO_VERDICT = "no_verdict"  # analyzed, but the replay is too far from the recording
+    DISCARDED = "discarded"  # not analyzable
+    FAILED = "failed"  # its analysis is given up
+
+    # Will become something else.
+    UNDERWAY = nonmember((OPEN, QUEUED, ANALYZING))
+    # The latest analysis left a report.
+    REPORTED = nonmember((ANALYZED, NO_VERDICT))
+    # Through, without a report.
+    UNREPORTED = nonmember((DISCARDED, FAILED))
+
+    @property
+    def underway(self) -> bool:
+        """Return whether it will become something else by itself."""
+        return self in self.UNDERWAY
+
+
+class InboxKind(StrEnum):
+    """What a body in the inbox is."""
+
+    CHUNK = "chunk"  # of a session
+    PULSE = "pulse"  # of an attempt of a job
+
+
+class TaskState(StrEnum):
+    """Where a task run stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    DEAD = "dead"  # given up
+
+    # At most one of a kind and a subject.
+    OPEN = nonmember((QUEUED, RUNNING))
+    OVER = nonmember((DONE, DEAD))
+
+
+class UploadState(StrEnum):
+    """Where an archive of a hang stands."""
+
+    QUEUED = "queued"
+    READING = "reading"
+    READ = "read"
+    REFUSED = "refused"  # it is no archive of a hang
+    FAILED = "failed"  # its reading is given up
+
+
+class PlanState(StrEnum):
+    """Where a plan stands."""
+
+    QUEUED = "queued"
+    PLANNING = "planning"
+    PLANNED = "planned"
+    INFEASIBLE = "infeasible"  # no template fits
+    CANCELED = "canceled"
+    FAILED = "failed"
+
+    UNDERWAY = nonmember((QUEUED, PLANNING))
+    # Asked for again, it is planned again.
+    REPEATABLE = nonmember((CANCELED, FAILED))
+
+    @property
+    def underway(self) -> bool:
+        """Return whether it will become something else by itself."""
+        return self in self.UNDERWAY
+
+    @property
+    def repeatable(self) -> bool:
+        """Return whether it is planned again when it is asked for again."""
+        return self in self.REPEATABLE
+
+
+class TensorPlanState(StrEnum):
+    """Where a version of a tensor-parallel group's plan stands."""
+
+    ADVISED = "advised"  # not to be applied: the job or the switch says so
+    OFFERED = "offered"  # not every rank has acknowledged it
+    IN_FORCE = "in_force"
+    REFUSED = "refused"  # a rank could not apply it
+    WITHDRAWN = "withdrawn"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+
+    # Holds until a later version or its last step.
+    STANDING = nonmember((ADVISED, OFFERED, IN_FORCE))
+
+    @property
+    def standing(self) -> bool:
+        """Return whether it holds until a later version or its last step."""
+        return self in self.STANDING
+
+
+class TensorMode(StrEnum):
+    """What the server's switch says of a job's tensor-parallel plans."""
+
+    ADVISE = "advise"  # nothing in the job changes
+    APPLY = "apply"  # where the job's own code allows it too
+
+
+class FixSource(StrEnum):
+    """How it is known that a fix was applied."""
+
+    PERSON = "person"  # a person said so
+    METADATA = "metadata"  # a later session's metadata show it
+
+
+class NoteKind(StrEnum):
+    """What a note on a job's time axis is about."""
+
+    NOTE = "note"
+    DEPLOYMENT = "deployment"  # other code, image or libraries
+    CONFIG_CHANGE = "config_change"
+    CHECKPOINT = "checkpoint"
+    MAINTENANCE = "maintenance"  # of machines or network

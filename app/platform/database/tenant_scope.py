@@ -1,0 +1,168 @@
+"""Whose rows a transaction sees: one project's, or, for work of the installation itself, all.
+
+Every statement that a session of SQLAlchemy sends passes `_confine`; prepared statements, which no
+session sends, are confined in `unit_of_work`. The project is added to each table that has rows of
+projects, also in joins, aliases and subqueries, and to what is inserted: a query that forgets its
+project finds nothing of another one. What it cannot be added to (tables themselves in
+place of their classes, and text) is refused. Foreign keys carry the project as well, so that the
+database refuses a row between two.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import psycopg
+from sqlalchemy import Executable, Insert, Table, event, inspect
+from sqlalchemy.orm import Mapper, ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.sql.elements import ColumnClause, TextClause
+from sqlalchemy.sql.selectable import AliasedReturnsRows, SelectBase, TextualSelect
+from sqlalchemy.sql.visitors import ExternallyTraversible
+
+from app.platform.database.columns import OfProject
+
+# Of a statement that counts over all projects and returns nothing of them but the number.
+COUNTS_EVERYWHERE: Final = {"every_project": True}
+
+_KEY: Final = "project_id"
+# What the mapper notes on each column of a class, and on none of a bare table.
+_OF_A_CLASS: Final = "parententity"
+
+
+class UnscopedError(RuntimeError):
+    """A statement that could not be confined to its project: a fault of the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a transaction may see and write."""
+
+    project_id: int | None
+    """None for every project: what it inserts says its project itself."""
+
+
+EVERY_PROJECT: Final = Scope(None)
+
+
+class ScopedSession(Session):
+    """A session whose statements are confined to its scope."""
+
+    def __init__(self, scope: Scope, **options: Any) -> None:  # noqa: ANN401 - of SQLAlchemy
+        super().__init__(info={_KEY: scope.project_id}, **options)
+
+    @property
+    def project_id(self) -> int | None:
+        """Return the project that it is confined to; None for all."""
+        project_id: int | None = self.info[_KEY]
+        return project_id
+
+
+def driver_connection(session: Session) -> psycopg.Connection[tuple[Any, ...]]:
+    """Return psycopg's own connection, in the transaction that a session has open.
+
+    What it sends passes no scope: it says its project itself.
+    """
+    return cast(
+        "psycopg.Connection[tuple[Any, ...]]", session.connection().connection.driver_connection
+    )
+
+
+@event.listens_for(ScopedSession, "do_orm_execute")
+def _confine(state: ORMExecuteState) -> None:
+    project_id: int | None = state.session.info[_KEY]
+    if project_id is None or state.execution_options.get("every_project"):
+        return
+    if state.is_column_load or state.is_relationship_load:
+        # Of an object that is there.
+        return
+    if state.is_from_statement or isinstance(state.statement, (TextClause, TextualSelect)):
+        raise UnscopedError("text says nothing of its project: ask by the classes of the tables")
+    refuse_bare_tables(state.statement, about_classes=state.is_orm_statement)
+    if not state.is_orm_statement:
+        return
+    if state.is_insert:
+        insert = cast("Insert", state.statement)
+        if insert.select is not None:
+            raise UnscopedError("what is inserted is selected: select it first")
+        if issubclass(cast("Mapper[Any]", state.bind_mapper).class_, OfProject):
+            state.statement = insert.values(project_id=project_id)
+    else:
+        state.statement = state.statement.options(
+            with_loader_criteria(
+                OfProject,
+                lambda table: table.project_id == project_id,
+                include_aliases=True,
+            )
+        )
+
+
+@event.listens_for(ScopedSession, "before_flush")
+def _own(session: Session, *_rest: object) -> None:
+    project_id: int | None = session.info[_KEY]
+    if project_id is None:
+        return
+    for made in session.new:
+        if isinstance(made, OfProject) and inspect(made).attrs.project_id.history.empty():
+            made.project_id = project_id
+    for written in (*session.new, *session.dirty):
+        if isinstance(written, OfProject) and written.project_id != project_id:
+            raise UnscopedError(f"a row of project {written.project_id} in project {project_id}")
+
+
+def refuse_bare_tables(statement: Executable, *, about_classes: bool) -> None:
+    """Refuse a statement with tables that the criterion of the project is not added to.
+
+    It is added to the classes that a statement is about, and holds for columns of their tables too.
+    """
+    parts = _parts(statement)
+    covered = {known.local_table for part, _ in parts if (known := _class_of(part)) is not None}
+    for part, within in parts:
+        # Within a statement about classes their tables are parts as well.
+        table = part if isinstance(part, Table) and not about_classes else _bare_table_of(part)
+        if table is None or not _is_of_project(table):
+            continue
+        if not about_classes or table not in covered or within:
+            raise UnscopedError(f"the table {table.name} in place of its class: {statement}")
+
+
+def _parts(statement: Executable) -> list[tuple[ExternallyTraversible, bool]]:
+    """Return the parts of a statement, and whether each stands in a query within it.
+
+    Each once: what is selected from is a part of every column of it, and of theirs.
+    """
+    whole = cast("ExternallyTraversible", statement)
+    left: list[tuple[ExternallyTraversible, bool]] = [(whole, False)]
+    # Held by reference, because an id is another's once its part is gone.
+    found: dict[tuple[int, bool], tuple[ExternallyTraversible, bool]] = {}
+    while left:
+        part, within = left.pop()
+        if (id(part), within) in found:
+            continue
+        found[id(part), within] = (part, within)
+        # A query within has rows of its own, which no class outside covers.
+        inside = within or (part is not whole and isinstance(part, SelectBase))
+        left += [(child, inside) for child in part.get_children()]
+    return list(found.values())
+
+
+def _class_of(part: ExternallyTraversible) -> Mapper[Any] | None:
+    known = part._annotations.get(_OF_A_CLASS)  # noqa: SLF001 - the mapper has no public access
+    return known if isinstance(known, Mapper) else None
+
+
+def _bare_table_of(part: ExternallyTraversible) -> Table | None:
+    """Return the table of a column that was taken from a table, or its alias, and no class."""
+    if not isinstance(part, ColumnClause) or _OF_A_CLASS in part._annotations:  # noqa: SLF001 - as above
+        return None
+    selected: object = part.table
+    while isinstance(selected, AliasedReturnsRows):
+        selected = selected.element
+    return selected if isinstance(selected, Table) else None
+
+
+@functools.cache
+def _is_of_project(table: Table) -> bool:
+    # Not by the registry's mappers: another thread may be importing a class that has none yet.
+    return any(known.__dict__.get("__table__") is table for known in OfProject.__subclasses__())

@@ -1,0 +1,380 @@
+"""One transaction: to read one moment's rows, or to write and then send what must follow."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVarTuple, cast
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Dialect,
+    Engine,
+    Select,
+    Text,
+    bindparam,
+    func,
+    select,
+    text,
+)
+from sqlalchemy import cast as sqlalchemy_cast
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import InstrumentedAttribute, with_loader_criteria
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.dml import Insert, ReturningInsert
+
+from app.platform.database.columns import OfProject
+from app.platform.database.states import TaskState
+from app.platform.database.task_runs import TaskRun
+from app.platform.database.tenant_scope import (
+    Scope,
+    ScopedSession,
+    UnscopedError,
+    driver_connection,
+    refuse_bare_tables,
+)
+from app.platform.object_store import Objects
+from app.platform.telemetry import current
+
+# ---- Statements that are put together once, for what happens with each body that comes ---------
+# SQLAlchemy confines, hashes and adapts a statement whenever it is executed, which takes up to ten
+# times as long as the database takes for a small one. These are confined and compiled when they are
+# first executed; then only their values go to the driver.
+
+
+Ts = TypeVarTuple("Ts")
+
+PROJECT: Final = "project_id"
+
+
+class Prepared(Generic[*Ts]):
+    """A statement about classes of tables, with a `bindparam` for each value that differs.
+
+    It sees and writes rows of one project, as all statements of a transaction do. Only a query
+    within an insert is not confined: it asks by the id of a row that another statement found.
+
+    Parameters
+    ----------
+    statement : Select or Insert
+        An insert returns rows. Of the columns that it does not name itself it takes those that it
+        is first executed with.
+
+    Raises
+    ------
+    UnscopedError
+        If it names a table in place of its class.
+    """
+
+    def __init__(self, statement: Select[*Ts] | ReturningInsert[*Ts]) -> None:
+        refuse_bare_tables(statement, about_classes=True)
+        own: BindParameter[int] = bindparam(PROJECT)
+        self._statement: Select[*Ts] | ReturningInsert[*Ts]
+        if isinstance(statement, Insert):
+            self._statement = statement.values({PROJECT: own})
+        else:
+            self._statement = statement.options(
+                with_loader_criteria(
+                    OfProject, lambda table: table.project_id == own, include_aliases=True
+                )
+            )
+        self._compiled: _Compiled | None = None
+
+    def rows(self, session: ScopedSession, **values: object) -> list[tuple[*Ts]]:
+        """Execute it and return its rows.
+
+        Parameters
+        ----------
+        session : ScopedSession
+            Of the transaction.
+        values
+            Always the same names; `project_id` where the transaction is of all projects.
+
+        Raises
+        ------
+        UnscopedError
+            If it is of no project, or of another one than the transaction.
+        """
+        scope = session.project_id
+        project_id = values.setdefault(PROJECT, scope)
+        if project_id is None or scope not in {None, project_id}:
+            raise UnscopedError(f"a statement of project {project_id} in the scope of {scope}")
+        compiled = self._compiled
+        if compiled is None:
+            # Of two threads both may do so.
+            dialect = session.get_bind().dialect
+            compiled = self._compiled = _Compiled.of(self._statement, dialect, values)
+        found = driver_connection(session).execute(
+            compiled.text, compiled.given(values), prepare=True
+        )
+        return [cast("tuple[*Ts]", compiled.taken(row)) for row in found.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    statement: SQLCompiler
+    text: str
+    # What the driver gets of values, and what becomes of what it returns, where that differs.
+    to_driver: Mapping[str, Callable[[Any], object]]
+    from_driver: Mapping[int, Callable[[Any], object]]
+
+    @classmethod
+    def of(
+        cls,
+        statement: Select[*Ts] | ReturningInsert[*Ts],
+        dialect: Dialect,
+        values: Mapping[str, object],
+    ) -> _Compiled:
+        columns: list[str] | None = None
+        if isinstance(statement, Insert):
+            # Others are values of a query in it.
+            columns = [name for name in values if name in statement.table.columns]
+        compiled = statement.compile(dialect=dialect, column_keys=columns)
+        to_driver = {
+            name: bound.type.dialect_impl(dialect).bind_processor(dialect)
+            for bound, name in compiled.bind_names.items()
+        }
+        from_driver = {
+            at: column.type.dialect_impl(dialect).result_processor(dialect, None)
+            for at, column in enumerate(statement.exported_columns)
+        }
+        return cls(
+            compiled,
+            compiled.string,
+            {name: convert for name, convert in to_driver.items() if convert is not None},
+            {at: convert for at, convert in from_driver.items() if convert is not None},
+        )
+
+    def given(self, values: dict[str, object]) -> dict[str, Any]:
+        given = dict(self.statement.construct_params(values))
+        for name, convert in self.to_driver.items():
+            given[name] = convert(given[name])
+        return given
+
+    def taken(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.from_driver:
+            return row
+        taken = list(row)
+        for at, convert in self.from_driver.items():
+            taken[at] = convert(taken[at])
+        return tuple(taken)
+
+
+# The channel of PostgreSQL's NOTIFY that carries the id of a session whose state changed.
+SESSION_CHANNEL: Final = "paceline_session"
+
+# The open row that made an insert do nothing may be finished before it is looked up; then the
+# insert succeeds the next time. Losing that race more than a few times in a row means a bug, and
+# an endless loop would hide it.
+ENQUEUE_TRIES: Final = 5
+
+_QUEUE: Final = Prepared(
+    insert(TaskRun)
+    .values(
+        id=bindparam("id"),
+        kind=bindparam("kind"),
+        subject_id=bindparam("subject_id"),
+        state=TaskState.QUEUED,
+        attempt=0,
+        traceparent=bindparam("traceparent"),
+    )
+    .on_conflict_do_nothing(
+        index_elements=["kind", "subject_id"],
+        index_where=text("state IN ('queued', 'running')"),
+    )
+    .returning(TaskRun.id)
+)
+
+
+def notification(session_id: InstrumentedAttribute[uuid.UUID]) -> ColumnElement[None]:
+    """Return what `UnitOfWork.notify_session` says, for a statement that writes the session."""
+    return func.pg_notify(SESSION_CHANNEL, sqlalchemy_cast(session_id, Text))
+
+
+Publish = Callable[[uuid.UUID, str], None]
+
+
+class Reads:
+    """A transaction as functions take it that only read.
+
+    Parameters
+    ----------
+    session : ScopedSession
+        Of SQLAlchemy; its transaction is open, or begins with the first statement.
+    scope : Scope
+        The session's: whose rows it sees.
+    objects : Objects, optional
+        Where large blobs are; without it all are in the database.
+    now : datetime, optional
+        Its time, where that is not the database's: of a history that is written afterwards.
+    """
+
+    def __init__(
+        self,
+        session: ScopedSession,
+        scope: Scope,
+        objects: Objects | None = None,
+        *,
+        now: datetime | None = None,
+    ) -> None:
+        self.session = session
+        self.scope = scope
+        self.objects = objects
+        self._now = now
+
+    @property
+    def now(self) -> datetime:
+        """Return the database's time of this transaction, read once."""
+        if self._now is None:
+            self._now = self.session.execute(select(func.now())).scalar_one()
+        return self._now
+
+    def is_at(self, now: datetime) -> None:
+        """Take the database's time from a statement that reads it along with something else."""
+        if self._now is None:
+            self._now = now
+
+
+@contextlib.contextmanager
+def reading(
+    engine: Engine, scope: Scope, objects: Objects | None = None, *, now: datetime | None = None
+) -> Iterator[Reads]:
+    """Open a transaction that sees the rows of one moment and can write none.
+
+    What is read stays readable afterwards. Compute and render outside of it: it holds one of the
+    pool's connections.
+
+    Parameters
+    ----------
+    objects, now
+        As for `Reads`.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    with ScopedSession(scope, bind=engine, autoflush=False) as session:
+        session.connection(
+            execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        )
+        yield Reads(session, scope, objects, now=now)
+
+
+class UnitOfWork(Reads):
+    """A context manager that owns one transaction, which may write.
+
+    Entered, it has `session` and `now`; a clean exit commits, an exception rolls back. What was
+    enqueued is handed to `publish` after the commit and only then: a message for a row that is not
+    there yet would be thrown away by the worker.
+
+    Parameters
+    ----------
+    engine : Engine
+        Where the connection comes from.
+    publish : callable
+        Takes the id of a task run and its kind; must not block and must not fail.
+    scope : Scope
+        Whose rows it sees and writes.
+    objects, now
+        As for `Reads`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        publish: Publish,
+        scope: Scope,
+        objects: Objects | None = None,
+        *,
+        now: datetime | None = None,
+    ) -> None:
+        # Rows stay readable after the commit: services return them as values.
+        session = ScopedSession(scope, bind=engine, expire_on_commit=False)
+        super().__init__(session, scope, objects, now=now)
+        self._publish = publish
+        self._to_publish: dict[uuid.UUID, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self.session:
+            if kind is not None:
+                return
+            self.session.commit()
+        for run_id, task_kind in self._to_publish.items():
+            self._publish(run_id, task_kind)
+
+    def enqueue(
+        self,
+        kind: str,
+        subject_id: uuid.UUID,
+        project_id: int | None = None,
+        *,
+        caused_by: str | None = None,
+    ) -> uuid.UUID:
+        """Record that there is work to do, in this transaction, and publish it after the commit.
+
+        Parameters
+        ----------
+        kind : str
+            What is to be done: a name of `app.platform.database.task_runs.TASK_KINDS`.
+        project_id : int, optional
+            Where the transaction is of all projects: the subject's.
+        caused_by : str, optional
+            The ``traceparent`` of the span that causes it; the one under way, without.
+
+        Returns
+        -------
+        UUID
+            The task run: a new one, or the open one of the same kind and subject.
+        """
+        owner = {} if project_id is None else {PROJECT: project_id}
+        cause = current() if caused_by is None else caused_by
+        for _ in range(ENQUEUE_TRIES):
+            made = _QUEUE.rows(
+                self.session,
+                id=uuid.uuid4(),
+                kind=kind,
+                subject_id=subject_id,
+                traceparent=cause,
+                **owner,
+            )
+            run_id = made[0][0] if made else self._open_run(kind, subject_id)
+            if run_id is not None:
+                self.publish_after_commit(run_id, kind)
+                return run_id
+        raise RuntimeError(f"no task run of {kind} for {subject_id} could be made or found")
+
+    def _open_run(self, kind: str, subject_id: uuid.UUID) -> uuid.UUID | None:
+        return self.session.execute(
+            select(TaskRun.id).where(
+                TaskRun.kind == kind,
+                TaskRun.subject_id == subject_id,
+                TaskRun.state.in_(TaskState.OPEN),
+            )
+        ).scalar()
+
+    def publish_after_commit(self, run_id: uuid.UUID, kind: str) -> None:
+        """Nudge a worker towards a task run once this transaction has committed."""
+        self._to_publish[run_id] = kind
+
+    def notify_session(self, session_id: uuid.UUID) -> None:
+        """Tell listeners, on commit, that a session's state changed.
+
+        Commits that notify take one lock of the whole database; a transaction that runs often
+        (a chunk of a trace) must not call this.
+        """
+        self.session.connection().exec_driver_sql(
+            "SELECT pg_notify(%s, %s)", (SESSION_CHANNEL, str(session_id))
+        )

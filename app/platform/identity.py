@@ -1,0 +1,264 @@
+"""Who does something, and what that may be."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Self
+
+from app.errors import Fault
+from app.platform.names import lookalike
+
+
+class Right(StrEnum):
+    """What a token or a role allows."""
+
+    INGEST = "ingest"
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+class Role(StrEnum):
+    """What a person is in a project."""
+
+    READER = "reader"
+    OPERATOR = "operator"
+    ADMINISTRATOR = "administrator"
+
+    @property
+    def rights(self) -> frozenset[Right]:
+        """Return what it allows."""
+        return ROLE_RIGHTS[self]
+
+
+ROLE_RIGHTS: Final = {
+    Role.READER: frozenset({Right.READ}),
+    Role.OPERATOR: frozenset({Right.READ, Right.OPERATE, Right.INGEST}),
+    Role.ADMINISTRATOR: frozenset(Right),
+}
+
+# What a right brings along: who may operate on something may look at it.
+IMPLIED: Final = {
+    Right.INGEST: frozenset({Right.INGEST}),
+    Right.READ: frozenset({Right.READ}),
+    Right.OPERATE: frozenset({Right.OPERATE, Right.READ}),
+    Right.ADMIN: frozenset(Right),
+}
+
+
+class ActorKind(StrEnum):
+    """The kinds of actors in the audit log."""
+
+    PERSON = "person"
+    TOKEN = "token"  # noqa: S105 - a kind of actor
+    # the installation itself, and whoever sits at its machine
+    SYSTEM = "system"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A user or program that was let in."""
+
+    kind: ActorKind
+    name: str  # of the person or token
+    everywhere: frozenset[Right] = frozenset()  # what it may do in every project
+    # tuple of (int, frozenset of Right): additional rights in these projects
+    in_projects: tuple[tuple[int, frozenset[Right]], ...] = ()
+
+    def rights_in(self, project_id: int) -> frozenset[Right]:
+        """Return what it may do in a project; nothing where it has no business there."""
+        own = (rights for known, rights in self.in_projects if known == project_id)
+        return self.everywhere.union(*own)
+
+    def called(self, name: str | None) -> Self:
+        """Return who acts: whoever signed in, else under the name that they give themselves."""
+        if name is None or self.kind is not ActorKind.SYSTEM:
+            return self
+        return replace(self, name=name)
+
+    def is_person(self, name: str) -> bool:
+        """Return whether it is the user of that full name (`app.platform.identity.full_name`)."""
+        return self.kind is ActorKind.PERSON and self.name == name
+
+    @property
+    def projects(self) -> frozenset[int] | None:
+        """Return the projects that it may know of; None where these are all."""
+        return None if self.everywhere else frozenset(known for known, _ in self.in_projects)
+
+
+# What the program does by itself, and what is done without any sign-in on a machine of one's own.
+INSTALLATION: Final = Principal(ActorKind.SYSTEM, "installation", frozenset(Right))
+LOCAL: Final = Principal(ActorKind.SYSTEM, "this machine", frozenset(Right))
+
+
+# ---- Refusals, counted until they are written: what an unknown peer can add to the audit log ----
+
+
+# Lines of one kind of actor that are kept apart until they are written; what is more is one.
+LINES: Final = 16
+OTHERS: Final = "several others"
+ANYTHING: Final = "several requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An actor to whom a request was refused."""
+
+    kind: ActorKind
+    actor: str  # name of the person or token; address of a peer
+    subject: str  # what was asked for: ``POST /api/v1/plans``
+    reason: str  # the problem's code
+
+
+class Refusals:
+    """Counts refusals; for any thread. Whatever comes, it holds a few lines."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Refusal] = Counter()
+
+    def note(self, refusal: Refusal, count: int = 1) -> None:
+        """Count a refusal."""
+        with self._lock:
+            if refusal not in self._counts:
+                alike = sum(known.kind is refusal.kind for known in self._counts)
+                if alike >= LINES:
+                    refusal = Refusal(refusal.kind, OTHERS, ANYTHING, "refused")
+            self._counts[refusal] += count
+
+    def take(self) -> Counter[Refusal]:
+        """Return what was counted, and begin anew."""
+        with self._lock:
+            taken, self._counts = self._counts, Counter()
+        return taken
+
+
+# ---- Which groups of a provider have which roles -----------------------------------------------
+
+
+# Everybody whom the provider lets in.
+ANYBODY: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRole:
+    """The role of a group; in every project without one."""
+
+    group: str
+    role: Role
+    project: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what ``group=role`` or ``group=role@project`` says.
+
+        Raises
+        ------
+        ValueError
+
+        Examples
+        --------
+        >>> GroupRole.parse("team-research=operator@research").project
+        'research'
+        """
+        group, equals, rest = text.rpartition("=")
+        role, at, project = rest.partition("@")
+        if not equals or not group or (at and not project):
+            raise ValueError(f"{text} is not of the form group=role or group=role@project")
+        return cls(group, Role(role), project or None)
+
+
+def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | None, Role]:
+    """Return the strongest role in each project that groups give; None stands for all projects."""
+    found: dict[str | None, Role] = {}
+    for entry in known:
+        if entry.group == ANYBODY or entry.group in groups:
+            present = found.get(entry.project)
+            if present is None or len(entry.role.rights) > len(present.rights):
+                found[entry.project] = entry.role
+    return found
+
+
+# ---- Names of who acts, as pages and the audit log show them: bounded, printable, and of whom ----
+
+
+MAX_NAME_CHARACTERS: Final = 100
+MAX_JOB_NAME_CHARACTERS: Final = 200
+JOB_NAMES: Final = (
+    f"1 to {MAX_JOB_NAME_CHARACTERS} printable characters of any script, without a slash and "
+    "without blanks around them"
+)
+_SCHEME: Final = "://"
+
+
+def clipped(text: str, characters: int) -> str:
+    r"""Return a text of printable characters, and of `limit` at most.
+
+    Examples
+    --------
+    >>> clipped("grace\nhopper", 7)
+    'grace?…'
+    """
+    plain = "".join(character if character.isprintable() else "?" for character in text)
+    return plain if len(plain) <= characters else plain[: characters - 1] + "…"
+
+
+def full_name(name: str, issuer: str | None) -> str:
+    """Return a person's name with the provider that vouches for it.
+
+    Two providers, or a provider and this server, may each have a user of the same name.
+
+    Examples
+    --------
+    >>> full_name("ada", None), full_name("ada", "https://login.example/realms/company")
+    ('ada', 'ada (login.example/realms/company)')
+    """
+    bounded = clipped(name, MAX_NAME_CHARACTERS)
+    if issuer is None:
+        return bounded
+    return f"{bounded} ({clipped(issuer.partition(_SCHEME)[2] or issuer, MAX_NAME_CHARACTERS)})"
+
+
+def is_plain_name(name: str, max_characters: int) -> bool:
+    """Return whether a name survives in an address and on a page."""
+    return (
+        0 < len(name) <= max_characters
+        and name.isprintable()
+        and name == name.strip()
+        and "/" not in name
+        and name not in (".", "..")
+    )
+
+
+def job_name_fault(name: str) -> str | None:
+    """Return in a sentence why a name cannot be a job's; None where it can.
+
+    Examples
+    --------
+    >>> job_name_fault("team/llama").partition(":")[0]
+    'team/llama has a slash, which would be a folder in an address'
+    """
+    if is_plain_name(name, MAX_JOB_NAME_CHARACTERS):
+        return None
+    rule = f"A job's name has {JOB_NAMES}."
+    if "/" in name:
+        shown = clipped(name, MAX_NAME_CHARACTERS)
+        return (
+            f"{shown} has a slash, which would be a folder in an address: write - or . instead. "
+            f"{rule}"
+        )
+    return rule
+
+
+def new_name_fault(name: str) -> Fault | None:
+    """Return why a user, a token or a channel cannot be given a name; None where it can."""
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
+        said = f"1 to {MAX_NAME_CHARACTERS} printable characters, without blanks around them."
+        return Fault("name", said, column="name")
+    alike = lookalike(name)
+    return None if alike is None else Fault("lookalike", f"The name {alike}.", column="name")

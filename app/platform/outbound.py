@@ -1,0 +1,536 @@
+"""Requests to the outside: guarded, without redirects or proxies, and over within one deadline.
+
+`httpcore` is what httpx sends with; used directly, because it lets us open the connections. It
+knows no proxies from the environment and follows no redirects. Its own timeouts count for each
+read, so that a receiver which sends a byte now and then could hold an attempt for hours: here every
+read and write gets only what is left of the whole attempt.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import httpcore
+
+from app.platform.telemetry import TRACEPARENT, Role, current, span
+
+# ---- One attempt of a delivery and its outcome: the types that senders and their callers share ---
+
+
+# Of a receiver's answer so much is kept, for the page and the test button.
+KEPT_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverAnswer:
+    """What a receiver said."""
+
+    status: int | None  # of HTTP or SMTP
+    text: str  # the beginning of its answer
+
+
+class DeliveryError(Exception):
+    """An attempt that did not come through.
+
+    Parameters
+    ----------
+    code : str
+        Stable and machine-readable: ``http.status``, ``timeout``, ``address.refused``…
+    sentence : str
+        For a person; holds no secret.
+    permanent : bool
+        Whether the same message would fail again whenever it is sent.
+    disable : bool
+        Whether the channel is gone for good.
+    answer : ReceiverAnswer or None
+        What the receiver said, where it said something.
+    retry_after_s : float or None
+        How long it wants to be left alone.
+    """
+
+    def __init__(  # noqa: PLR0913 - each says one thing about the failure
+        self,
+        code: str,
+        sentence: str,
+        *,
+        permanent: bool = False,
+        disable: bool = False,
+        answer: ReceiverAnswer | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.permanent = permanent or disable
+        self.disable = disable
+        self.answer = answer
+        self.retry_after_s = retry_after_s
+
+
+def excerpt(data: bytes | str) -> str:
+    """Return the beginning of an answer as text that can be stored and shown."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
+    return shown[:KEPT_CHARACTERS].strip()
+
+
+# ---- Which addresses a channel may be at: a guard against requests into the operator's own network
+#
+# Whoever may add a channel could otherwise make the server talk to whatever it can reach: metadata
+# services of clouds, databases, other people's machines. The name is resolved when the connection
+# is made and the connection goes to an address that was checked, so a name that changes its address
+# between two look-ups (DNS rebinding) gains nothing.
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Global according to the standard library, and yet not a host on the internet: groups of hosts,
+# IPv4 addresses of any kind in disguise (NAT64, 6to4), and the site-local ones of old.
+DENIED: Final[tuple[Network, ...]] = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "224.0.0.0/4",
+        "ff00::/8",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "2002::/16",
+        "2001::/32",
+        "fec0::/10",
+        "::ffff:0:0/96",
+        "::/96",
+    )
+)
+
+Resolve = Callable[[str, int], Sequence[str]]
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a name, in the order in which to try them.
+
+    Raises
+    ------
+    OSError
+        If there are none.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+@dataclass(frozen=True, slots=True)
+class AddressGuard:
+    """Resolves names and refuses addresses."""
+
+    allowed: tuple[Network, ...] = ()  # private ranges that the operator allows
+    resolve: Resolve = resolve  # takes a host and a port, returns addresses
+
+    def permits(self, address: Address) -> bool:
+        """Return whether an address may be talked to."""
+        # An address of the other version is in no network.
+        if any(address in network for network in self.allowed):
+            return True
+        return address.is_global and not any(address in network for network in DENIED)
+
+    def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
+        """Return the addresses of a host, all of which may be talked to.
+
+        One that is refused refuses the host: a name of a public and a private address is made for
+        nothing good.
+
+        Raises
+        ------
+        DeliveryError
+            ``address.refused`` for good; ``dns.failed`` for now.
+        """
+        if limit_s <= 0:
+            raise DeliveryError("timeout", "The time for this attempt is over.")
+        found = self._look_up(host, port, limit_s)
+        for text in found:
+            # A link-local address comes with its interface: fe80::1%eth0
+            address = ipaddress.ip_address(text.partition("%")[0])
+            if not self.permits(address):
+                raise DeliveryError(
+                    "address.refused",
+                    f"{host} is at {address}, which is not on the public internet; the operator "
+                    "can allow its network with PACELINE_ALERT_ALLOWED_NETWORKS.",
+                    permanent=True,
+                )
+        return found
+
+    def _look_up(self, host: str, port: int, limit_s: float) -> list[str]:
+        # The system's resolver has no limit of its own that we could set: a thread waits for it.
+        answer: list[str] = []
+        failure: list[OSError] = []
+
+        def look_up() -> None:
+            try:
+                answer.extend(self.resolve(host, port))
+            except (OSError, UnicodeError) as error:
+                failure.append(OSError(str(error)))
+
+        thread = threading.Thread(target=look_up, name="paceline-resolve", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if thread.is_alive():
+            raise DeliveryError("dns.failed", f"Looking up {host} took too long.")
+        if failure or not answer:
+            why = f": {failure[0]}" if failure else "."
+            raise DeliveryError("dns.failed", f"{host} has no address{why}")
+        return answer
+
+
+# No service needs more to say how it went.
+MAX_ANSWER_BYTES: Final = 64 * 1024
+
+USER_AGENT: Final = "Paceline-Alerts/1"
+
+# A receiver that asks for more has not understood; the day of a delivery would be over.
+MAX_RETRY_AFTER_S: Final = 6 * 3600.0
+
+SCHEMES: Final = ("http", "https")
+
+GONE: Final = 410
+TOO_MANY_REQUESTS: Final = 429
+REQUEST_TIMEOUT: Final = 408
+BAD_REQUEST: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer of HTTP; header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def answer(self) -> ReceiverAnswer:
+        """Return it as it is kept."""
+        return ReceiverAnswer(self.status, excerpt(self.body))
+
+
+class Outbound:
+    """The way out of one attempt: a context manager, new for each.
+
+    Several requests to one host share a connection.
+
+    Parameters
+    ----------
+    guard : AddressGuard
+    limit_s : float
+        For everything: looking up names, connecting, sending, reading.
+    tls : ssl.SSLContext or None
+        None: the system's authorities.
+    """
+
+    def __init__(
+        self, guard: AddressGuard, limit_s: float, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.guard = guard
+        self.limit_s = limit_s
+        self.tls = tls or ssl.create_default_context()
+        self._started_s = time.monotonic()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=self.tls, max_connections=1, network_backend=_Backend(self)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.close()
+
+    def left_s(self) -> float:
+        """Return what is left of the time.
+
+        Raises
+        ------
+        DeliveryError
+            If nothing is.
+        """
+        left_s = self._started_s + self.limit_s - time.monotonic()
+        if left_s <= 0:
+            raise _too_slow(self.limit_s)
+        return left_s
+
+    def connect(self, host: str, port: int) -> socket.socket:
+        """Return a connection to an address of `host` that may be talked to.
+
+        Raises
+        ------
+        DeliveryError
+        """
+        failure: OSError | None = None
+        for address in self.guard.addresses(host, port, self.left_s()):
+            try:
+                return socket.create_connection((address, port), self.left_s())
+            except TimeoutError as error:
+                raise _too_slow(self.limit_s) from error
+            except OSError as error:
+                failure = error
+        raise DeliveryError("connection.failed", f"{host} is not reachable: {failure}")
+
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """Send a body, whatever its answer is; see `request`."""
+        return self.request("POST", url, body, headers)
+
+    def request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
+        """Send a request, whatever its answer is; `check` tells good answers from bad.
+
+        Raises
+        ------
+        DeliveryError
+            If there is no answer.
+        """
+        check_url(url)
+        # Not the address: where it leads may be all that keeps others from sending there.
+        host = urlsplit(url).hostname or ""
+        with span(method, Role.CLIENT, http__request__method=method, server__address=host) as made:
+            response = self._request(method, url, body, headers)
+            made.set(http__response__status_code=response.status)
+            if response.status >= BAD_REQUEST:
+                made.fail(str(response.status))
+            return response
+
+    def _request(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Response:
+        all_headers = [("User-Agent", USER_AGENT), *headers.items()]
+        if (sending := current()) is not None:
+            all_headers.append((TRACEPARENT, sending))
+        try:
+            with self._pool.stream(method, url, headers=all_headers, content=body) as response:
+                return Response(
+                    response.status,
+                    {
+                        name.decode("latin-1").lower(): value.decode("latin-1")
+                        for name, value in response.headers
+                    },
+                    _limited(response.iter_stream()),
+                )
+        except httpcore.TimeoutException as error:
+            raise _too_slow(self.limit_s) from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
+            raise DeliveryError(
+                "connection.failed",
+                f"The request got no answer: {str(error) or type(error).__name__}",
+            ) from error
+
+
+def check_url(url: str) -> None:
+    """Check that a URL can be sent to.
+
+    Raises
+    ------
+    DeliveryError
+        ``url.invalid``
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise DeliveryError("url.invalid", f"Not a URL: {error}", permanent=True) from error
+    if parts.scheme not in SCHEMES or not parts.hostname or not url.isascii() or " " in url:
+        raise DeliveryError(
+            "url.invalid", "Not a URL of the form https://host/path.", permanent=True
+        )
+    if parts.username is not None or parts.password is not None:
+        raise DeliveryError(
+            "url.invalid", "A URL must not hold a user name and password.", permanent=True
+        )
+
+
+def check(response: Response) -> ReceiverAnswer:
+    """Return a good answer.
+
+    Raises
+    ------
+    DeliveryError
+        For any status but 2xx. 5xx, 408 and 429 pass; 410 means that the receiver no longer exists;
+        redirects are not followed and count as a wrong address, like every other 4xx.
+    """
+    status = response.status
+    if 200 <= status < 300:  # noqa: PLR2004 - the class of success
+        return response.answer
+    passing = status >= 500 or status in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)  # noqa: PLR2004 - the class of server errors
+    raise DeliveryError(
+        "http.status",
+        _sentence(response),
+        permanent=not passing,
+        disable=status == GONE,
+        answer=response.answer,
+        retry_after_s=retry_after_s(response.headers) if passing else None,
+    )
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return what the header Retry-After asks for: seconds, or a date."""
+    text = headers.get("retry-after", "").strip()
+    if not text:
+        return None
+    try:
+        wanted = float(text)
+    except ValueError:
+        try:
+            date = email.utils.parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        wanted = (date - datetime.now(UTC)).total_seconds()
+    if wanted != wanted:  # noqa: PLR0124 - NaN is no number of seconds
+        return None
+    return min(max(0.0, wanted), MAX_RETRY_AFTER_S)
+
+
+class _Backend(httpcore.NetworkBackend):
+    """Opens connections to checked addresses; TLS and the Host header keep the name."""
+
+    def __init__(self, outbound: Outbound) -> None:
+        self._outbound = outbound
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002 - the whole attempt's counts
+        local_address: str | None = None,  # noqa: ARG002 - httpcore's signature
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002 - httpcore's signature
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._outbound.connect(host, port), self._outbound)
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, connection: socket.socket, outbound: Outbound) -> None:
+        self._socket = connection
+        self._outbound = outbound
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - as above
+        self._socket.settimeout(self._outbound.left_s())
+        try:
+            return self._socket.recv(max_bytes)
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from error
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - as above
+        remaining = memoryview(buffer)
+        try:
+            while remaining:
+                self._socket.settimeout(self._outbound.left_s())
+                remaining = remaining[self._socket.send(remaining) :]
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002 - as above
+    ) -> httpcore.NetworkStream:
+        # A handshake is a few short messages; one that drips ends with the socket's own limit
+        # for each, and the next read finds the time over.
+        self._socket.settimeout(self._outbound.left_s())
+        try:
+            secured = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        return _Stream(secured, self._outbound)
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's signature
+        if info == "ssl_object" and isinstance(self._socket, ssl.SSLSocket):
+            return self._socket
+        return None
+
+
+def _limited(parts: Iterable[bytes]) -> bytes:
+    """Return the beginning of an answer; the rest is left unread and the connection closed."""
+    body = bytearray()
+    for part in parts:
+        body += part
+        if len(body) >= MAX_ANSWER_BYTES:
+            break
+    return bytes(body[:MAX_ANSWER_BYTES])
+
+
+def _too_slow(limit_s: float) -> DeliveryError:
+    return DeliveryError("timeout", f"The receiver did not answer within {limit_s:g} s.")
+
+
+def _sentence(response: Response) -> str:
+    if 300 <= response.status < 400:  # noqa: PLR2004 - the class of redirects
+        return f"The receiver answered {response.status}; redirects are not followed."
+    return f"The receiver answered {response.status}."
+
+
+# ---- Retries of a delivery: the delays between attempts, and the end of them -------------------
+
+
+# What Standard Webhooks proposes: quick at first, for a restart; then patient, for an outage.
+DELAYS_S: Final = (0.0, 5.0, 60.0, 300.0, 1800.0, 7200.0)
+
+# A message of yesterday is of no use; the page shows that it was not delivered.
+GIVE_UP_AFTER: Final = timedelta(days=1)
+
+# So that all that failed in one outage does not come back in one moment.
+JITTER: Final = 0.2
+
+
+def delay_before(attempt: int, jitter: float) -> timedelta:
+    """Return how long to wait before an attempt.
+
+    Parameters
+    ----------
+    jitter : float
+        A random number, 0 to 1.
+    """
+    base_s = DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
+    return timedelta(seconds=base_s * (1 + JITTER * (2 * jitter - 1)))
+
+
+def wait_before(
+    attempt: int, jitter: float, age: timedelta, retry_after_s: float | None
+) -> timedelta | None:
+    """Return how long to wait before an attempt, or None where there is to be none.
+
+    Parameters
+    ----------
+    attempt : int
+        The number of the attempt to come, 2 at least.
+    jitter : float
+        A random number, 0 to 1.
+    age : timedelta
+        Since the delivery was created.
+    retry_after_s : float or None
+        What the receiver asked for; the longer one counts.
+    """
+    wait = delay_before(attempt, jitter)
+    if retry_after_s is not None:
+        wait = max(wait, timedelta(seconds=retry_after_s))
+    return None if age + wait > GIVE_UP_AFTER else wait

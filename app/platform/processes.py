@@ -1,0 +1,304 @@
+"""Child processes that end with the process that started them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, NoReturn
+
+import structlog
+
+from app.errors import PacelineError, lines_of
+from app.platform.resources import Scratch
+
+_LAUNCHER: Final = Path(__file__).with_name("launch.py")
+
+# A child that dies at once must not fill the log or the process table, yet a single crash should
+# cost no visible time.
+_FIRST_BACKOFF_S: Final = 0.5
+_LAST_BACKOFF_S: Final = 30.0
+_HEALTHY_AFTER_S: Final = 60.0
+_POLL_S: Final = 0.02
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of the operating system."""
+
+    name: str  # its login name
+    # uid, gid: its user id and primary group id
+    uid: int
+    gid: int
+
+
+def launch_command(
+    command: Sequence[str | Path],
+    *,
+    account: Account | None = None,
+    directory: Path | None = None,
+    parent_death: signal.Signals | None = None,
+) -> list[str]:
+    """Return the command that drops to `account`, enters `directory` and then runs `command`.
+
+    Parameters
+    ----------
+    command : sequence of str or Path
+        The program, as an absolute path, and its arguments.
+    account : Account, optional
+        Who runs it; the present user without.
+    directory : Path, optional
+        Its working directory, entered as `account`.
+    parent_death : Signals, optional
+        What the kernel sends it when the *thread* that started it ends (Linux only): start it from
+        the main thread.
+    """
+    launcher = [sys.executable, "-I", "-S", str(_LAUNCHER), "--parent", str(os.getpid())]
+    if account is not None:
+        launcher += ["--uid", str(account.uid), "--gid", str(account.gid)]
+    if directory is not None:
+        launcher += ["--chdir", str(directory)]
+    if parent_death is not None:
+        launcher += ["--parent-death", str(int(parent_death))]
+    return [*launcher, "--", *map(str, command)]
+
+
+def spawn(  # noqa: PLR0913 - each is one property of a process
+    command: Sequence[str | Path],
+    *,
+    parent_death: signal.Signals,
+    account: Account | None = None,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    output: IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a process session of its own; see `launch_command` for the parameters.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        Its whole environment; the present one without.
+    output : binary file, optional
+        Takes both its outputs; inherited without.
+    """
+    return subprocess.Popen(  # noqa: S603 - our own argument list
+        launch_command(command, account=account, directory=directory, parent_death=parent_death),
+        stdin=stdin,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
+
+
+def follow_lifeline() -> None:
+    """End this process when the one that started it with a `lifeline` ends, however it ends.
+
+    The standard input is then a pipe whose other end only that process holds, so the end of the
+    input means its death: also for what this process forks from any thread, which the kernel's
+    parent-death signal would not cover. Call it once, first thing.
+    """
+    # Libraries close and replace the standard input, in particular after a fork.
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def start_watching() -> None:
+        threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+    start_watching()
+    os.register_at_fork(after_in_child=start_watching)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    lifeline: int
+    scratch: Scratch
+
+
+class SupervisedChild:
+    """A child process with what it forks: started again when it dies, stopped as a whole.
+
+    Start it from the main thread; see `spawn`.
+
+    Parameters
+    ----------
+    name : str
+        What logs call it.
+    command : sequence of str
+        Program, as an absolute path, and its arguments; it calls `follow_lifeline`.
+    environment : mapping of str to str
+        Its environment; TMPDIR becomes a directory that is removed when the child has ended.
+    pass_fds : sequence of int
+        Descriptors that it inherits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self._pass_fds = tuple(pass_fds)
+        self._command = command
+        self._environment = environment
+        self._running: _Running | None = None
+        self._started_s = 0.0
+        self._restart_at_s = 0.0
+        self._backoff_s = _FIRST_BACKOFF_S
+
+    def tend(self) -> None:
+        """Start it if it is due, and clean up behind it if it died."""
+        now_s = time.monotonic()
+        if self._running is None:
+            if now_s >= self._restart_at_s:
+                self._start(now_s)
+            return
+        if not _has_ended(self._running.process):
+            return
+        status = self._reap(self._running)
+        if now_s - self._started_s >= _HEALTHY_AFTER_S:
+            self._backoff_s = _FIRST_BACKOFF_S
+        self._restart_at_s = now_s + self._backoff_s
+        _log.warning("child ended", child=self.name, status=status, restart_in_s=self._backoff_s)
+        self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the child; it is up to the child to stop what it forked."""
+        if self._running is not None:
+            self._running.process.terminate()
+
+    def wait_or_kill(self, deadline_s: float) -> None:
+        """Wait until `deadline_s` on the monotonic clock, then kill the child and all it forked."""
+        if self._running is None:
+            return
+        process = self._running.process
+        while not _has_ended(process) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if not _has_ended(process):
+            _log.warning("child killed", child=self.name, why="it did not stop in time")
+        self._reap(self._running)
+
+    def _start(self, now_s: float) -> None:
+        scratch = Scratch()
+        read_end, write_end = os.pipe()
+        try:
+            process = spawn(
+                self._command,
+                parent_death=signal.SIGKILL,
+                environment={**self._environment, "TMPDIR": str(scratch.path)},
+                stdin=read_end,
+                pass_fds=self._pass_fds,
+            )
+        except BaseException:
+            os.close(write_end)
+            scratch.remove()
+            raise
+        finally:
+            os.close(read_end)
+        self._running = _Running(process, write_end, scratch)
+        self._started_s = now_s
+        _log.info("child started", child=self.name, pid=process.pid)
+
+    def _reap(self, running: _Running) -> int:
+        # The group is killed while its leader is not yet reaped: until then its number cannot have
+        # passed to a stranger.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(running.process.pid, signal.SIGKILL)
+        status = running.process.wait()
+        os.close(running.lifeline)
+        running.scratch.remove()
+        self._running = None
+        return status
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether our child has ended, without reaping it where the system can tell."""
+    if hasattr(os, "waitid"):
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, process.pid, look) is not None
+    return process.poll() is not None  # macOS before Python 3.13
+
+
+# ---- What the programs of child processes share: their options, how they are stopped, their end --
+
+
+def options(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the options that every child has, to which a program adds its own."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--lifeline", action="store_true", help="end when the standard input ends")
+    return parser
+
+
+def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return what the command line says, and follow the lifeline where it says so."""
+    arguments = parser.parse_args()
+    if arguments.lifeline:
+        follow_lifeline()
+    return arguments
+
+
+def stop_on_signals() -> threading.Event:
+    """Return what is set by SIGTERM and SIGINT; call it in the main thread."""
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    return stop
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run the program of a child process, and end the process with its status.
+
+    Nothing is loaded before that a program may have to load later: it says what libraries read when
+    they are. Idle processes and threads, which these would wait for at exit, are left behind: that
+    takes longer than a supervisor waits.
+    """
+    try:
+        status = main()
+    except PacelineError as error:
+        sys.stderr.writelines(lines_of(error))
+        status = 1
+    logging.shutdown()
+    os._exit(status)
+
+
+# ---- How many files a process may have open ----------------------------------------------------
+
+
+def allow_open_files() -> None:
+    """Allow as many open files as the system lets this process and its children have.
+
+    Every producer holds a connection, and every file of an archive that is read is open: a job of
+    a thousand ranks needs more than the 1,024 that most systems begin with.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says "infinity" and refuses it.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,8 @@
+"""The configuration: one frozen object, the only reader of the environment."""
+
+from __future__ import annotations
+
+from app.platform.settings.fields import MIB, Settings
+from app.platform.settings.kinds import default_data_dir
+
+__all__ = ["MIB", "Settings", "default_data_dir"]

@@ -1,0 +1,356 @@
+"""The configuration: one frozen object."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from app.errors import Fault, InvalidSettingsError
+from app.platform.settings.kinds import (
+    Count,
+    GroupRoles,
+    HostNames,
+    LogLevel,
+    Networks,
+    NotEmpty,
+    PostgresUrl,
+    Seconds,
+    SecondsOrNone,
+    SecretKeys,
+    WebAddress,
+    default_data_dir,
+    unknown,
+    variable,
+    variables,
+)
+from app.platform.validation import predicate
+
+MIB = 1024 * 1024
+
+# Their values are shown nowhere.
+SECRET: Final = frozenset(
+    {
+        "metrics_token",
+        "oidc_client_secret",
+        "blob_access_key_id",
+        "blob_secret_access_key",
+        "secret_keys",
+    }
+)
+
+
+class _Environment(EnvSettingsSource):
+    """The variables of the environment that say something.
+
+    An empty one counts as unset, which is what Compose makes of a missing one; not so where the
+    default is another installation with other data: that is refused.
+    """
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        found = variables()
+        return {
+            variable(name).lower(): found[name]
+            for name, field in self.settings_cls.model_fields.items()
+            if found.get(name) or (name in found and NotEmpty in field.metadata)
+        }
+
+
+class Settings(BaseSettings):
+    """Every setting, read from ``PACELINE_*``."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_", frozen=True, extra="ignore")
+
+    # Unset: the embedded database and broker in `data_dir`.
+    database_url: Annotated[PostgresUrl | None, NotEmpty] = None
+    broker_url: Annotated[str | None, NotEmpty] = None
+    data_dir: Annotated[Path, NotEmpty] = Field(default_factory=default_data_dir)
+
+    # What `/healthz` calls this process; unset: another name at every start.
+    instance_name: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65_535)
+    # Ask everybody who they are. Always so where others than this machine's can reach the server.
+    require_sign_in: bool = False
+    # Holds the first administrator's token, or gets it: `paceline migrate` reads or writes it.
+    admin_token_file: Path | None = None
+    # What Prometheus shows to read /metrics; unset: a token that may read in all projects.
+    metrics_token: SecretStr | None = None
+    # People sign in here, by OpenID Connect; unset: with passwords of our own alone.
+    oidc_issuer: WebAddress | None = None
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr | None = None
+    # What is asked for, and the claim that lists the groups of who signs in.
+    oidc_scopes: str = "openid profile email"
+    oidc_groups_claim: str = "groups"
+    # Roles of groups (comma separated): `sre=administrator`, `team=operator@project`; `*` is
+    # everybody whom the provider lets in.
+    oidc_roles: GroupRoles = ()
+    # Host header names answered (comma separated). Unset: loopback ones, without sign-in.
+    allowed_hosts: HostNames = ()
+
+    # Large blobs go to a bucket that speaks S3: `s3://bucket/prefix`; unset: to the database.
+    blob_url: str | None = None
+    # Unset: what other programs take from AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID….
+    blob_endpoint: str | None = None
+    blob_region: str | None = None
+    blob_access_key_id: str | None = None
+    blob_secret_access_key: SecretStr | None = None
+    # Smaller ones are in the database all the same: a request would take longer than their bytes.
+    blob_min_bytes: int = Field(default=1 * MIB, ge=0)
+    # For how long an object has to be there, and without anything that refers to it, before it
+    # goes: as old as the oldest backup that should find all its bytes.
+    blob_unreferenced_h: float = Field(default=24.0, ge=24.0, allow_inf_nan=False)
+
+    log_json: bool = False
+    log_level: LogLevel = "info"
+
+    # Connections of one address, or of one IPv6 network of 64 bits, at the same time.
+    max_connections_per_peer: Count = 2048
+    # For the head of a request; and after an answer for the rest of a body that was not read.
+    header_timeout_s: Seconds = 10.0
+    # For how long a peer may read nothing of an answer.
+    unread_timeout_s: Seconds = 60.0
+    # What a body brings on average, after the first `ingest_idle_timeout_s`; on every route.
+    min_body_bytes_per_s: float = Field(default=1024.0, ge=0, allow_inf_nan=False)
+
+    # Quotas of each project; unset: no limit.
+    quota_sessions_per_hour: int | None = Field(default=10_000, ge=0)
+    quota_bytes: int | None = Field(default=None, ge=0)
+    quota_operations: int | None = Field(default=None, ge=0)
+    quota_open_sessions: int | None = Field(default=1000, ge=0)
+    quota_producers: int | None = Field(default=65_536, ge=0)
+    quota_jobs: int | None = Field(default=10_000, ge=0)
+    quota_attempts: int | None = Field(default=100_000, ge=0)
+    quota_tensor_groups: int | None = Field(default=10_000, ge=0)
+    quota_probed_devices: int | None = Field(default=200_000, ge=0)
+
+    max_body_bytes: Count = 512 * MIB
+    max_decompressed_bytes: Count = 4096 * MIB
+    max_rows: Count = 40_000_000
+    # Bodies spooled at once over all requests; above it the answer is 429.
+    ingest_budget_bytes: Count = 2048 * MIB
+    ingest_concurrency: Count = 4
+    ingest_queue: Count = 4096
+    ingest_idle_timeout_s: Seconds = 30.0
+    # What may wait for workers, and for how long: above it the answer is 429.
+    inbox_bytes: Count = 4096 * MIB
+    inbox_age_s: Seconds = 900.0
+    # What decoding a batch of them may take; a chunk that takes more alone is refused.
+    inbox_memory_limit_kib: Count = 2 * 1024 * 1024
+
+    # From one body of a host's pulse to the next, unless its job says otherwise.
+    pulse_interval_s: Annotated[float, Field(ge=0.1, le=60)] = 5.0
+    # A job stands still when no step has ended for so long, or for five usual steps, and another
+    # interval.
+    hang_after_s: Seconds = 25.0
+    # Sessions that notices of the pulse ask for: their steps, the share of a job's steps that they
+    # are at most after the first, and how far apart they are; one of a person is in addition.
+    pulse_record_steps: Count = 50
+    pulse_record_share: float = Field(default=0.02, gt=0, le=1)
+    pulse_record_interval_s: SecondsOrNone = 3600.0
+    # A session that was asked for and does not come is asked for again after its steps and this.
+    pulse_record_again_s: Seconds = 60.0
+    # A notice fires without a session so long after its steps should have been recorded.
+    pulse_confirm_wait_s: Seconds = 300.0
+
+    # However long the pauses between its chunks were: silence of so long ends a session.
+    session_silence_limit_s: float = Field(default=24 * 3600.0, gt=0, le=24 * 3600.0)
+
+    lease_s: Seconds = 60.0
+    lease_renew_s: Seconds = 20.0
+    max_attempts: Count = 3
+    sweep_interval_s: Seconds = 5.0
+    # A queued row this old is published again: its message may be lost.
+    republish_after_s: Seconds = 15.0
+    analysis_time_limit_s: Count = 900
+    analysis_memory_limit_kib: Count = 8 * 1024 * 1024
+    heartbeat_interval_s: Seconds = 5.0
+
+    # Where people reach the dashboard: the links in alerts. Unset: host and port of this server.
+    external_url: WebAddress | None = None
+    # For how long browsers come over TLS alone after an answer, where that address is https; 0 ends
+    # it.
+    hsts_max_age_s: int = Field(default=365 * 24 * 3600, ge=0)
+    # Keys that encrypt the secrets of channels (comma separated, the newest first: each decrypts);
+    # unset: those in the file, one a line. Every process of an installation needs the same.
+    secret_keys: SecretKeys = Field(default=(), repr=False)
+    # Unset: `secret.key` in `data_dir`, made when the first channel is added.
+    secret_key_file: Path | None = None
+    # Networks that are not on the public internet and may be sent to all the same (comma
+    # separated): 10.0.0.0/8, 127.0.0.1/32…
+    alert_allowed_networks: Networks = ()
+    # Allow channels of the kind `apprise`, which nothing keeps from private addresses.
+    alert_apprise: bool = False
+    # One attempt, from the look-up of the name to the last byte of the answer; below `lease_s`.
+    alert_attempt_limit_s: Seconds = 15.0
+    alert_group_wait_s: SecondsOrNone = 30.0
+    alert_group_interval_s: SecondsOrNone = 300.0
+    alert_repeat_interval_s: Seconds = 4 * 3600.0
+    # Messages a minute that reach a channel one by one, the rest as a digest; 0: all of them.
+    alert_digest_above: int = Field(default=3, ge=0)
+
+    # The kill switch of every project: nothing is done to machines.
+    actions_off: bool = False
+    # The path of Slurm's scontrol, which workers run as their own user; unset: no policy can name
+    # Slurm.
+    slurm_scontrol: Path | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_our_words(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse what is wrong with all settings together, by the names of their variables.
+
+        Raises
+        ------
+        InvalidSettingsError
+        """
+        faults = list(unknown(cls.model_fields))
+        settings: Self | None = None
+        try:
+            settings = handler(values)
+        except ValidationError as error:
+            faults += [_fault(item) for item in error.errors(include_url=False)]
+        else:
+            faults += _contradictions(settings)
+        if faults or settings is None:
+            raise InvalidSettingsError(
+                "The settings cannot be used.",
+                faults=tuple(Fault(InvalidSettingsError.code, said) for said in faults),
+            )
+        return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours stands for it
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - there is none
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - there is none
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read the environment without what says nothing."""
+        return init_settings, _Environment(settings_cls)
+
+    @property
+    def served_over_tls(self) -> bool:
+        """Whether people reach the dashboard over TLS, which a proxy ends."""
+        return (self.external_url or "").lower().startswith("https:")
+
+    @property
+    def key_file(self) -> Path:
+        """Where the keys of channels' secrets are, unless the settings hold them."""
+        return self.secret_key_file or self.data_dir / "secret.key"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables from which a child process reads these settings."""
+        return {variable(name): as_text(value) for name, value in self if value is not None}
+
+    def environment_of_child(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a child process that reads these settings and no others.
+
+        Parameters
+        ----------
+        environment : mapping of str to str
+            The present one, whose settings may differ from these.
+        """
+        ours = {variable(name) for name in type(self).model_fields}
+        rest = {name: value for name, value in environment.items() if name.upper() not in ours}
+        return rest | self.environment()
+
+
+def _fault(item: ErrorDetails) -> str:
+    """Return what is wrong with a setting, by the name of its variable."""
+    name = str(item["loc"][0])
+    said, value = predicate(item), item["input"]
+    # A sentence of ours has its value where that helps; a missing one has none to show.
+    shown = item["type"] != "value_error" and name not in SECRET and isinstance(value, str | int)
+    return f"{variable(name)} {said}" + (f"; it is {str(value)!r}" if shown else "")
+
+
+def as_text(value: object) -> str:
+    """Return a value as the environment writes it."""
+    match value:
+        case tuple():
+            return ",".join(value)
+        case SecretStr():
+            return value.get_secret_value()
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(value).removesuffix(".0")
+        case _:
+            return str(value)
+
+
+# What settings must be to each other, and what is said where they are not: a name in braces is
+# shown as the variable and its value.
+RULES: Final[tuple[tuple[Callable[[Settings], bool], str], ...]] = (
+    (
+        lambda settings: settings.lease_renew_s <= settings.lease_s / 2,
+        (
+            "{lease_renew_s} must be at most half of {lease_s}: workers would lose "
+            "the work that they are doing"
+        ),
+    ),
+    (
+        lambda settings: settings.alert_attempt_limit_s < settings.lease_s,
+        ("{alert_attempt_limit_s} must be less than {lease_s}: messages would be sent twice"),
+    ),
+    (
+        lambda settings: settings.alert_group_interval_s <= settings.alert_repeat_interval_s,
+        (
+            "{alert_repeat_interval_s} must be at least {alert_group_interval_s}: no "
+            "two messages are closer together than that"
+        ),
+    ),
+    (
+        lambda settings: settings.max_body_bytes <= settings.ingest_budget_bytes,
+        (
+            "{max_body_bytes} must be at most {ingest_budget_bytes}: the largest "
+            "body would be refused each time"
+        ),
+    ),
+    (
+        lambda settings: settings.max_body_bytes <= settings.max_decompressed_bytes,
+        (
+            "{max_body_bytes} must be at most {max_decompressed_bytes}: a body that "
+            "is not compressed is as large decompressed"
+        ),
+    ),
+    (
+        lambda settings: settings.oidc_issuer is None or bool(settings.oidc_client_id),
+        "PACELINE_OIDC_CLIENT_ID is missing: PACELINE_OIDC_ISSUER needs it",
+    ),
+    (
+        lambda settings: settings.oidc_issuer is not None or not _of_a_provider(settings),
+        "PACELINE_OIDC_ISSUER is missing: without it the other PACELINE_OIDC_… have no effect",
+    ),
+    (
+        lambda settings: (
+            (settings.blob_access_key_id is None) == (settings.blob_secret_access_key is None)
+        ),
+        "PACELINE_BLOB_ACCESS_KEY_ID and PACELINE_BLOB_SECRET_ACCESS_KEY must be set together",
+    ),
+)
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    names = {name: f"{variable(name)} ({as_text(value)})" for name, value in settings}
+    for holds, said in RULES:
+        if not holds(settings):
+            yield said.format_map(names)
+
+
+def _of_a_provider(settings: Settings) -> bool:
+    return bool(settings.oidc_client_id or settings.oidc_client_secret or settings.oidc_roles)

@@ -1,0 +1,440 @@
+"""Task runs: durable work, claimed with a lease.
+
+A row of `task_run` goes ``queued → running → done``, or ends ``dead``. It is the truth; messages
+of the broker only make a worker look at it. Every step below is one conditional UPDATE, and every
+race shows as "rows updated != 1":
+
+enqueue
+    `UnitOfWork.enqueue` inserts ``queued``, attempt 0, in the transaction of the fact that causes
+    the work. A fact without its work, or work without its fact, cannot be.
+claim
+    WHERE id AND state = queued AND the project is there → running, attempt + 1, a new random
+    token, a lease. Commits alone: no transaction stays open while computing. Not 1 row: another
+    worker has it, or it is over. A message that comes twice, late, or after a restart ends here.
+renew
+    WHERE id AND token AND state = running → a later lease. Not 1 row: the lease ran out and
+    another worker may be at work by now; nothing is lost yet, but finish will refuse.
+finish
+    The same condition → done, *in the transaction that stores the result*. Not 1 row:
+    `LostClaimError`, and the result is rolled back. So of any number of runs one is stored.
+give back
+    The same condition → queued, attempt - 1: to be stopped is not the task's fault.
+fail
+    The same condition → dead: the work itself failed, and would fail again.
+retry
+    The same condition → queued: another worker may have the memory that this one lacked.
+interrupt
+    The same condition → queued, attempt - 1: the database failed, not the work.
+expire
+    By the sweeper: WHERE id AND the token that it saw AND state = running AND the lease is over →
+    queued, or dead after `max_attempts`. A worker that was killed cannot say so; this says it for
+    it, and stops a task that kills every worker. A lease that was last renewed before the database
+    was started is over only when its worker had the time of a whole lease since then, and the
+    attempt does not count: what ended the database may have ended the worker as well.
+
+The subject (a session) follows in the same transaction, after the task run's row: with that order
+kept everywhere no two of these steps can deadlock. Leases are the database's time only; a worker
+whose clock is wrong can neither hold a task forever nor lose it early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+
+import structlog
+from sqlalchemy import ColumnElement, CursorResult, Update, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.errors import LostClaimError
+from app.platform.container import Claim, Container, TaskError
+from app.platform.database.engine import said
+from app.platform.database.projects import is_there
+from app.platform.database.states import TaskState
+from app.platform.database.task_runs import TaskRun
+from app.platform.database.unit_of_work import UnitOfWork
+
+
+def claim(container: Container, run_id: uuid.UUID) -> Claim | None:
+    """Take a queued task run, or return None where there is nothing to take."""
+    token = uuid.uuid4()
+    with container.everywhere().uow() as tx:
+        row = tx.session.execute(
+            update(TaskRun)
+            .where(
+                TaskRun.id == run_id,
+                TaskRun.state == TaskState.QUEUED,
+                # A newer version's work, during a rolling deployment, waits for its workers.
+                TaskRun.kind.in_(container.kinds),
+                is_there(TaskRun.project_id),
+            )
+            .values(
+                state=TaskState.RUNNING,
+                attempt=TaskRun.attempt + 1,
+                claim_token=token,
+                lease_until=_lease_end(container, tx),
+            )
+            .returning(
+                *(TaskRun.kind, TaskRun.subject_id, TaskRun.attempt, TaskRun.project_id),
+                TaskRun.traceparent,
+            )
+        ).one_or_none()
+        if row is None:
+            return None
+        taken = Claim(run_id, token, *row)
+        _follow(container, tx, taken, TaskState.RUNNING, None)
+    return taken
+
+
+def renew(container: Container, held: Claim) -> bool:
+    """Move the end of the lease; return False where the claim is lost."""
+    with container.everywhere().uow() as tx:
+        return _moved(tx, _held(held).values(lease_until=_lease_end(container, tx)))
+
+
+def finish(tx: UnitOfWork, held: Claim) -> None:
+    """End a task run in the transaction that stores its result; call it before storing.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker owns the task by now: leave the transaction, which rolls back.
+    """
+    if not _moved(tx, _held(held).values(state=TaskState.DONE, **_over(tx.now))):
+        raise LostClaimError(f"task run {held.run_id} is no longer held by attempt {held.attempt}")
+
+
+def give_back(container: Container, held: Claim) -> bool:
+    """Let another worker start over, because this one is to stop; False where it is lost."""
+    with container.everywhere().uow() as tx:
+        moved = _unharmed(container, tx, _held(held).values(published_at=None), held)
+        if moved:
+            tx.publish_after_commit(held.run_id, held.kind)
+    return moved
+
+
+def interrupt(container: Container, held: Claim) -> bool:
+    """Queue a task run again that the database failed; False where the claim is lost.
+
+    The sweeper publishes it after a while; at once would meet the same fault again.
+    """
+    with container.everywhere().uow() as tx:
+        return _unharmed(container, tx, _held(held).values(published_at=tx.now), held)
+
+
+def retry(container: Container, held: Claim) -> bool:
+    """Queue a task run again that may succeed elsewhere; False where the claim is lost.
+
+    The attempt counts. The sweeper publishes it after a while, when this worker may be busy with
+    something else.
+    """
+    with container.everywhere().uow() as tx:
+        return _queue(container, tx, _held(held).values(published_at=tx.now), held)
+
+
+def fail(container: Container, held: Claim, error: TaskError) -> bool:
+    """End a task run whose work failed; False where the claim is lost."""
+    with container.everywhere().uow() as tx:
+        return _kill(container, tx, _held(held), held, error)
+
+
+def lease_is_over(tx: UnitOfWork, lease_s: float) -> ColumnElement[bool]:
+    """Return whether the owner of a lease cannot be expected to renew it any more."""
+    lease = timedelta(seconds=lease_s)
+    had_time = func.pg_postmaster_start_time() < tx.now - lease
+    return (TaskRun.lease_until < tx.now) & (was_seen(lease_s) | had_time)
+
+
+def was_seen(lease_s: float) -> ColumnElement[bool]:
+    """Return whether a lease was renewed since the database was started."""
+    return TaskRun.lease_until - timedelta(seconds=lease_s) >= func.pg_postmaster_start_time()
+
+
+def expire(
+    container: Container, tx: UnitOfWork, seen: Claim, error: TaskError, *, counts: bool
+) -> TaskState | None:
+    """Take a task run from a worker whose lease is over.
+
+    Parameters
+    ----------
+    error : TaskError
+        Why the task is dead, if this was its last attempt.
+    counts : bool
+        Whether the attempt counts: the database was there all the time.
+
+    Returns
+    -------
+    TaskState or None
+        Queued or dead; None where the worker was faster and renewed, finished or gave back.
+    """
+    over = _held(seen).where(lease_is_over(tx, container.settings.lease_s))
+    if not counts:
+        moved = _unharmed(container, tx, over.values(published_at=tx.now), seen)
+        return TaskState.QUEUED if moved else None
+    if seen.attempt >= container.settings.max_attempts:
+        return TaskState.DEAD if _kill(container, tx, over, seen, error) else None
+    moved = _queue(container, tx, over.values(published_at=tx.now), seen)
+    return TaskState.QUEUED if moved else None
+
+
+def _unharmed(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
+    """Queue a task run again as if it had not been claimed."""
+    return _queue(container, tx, where.values(attempt=TaskRun.attempt - 1), held)
+
+
+def _queue(container: Container, tx: UnitOfWork, where: Update, held: Claim) -> bool:
+    waiting = {"state": TaskState.QUEUED, "claim_token": None, "lease_until": None}
+    moved = _moved(tx, where.values(**waiting))
+    if moved:
+        _follow(container, tx, held, TaskState.QUEUED, None)
+    return moved
+
+
+def _kill(
+    container: Container, tx: UnitOfWork, where: Update, held: Claim, error: TaskError
+) -> bool:
+    moved = _moved(
+        tx,
+        where.values(
+            state=TaskState.DEAD, error_code=error.code, error=error.sentence, **_over(tx.now)
+        ),
+    )
+    if moved:
+        _follow(container, tx, held, TaskState.DEAD, error)
+    return moved
+
+
+def _follow(
+    container: Container,
+    tx: UnitOfWork,
+    held: Claim,
+    state: TaskState,
+    error: TaskError | None,
+) -> None:
+    container.kinds[held.kind].follow(tx, held.subject_id, state, error)
+
+
+def _held(held: Claim) -> Update:
+    return update(TaskRun).where(
+        TaskRun.id == held.run_id,
+        TaskRun.claim_token == held.token,
+        TaskRun.state == TaskState.RUNNING,
+    )
+
+
+def _moved(tx: UnitOfWork, statement: Update) -> bool:
+    """Run an UPDATE by id and return whether it was this transaction that moved the row."""
+    return cast("CursorResult[Any]", tx.session.execute(statement)).rowcount == 1
+
+
+def _lease_end(container: Container, tx: UnitOfWork) -> datetime:
+    return tx.now + timedelta(seconds=container.settings.lease_s)
+
+
+def _over(now: datetime) -> dict[str, Any]:
+    return {"claim_token": None, "lease_until": None, "finished_at": now}
+
+
+# ---- Keeps the leases of a process's claims, and gives them back when the process is to stop ----
+
+
+# A database that restarts refuses connections for a few seconds. Waiting a whole renewal interval
+# after a failure would leave one try, not several, before the lease is over.
+RETRY_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class LeaseKeeper:
+    """One thread that renews every claim held in this process.
+
+    A thread goes on while the work is inside of numpy, which a signal handler in Python could not:
+    handlers run between two byte codes of the main thread.
+
+    Parameters
+    ----------
+    container : Container
+    """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._held: dict[Claim, None] = {}
+        # That no worker works on any more, which the database could not be told.
+        self._owed: dict[Claim, None] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        # There is something new to do, or no more.
+        self._look = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Return whether no further claim may be taken."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Give back every claim; returns when that is done. Stopping twice is harmless.
+
+        The work on them goes on in its threads, for nothing: it cannot be stored any more.
+        """
+        self._stop.set()
+        self._look.set()
+        if self._thread is not None:
+            self._thread.join()
+        for claim in self._snapshot():
+            self._give_back(claim)
+        self._settle_debts()
+
+    @contextlib.contextmanager
+    def hold(self, claim: Claim) -> Iterator[None]:
+        """Renew a claim for as long as the context lasts.
+
+        Raises
+        ------
+        LostClaimError
+            If the process was told to stop before the claim got here; it is given back.
+        """
+        with self._lock:
+            late = self._stop.is_set()
+            if not late:
+                self._held[claim] = None
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name="paceline-leases", daemon=True
+                    )
+                    self._thread.start()
+        if late:
+            give_back(self._container, claim)
+            raise LostClaimError("this worker is stopping")
+        try:
+            yield
+        except (SystemExit, KeyboardInterrupt):
+            # Told to stop by a signal of its own: a service manager may send it to every process.
+            self._give_back(claim)
+            raise
+        finally:
+            with self._lock:
+                self._held.pop(claim, None)
+
+    def owe(self, claim: Claim) -> None:
+        """Give a claim back as soon as the database answers: its work was interrupted by that."""
+        with self._lock:
+            self._owed[claim] = None
+        self._look.set()
+
+    def _run(self) -> None:
+        pause_s = self._container.settings.lease_renew_s
+        while not self._stop.is_set():
+            if self._look.wait(pause_s):
+                self._look.clear()
+                pause_s = RETRY_S
+                continue
+            pause_s = self._container.settings.lease_renew_s
+            if not self._settle_debts():
+                pause_s = min(pause_s, RETRY_S)
+            for claim in self._snapshot():
+                try:
+                    kept = renew(self._container, claim)
+                except SQLAlchemyError as error:
+                    _log.warning("lease not renewed", run=str(claim.run_id), error=said(error))
+                    pause_s = min(pause_s, RETRY_S)
+                    continue
+                if not kept and claim in self._snapshot():
+                    # Another worker may be at work. What is computed here is refused at the end;
+                    # to interrupt it would save time only in a case that should not happen.
+                    _log.error("lease lost", run=str(claim.run_id), attempt=claim.attempt)
+                    with self._lock:
+                        self._held.pop(claim, None)
+
+    def _settle_debts(self) -> bool:
+        """Return whether nothing is owed any more."""
+        with self._lock:
+            owed = list(self._owed)
+        for claim in owed:
+            try:
+                interrupt(self._container, claim)
+            except SQLAlchemyError as error:
+                _log.warning("claim not given back", run=str(claim.run_id), error=said(error))
+                return False
+            with self._lock:
+                del self._owed[claim]
+        return True
+
+    def _give_back(self, claim: Claim) -> None:
+        try:
+            given = give_back(self._container, claim)
+        except SQLAlchemyError as error:
+            # The lease runs out by itself; the attempt then counts as a killed one.
+            _log.warning("lease not given back", run=str(claim.run_id), error=said(error))
+            return
+        # Otherwise the work was finished just now, or lost before.
+        if given:
+            _log.info("lease given back", run=str(claim.run_id))
+
+    def _snapshot(self) -> list[Claim]:
+        with self._lock:
+            return list(self._held)
+
+
+# ---- What waits of a queue, asked of the database itself: the broker is only a nudge -----------
+
+
+# Looked for at once.
+HEAD: Final = 16
+
+
+def next_runs(container: Container, queue: str) -> list[uuid.UUID]:
+    """Return the task runs of a queue that have waited longest.
+
+    Who executes them claims each: those that do the same do not meet.
+    """
+    kinds = [kind.name for kind in container.kinds.values() if kind.queue == queue]
+    with container.everywhere().reading() as tx:
+        return list(
+            tx.session.execute(
+                select(TaskRun.id)
+                .where(
+                    TaskRun.state == TaskState.QUEUED,
+                    TaskRun.kind.in_(kinds),
+                    is_there(TaskRun.project_id),
+                )
+                .order_by(TaskRun.created_at)
+                .limit(HEAD)
+            ).scalars()
+        )
+
+
+# ---- How the subject of a task run follows the run from state to state -------------------------
+
+
+def follower(
+    move: Callable[..., None],
+    states: Mapping[TaskState, str],
+    **cleared: None,
+) -> Callable[[UnitOfWork, uuid.UUID, TaskState, TaskError | None], None]:
+    """Return what brings a subject into the state that belongs to its task run's.
+
+    Parameters
+    ----------
+    move : callable
+        Takes a transaction, the subject's id and the columns to set.
+    states : mapping
+        The subject's state for each of the run's.
+    """
+
+    def follow(
+        tx: UnitOfWork, subject_id: uuid.UUID, state: TaskState, error: TaskError | None
+    ) -> None:
+        columns: dict[str, Any] = {
+            "state": states[state],
+            "reason_code": error.code if error else None,
+            "reason": error.sentence if error else None,
+            "reason_detail": None,
+        }
+        move(tx, subject_id, **columns, **cleared)
+
+    return follow

@@ -1,0 +1,301 @@
+"""What pydantic finds wrong with a document, as faults with stable codes and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Final, get_args
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
+
+from app.errors import Fault
+
+MOST_FAULTS: Final = 100
+
+# Every type of error that pydantic has, whose own words reach no user.
+PYDANTICS: Final = frozenset(get_args(ErrorType))
+# What is said where there are no words below: of values that nothing of ours takes.
+OTHERWISE: Final = "is not valid"
+# Of a text or a list that needs one at least.
+EMPTY: Final = "must not be empty"
+# By pydantic's types of errors, with the names of their contexts.
+WORDS: Final[Mapping[str, str]] = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known here",
+    "string_too_short": "needs at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_type": "must be a text",
+    "string_pattern_mismatch": "must match {pattern}",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "enum": "must be one of {expected}",
+    "literal_error": "must be one of {expected}",
+    "list_type": "must be a list",
+    "too_short": "needs at least {min_length} items, not {actual_length}",
+    "too_long": "must have at most {max_length} items",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dataclass_type": "must be an object",
+    "uuid_parsing": "must be an id, as 5f0c1a52-…",
+    "uuid_type": "must be an id, as 5f0c1a52-…",
+    "datetime_parsing": "must be a time, as 2026-11-25T02:10:00Z",
+    "datetime_from_date_parsing": "must be a time, as 2026-11-25T02:10:00Z",
+    "datetime_type": "must be a time, as 2026-11-25T02:10:00Z",
+    "timezone_aware": "must say its offset, as 2026-11-25T02:10:00Z",
+    "json_invalid": "is not JSON: {error}",
+    "json_type": "must be JSON",
+    "invalid_key": "must have texts as keys",
+    "none_required": "must be null",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "string_unicode": "must be a text in UTF-8",
+    "string_not_ascii": "must have ASCII characters only",
+    "mapping_type": "must be an object",
+    "dataclass_exact_type": "must be an object",
+    "iterable_type": "must be a list",
+    "tuple_type": "must be a list",
+    "set_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "is_instance_of": "is of the wrong kind",
+    "union_tag_invalid": "must have one of {expected_tags} as {discriminator}",
+    "union_tag_not_found": "must have {discriminator}",
+    "missing_argument": "is missing",
+    "missing_keyword_only_argument": "is missing",
+    "missing_positional_only_argument": "is missing",
+    "unexpected_keyword_argument": "is not known here",
+    "unexpected_positional_argument": "is not known here",
+    "uuid_version": "must be an id of version {expected_version}",
+    "datetime_object_invalid": "must be a time, as 2026-11-25T02:10:00Z",
+    "datetime_past": "must be in the past",
+    "datetime_future": "must be in the future",
+    "timezone_naive": "must not say an offset",
+    "timezone_offset": "must have the offset {tz_expected} s",
+    "date_type": "must be a date, as 2026-11-25",
+    "date_parsing": "must be a date, as 2026-11-25",
+    "date_from_datetime_parsing": "must be a date, as 2026-11-25",
+    "date_from_datetime_inexact": "must be a date, as 2026-11-25",
+    "date_past": "must be in the past",
+    "date_future": "must be in the future",
+    "time_type": "must be a time of day, as 02:10",
+    "time_parsing": "must be a time of day, as 02:10",
+    "time_delta_type": "must be a number of seconds",
+    "time_delta_parsing": "must be a number of seconds",
+    "bytes_type": "must be a text",
+    "bytes_too_short": "needs at least {min_length} bytes",
+    "bytes_too_long": "must have at most {max_length} bytes",
+    "url_type": "must be an address, as https://paceline.example",
+    "url_parsing": "must be an address, as https://paceline.example",
+    "url_syntax_violation": "must be an address, as https://paceline.example",
+    "url_too_long": "must have at most {max_length} characters",
+    "url_scheme": "must begin with {expected_schemes}",
+    "decimal_type": "must be a number",
+    "decimal_parsing": "must be a number",
+    # Sentences of ours.
+    "value_error": "{error}",
+    "assertion_error": "{error}",
+}
+
+
+def faults_of(
+    error: ValidationError,
+    codes: Mapping[str, str],
+    otherwise: str,
+    *,
+    root: str,
+    inner: str = "",
+) -> list[Fault]:
+    """Return the first faults of a document.
+
+    Parameters
+    ----------
+    inner : str
+        A key whose parts have paths of their own.
+    """
+    found = []
+    for item in error.errors(include_url=False)[:MOST_FAULTS]:
+        place = item["loc"]
+        if place[:1] == (inner,) and (place[1:] or item["type"] != "missing"):
+            place = place[1:]
+        path = path_of(place)
+        message = _message(item, path or root)
+        found.append(Fault(codes.get(item["type"], otherwise), message, column=path))
+    return found
+
+
+def field_faults(errors: Iterable[ErrorDetails], *within: str, skip: int = 0) -> tuple[Fault, ...]:
+    """Return the faults of the fields of a body, with pydantic's own types.
+
+    A fault leaves out the value that is wrong, which may be a secret.
+
+    Parameters
+    ----------
+    within : str
+        The keys under which the fields stand in the body: ``config``.
+    skip : int
+        How many first parts of a location are left out.
+    """
+    return tuple(
+        Fault(
+            item["type"],
+            _sentence(item),
+            column=".".join((*within, *map(str, item["loc"][skip:]))),
+        )
+        for item in errors
+    )
+
+
+def predicate(item: ErrorDetails) -> str:
+    """Return what is wrong with a value, as it follows its name: ``must be at least 1``.
+
+    Errors of kinds of our own say it themselves, some in a whole sentence.
+    """
+    kind, context = item["type"], item.get("ctx", {})
+    if kind not in PYDANTICS:
+        return item["msg"]
+    if kind in {"string_too_short", "too_short", "bytes_too_short"} and context["min_length"] == 1:
+        return EMPTY
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()
+    }
+    return WORDS.get(kind, OTHERWISE).format_map(shown)
+
+
+def _sentence(item: ErrorDetails) -> str:
+    words = predicate(item)
+    # A sentence of ours may begin with the name of a field.
+    return words if item["type"] == "value_error" else f"{words[:1].upper()}{words[1:]}"
+
+
+def _message(item: ErrorDetails, name: str) -> str:
+    words = predicate(item)
+    return f"{name} {words}" if words.startswith(("must ", "is ", "needs ")) else f"{name}: {words}"
+
+
+def path_of(place: Sequence[str | int]) -> str:
+    """Return where a fault is: ``model.layers[3].forward_ms``."""
+    path = ""
+    for part in place:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("["):  # pydantic's mark of a key, ours of a choice
+            path += f".{part}" if path else part
+    return path
+
+
+# ---- Values as people write them in YAML and JSON, and the mappings that hold them -------------
+
+
+# Floats hold every whole number below this.
+EXACT_BELOW: Final = 2.0**53
+MOST_NAME_CHARS: Final = 100
+# Of times beyond, PostgreSQL takes some that Python cannot read again: their pages would fail.
+YEARS: Final = range(1970, 3000)
+# A table has a row for each of a thousand layers, and one for all others.
+MOST_KEYS: Final = 1001
+
+
+def few(value: object) -> object:
+    """Refuse a mapping so large that naming its faults would take seconds."""
+    if isinstance(value, Mapping) and len(value) > MOST_KEYS:
+        raise PydanticCustomError("too_many_keys", f"must have at most {MOST_KEYS} keys")
+    return value
+
+
+class Written(BaseModel):
+    """A mapping that a user wrote: a key that means nothing here is a fault."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    _few = model_validator(mode="before")(few)
+
+
+def _numeric(value: object) -> object:
+    """Return a number that YAML 1.1 reads as a text, as 1e9; flags are no numbers."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("bad_type", "must be a number")
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _name(value: object) -> object:
+    """Return a name that YAML reads as a number, as an unquoted 4090."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def word(value: object) -> object:
+    """Refuse what can be none of some words."""
+    if not isinstance(value, str):
+        raise PydanticCustomError("bad_type", "must be a text")
+    return value
+
+
+def printable(value: str) -> str:
+    """Refuse a text with characters that no page shows."""
+    if not value.isprintable():
+        raise PydanticCustomError("bad_type", "must have printable characters only")
+    return value
+
+
+def _of_our_time(value: datetime) -> datetime:
+    if value.year not in YEARS:
+        raise PydanticCustomError(
+            "bad_time", f"must be of the years {YEARS.start} to {YEARS.stop - 1}"
+        )
+    return value
+
+
+# When something was, or will be, that is kept.
+Moment = Annotated[AwareDatetime, AfterValidator(_of_our_time)]
+# Stands behind the bounds of a number, which are of what a text is read as.
+FromYaml: Final = BeforeValidator(_numeric)
+NotNegative = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False), FromYaml]
+Positive = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False), FromYaml]
+Whole = Annotated[int, FromYaml]
+Flag = Annotated[bool, Strict()]
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=MOST_NAME_CHARS),
+    BeforeValidator(_name),
+    AfterValidator(printable),
+]
+
+
+def as_json(value: object) -> object:
+    """Return the same as every writer of JSON would: keys as texts, whole numbers without a point.
+
+    Browsers write 2e8 as 200000000, Python as 200000000.0: it is one document.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_BELOW:
+        return int(value)
+    return value

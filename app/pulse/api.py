@@ -1,0 +1,307 @@
+"""What ranks send all the time, and what is noticed in it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from app.access.guard import Here, api_router, here_of
+from app.jobs.time_axis import known_job
+from app.platform.database.unit_of_work import Reads
+from app.pulse.body import MOST_BYTES, PulseBody
+from app.pulse.keep import export_pulse
+from app.pulse.live import NoticeRow, left_out, notices_of_job, wrong_clocks
+from app.pulse.receive import ArrivedPulse, Wanted, pulse_is_off, receive_pulse, switch_pulse
+from app.pulse.recordings import Recording, RequestRow, ask_now, requests_of
+from app.pulse.spans import RankMap, Resolution, SpanRow, rank_map, spans_of_job
+from app.sessions.api.chunks import MAX_NUMBER
+from app.sessions.api.intake import CLIENT_CLOSED_REQUEST, REFUSALS, QueryMetadata, ingest_of
+from app.sessions.decoding import Body
+from app.sessions.receive import check_job_name
+from app.web import problems
+from app.web.bodies import asked, described, described_body
+
+# Of a body without parameters.
+NOTHING_SAID: Final = QueryMetadata.model_validate({})
+
+
+class PulseNames(BaseModel):
+    """What the path of a pulse says."""
+
+    job: str = Field(description="Name of the job; made if it is new.")
+    attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
+
+
+class PulseAnswer(BaseModel):
+    """What the sender is to do."""
+
+    record: Recording | None = Field(
+        description="A session that the job is to record; only rank 0's host is told. Null: none."
+    )
+    pulse_s: float = Field(description="Seconds until the next body.")
+    files: bool = Field(
+        description="Whether each rank is to say what it is in, since no step ends: stack, pending "
+        "collectives, and the state of a process that says nothing."
+    )
+
+
+class NoticesBody(BaseModel):
+    """What was noticed in a job, the latest first."""
+
+    notices: list[NoticeRow]
+    counts: dict[str, int] = Field(description="Rows, columns and bodies left out, by code.")
+    clocks: dict[str, float] = Field(
+        description="Hosts (or `rank 3`) whose clocks are more than two seconds off those of the "
+        "others in the last attempt, and by how many seconds; at most 100."
+    )
+
+
+class AskBody(BaseModel):
+    """A session that a job is to record."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(50, ge=1, le=1000)
+    by: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="The user who asks; taken from the sign-in where there is one.",
+    )
+
+
+class RequestsBody(BaseModel):
+    """Sessions that a job was asked for, the latest first."""
+
+    requests: list[RequestRow]
+
+
+def router() -> APIRouter:
+    """Return the routes."""
+    routes = api_router("pulse")
+
+    @routes.post(
+        "/api/v1/jobs/{job}/attempts/{attempt}/pulse",
+        status_code=202,
+        summary="Send the pulse of a host's ranks",
+        response_model=PulseAnswer,
+        responses=REFUSALS,
+        openapi_extra=described_body(PulseBody) | {"parameters": described(PulseNames, "path")},
+    )
+    async def post_pulse(request: Request) -> Response:
+        """Store a few numbers a rank and step; a worker reads them within seconds.
+
+        The body is JSON, plain or compressed with gzip or zstd: at most 1 MiB as it comes, 4 MiB
+        decompressed. What cannot be used of it is counted, and named by
+        `GET /api/v1/jobs/{job}/pulse/notices`.
+        """
+        container, ingest = here_of(request), ingest_of(request)
+        names = asked(PulseNames, "path", request.path_params)
+        job, attempt = names.job, names.attempt
+
+        def store(body: Body) -> Wanted:
+            arrived = ArrivedPulse(job, attempt, body)
+            return receive_pulse(container, arrived, ingest.pulse_pressure)
+
+        async def soon(body: Body) -> Wanted | None:
+            arrived = ArrivedPulse(job, attempt, body)
+            return await ingest.pulses.receive(container, arrived, size=body.size)
+
+        try:
+            wanted = await ingest.receive(
+                request,
+                NOTHING_SAID,
+                check=partial(check_job_name, job),
+                store=store,
+                soon=soon,
+                most_bytes=MOST_BYTES,
+            )
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(
+            PulseAnswer(
+                record=wanted.record,
+                pulse_s=container.settings.pulse_interval_s,
+                files=wanted.files,
+            ).model_dump(mode="json"),
+            status_code=202,
+        )
+
+    @routes.get("/api/v1/jobs/{job}/pulse/notices", summary="What was noticed in a job's pulse")
+    def get_notices(
+        container: Here,
+        job: Annotated[str, Path(description="Name of the job.")],
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> NoticesBody:
+        """Return the latest first, and what was left out of all attempts."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return NoticesBody(
+                notices=notices_of_job(tx, job, limit),
+                counts=dict(left_out(tx, job)),
+                clocks=dict(wrong_clocks(tx, job)),
+            )
+
+    @routes.post(
+        "/api/v1/jobs/{job}/recordings",
+        status_code=202,
+        summary="Ask a job to record a session now",
+        responses={409: problems.described("The job sends no pulse")},
+    )
+    def post_recording(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")], body: AskBody
+    ) -> RequestRow:
+        """Ask with the next answer to its pulse; one that is asked for already is the same."""
+        request, _ = ask_now(container, job, body.steps, body.by)
+        return request
+
+    @routes.get("/api/v1/jobs/{job}/recordings", summary="Sessions that a job was asked for")
+    def get_recordings(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+    ) -> RequestsBody:
+        """Return the latest 50, the latest first."""
+        with container.reading() as tx:
+            known_job(tx, job)
+            return RequestsBody(requests=requests_of(tx, job))
+
+    return routes
+
+
+# ---- What is kept of a job's pulse, and whether a project takes pulses -------------------------
+
+
+PARQUET: Final = "application/vnd.apache.parquet"
+BYTES: Final = "application/octet-stream"
+# Of which spans an answer is, where that is not said.
+LAST: Final = timedelta(hours=12)
+
+JobName = Annotated[str, Path(description="Name of the job.")]
+Since = Annotated[
+    AwareDatetime | None, Query(alias="from", description="Start; default: 12 hours before `to`.")
+]
+Until = Annotated[AwareDatetime | None, Query(alias="to", description="End; default: now.")]
+Length = Annotated[Resolution, Query(description="How long a span is.")]
+
+
+class SpansBody(BaseModel):
+    """What a job's pulse comes to, the earliest first; at most the latest 1,500 spans."""
+
+    spans: list[SpanRow]
+
+
+class SwitchBody(BaseModel):
+    """Whether a project takes pulses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    on: bool = Field(description="False: its jobs' pulses are refused with `pulse.off`.")
+
+
+def reading_router() -> APIRouter:
+    """Return the routes."""
+    routes = api_router("pulse", "/api/v1")
+    octets: dict[int | str, dict[str, Any]] = {200: {"content": {BYTES: {}}}}
+
+    @routes.get("/jobs/{job}/pulse", summary="A job's pulse by minute or hour")
+    def get_spans(
+        here: Here,
+        job: JobName,
+        since: Since = None,
+        until: Until = None,
+        resolution: Length = Resolution.MINUTE,
+    ) -> SpansBody:
+        """Return step times, tokens a second, time lost and the slowest ranks."""
+        with here.reading() as tx:
+            known_job(tx, job)
+            begin, end = _range(tx, since, until)
+            return SpansBody(spans=spans_of_job(tx, job, begin, end, resolution))
+
+    @routes.get(
+        "/jobs/{job}/pulse/map",
+        summary="Computing of a job's ranks against their peers over time",
+        response_class=Response,
+        responses=octets,
+    )
+    def get_map(
+        here: Here,
+        job: JobName,
+        since: Since = None,
+        until: Until = None,
+        resolution: Length = Resolution.MINUTE,
+    ) -> Response:
+        """Return a line of JSON, then the cells.
+
+        The line has `ranks`, their `stages` and `host_of` (a place in `hosts`) in the latest
+        attempt, -1 where these are not known, `starts` and `attempts` of the spans, and `left_out`.
+        Cells are 16-bit unsigned integers, little-endian, span by span: thousandths of the median
+        computing of the ranks of the same stage, 0 where there is none. At most the latest 1,500
+        spans and the 2,048 ranks that were slowest in them.
+        """
+        with here.reading() as tx:
+            known_job(tx, job)
+            begin, end = _range(tx, since, until)
+            found = rank_map(tx, job, begin, end, resolution)
+        return Response(as_bytes(found), media_type=BYTES)
+
+    @routes.get(
+        "/jobs/{job}/pulse/export",
+        summary="A job's pulse as a Parquet file",
+        response_class=Response,
+        responses={200: {"content": {PARQUET: {}}}},
+    )
+    def get_export(
+        here: Here,
+        job: JobName,
+        attempt: Annotated[int | None, Query(description="Of this attempt; default: all.")] = None,
+    ) -> StreamingResponse:
+        """Return every step that is kept, as `paceline pulse detect` reads it."""
+        return StreamingResponse(
+            export_pulse(here, job, attempt),
+            media_type=PARQUET,
+            headers={
+                "Content-Disposition": 'attachment; filename="paceline-pulse.parquet"',
+                "Cache-Control": "no-store",
+            },
+        )
+
+    @routes.get("/pulse", summary="Whether the project takes pulses")
+    def get_switch(here: Here) -> SwitchBody:
+        """Return whether pulses of its jobs are taken."""
+        with here.reading() as tx:
+            return SwitchBody(on=not pulse_is_off(tx))
+
+    @routes.put("/pulse", summary="Take the project's pulses, or refuse them")
+    def put_switch(here: Here, body: SwitchBody) -> SwitchBody:
+        """Change it from now on; what is kept stays, and goes as retention says."""
+        switch_pulse(here, on=body.on)
+        return body
+
+    return routes
+
+
+def as_bytes(found: RankMap) -> bytes:
+    """Return a map as it is sent: a line of JSON, then its cells."""
+    head = {
+        "ranks": found.ranks,
+        "starts": [start.isoformat() for start in found.starts],
+        "attempts": found.attempts,
+        "left_out": found.left_out,
+        "stages": found.places.stages.tolist(),
+        "host_of": found.places.host_of.tolist(),
+        "hosts": found.places.hosts,
+    }
+    line = json.dumps(head, separators=(",", ":")).encode() + b"\n"
+    return line + np.ascontiguousarray(found.thousandths, "<u2").tobytes()
+
+
+def _range(tx: Reads, since: datetime | None, until: datetime | None) -> tuple[datetime, datetime]:
+    end = tx.now if until is None else until
+    return (end - LAST if since is None else since), end

@@ -1,0 +1,378 @@
+"""A body of a pulse: columns of whole numbers as JSON, each as differences to the value before.
+
+Blocks that the server keeps are written the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import chain
+from typing import Annotated, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Row
+
+from app.analysis.pulse.columns import (
+    BEAT_COLUMNS,
+    KEYS,
+    LONGEST_PHASE,
+    MEASURES,
+    MOST_PHASES,
+    MOST_RANKS,
+    NO_BEAT,
+    UNKNOWN_COLUMN,
+    Bool,
+    Float64,
+    Int64,
+    Pulses,
+    joined,
+    usable,
+)
+from app.analysis.pulse.detector import Detector
+from app.analysis.pulse.gpu_readings import Reading
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.limits import MIB, Limits
+from app.errors import InvalidPulseError, InvalidTraceError, PacelineError
+from app.hangs.files import FileKind, HangFile, read_hang_file
+
+MOST_BYTES: Final = MIB
+MOST_EXPANDED_BYTES: Final = 4 * MIB
+MOST_ROWS: Final = 1 << 16
+_LONGEST_HOST: Final = 255
+# Of ranks that stand still: a stack and what the recorder holds as pending.
+UNKNOWN_FILE: Final = "hang.unknown_file"
+_MOST_READINGS: Final = 256
+# Rows of ranks that the job does not have.
+UNKNOWN_RANK: Final = "pulse.unknown_rank"
+_MOST_FILES: Final = 256
+_LONGEST_FILE: Final = 64 * 1024
+_LONGEST_NAME: Final = 32
+# Sums of differences stay within 64 bits.
+_LARGEST: Final = float(1 << 62)
+
+FileName = Annotated[str, Field(max_length=_LONGEST_NAME)]
+FileText = Annotated[str, Field(max_length=_LONGEST_FILE)]
+Column = Annotated[list[int | None], Field(max_length=MOST_ROWS)]
+
+
+class PulseColumns(BaseModel):
+    """Columns of one length: the first value, then differences to the last one that is there.
+
+    Null where there is none: measures of beats, `phase` and `since_ns` of steps. Others than these
+    are counted, and left out.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    step: Column
+    rank: Column
+    dp_rank: Column
+    pp_rank: Column
+    time_ns: Column
+    step_ns: Column
+    compute_ns: Column
+    wait_ns: Column
+    data_ns: Column
+    optimizer_ns: Column
+    gc_ns: Column
+    tokens: Column
+    phase: Column | None = None
+    since_ns: Column | None = None
+
+
+Told = Annotated[int | None, Field(ge=0, le=1 << 53)]
+
+
+class GpuReading(BaseModel):
+    """What the GPU of a rank says of itself, about once a minute; null where it does not tell."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    rank: Annotated[int, Field(ge=0, le=1 << 31)]
+    clock_mhz: Told = Field(None, description="Of its multiprocessors.")
+    most_clock_mhz: Told = None
+    temperature_c: Told = None
+    power_mw: Told = None
+    throttle: Told = Field(None, description="Bits of NVML's `nvmlClocksEventReasons`.")
+    ecc_corrected: Told = None
+    ecc_uncorrected: Told = None
+    memory_used: Told = Field(None, description="Bytes.")
+    xids: Annotated[
+        list[Annotated[int, Field(ge=0, le=1 << 53)]],
+        Field(max_length=16, description="Codes of the driver's errors since the job began."),
+    ] = Field(default_factory=list)
+
+
+class PulseBody(BaseModel):
+    """What one host sends of its ranks, of one attempt of a job."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    pulse: Literal[1] = Field(description="The version of this document.")
+    host: str = Field("", max_length=_LONGEST_HOST, description="Of all ranks in it.")
+    world: Annotated[
+        int | None, Field(ge=1, description="Ranks of the job: none beyond it is taken.")
+    ] = None
+    phases: list[str] = Field(
+        default_factory=list, max_length=MOST_PHASES, description="What `phase` numbers, from 0."
+    )
+    columns: PulseColumns
+    hardware: list[GpuReading] = Field(
+        default_factory=list, max_length=_MOST_READINGS, description="Of ranks of the host."
+    )
+    files: dict[FileName, FileText] = Field(
+        default_factory=dict,
+        max_length=_MOST_FILES,
+        description=(
+            "Of ranks that stand still, where the last answer asked for them: `stack_3.json` as "
+            "py-spy writes it, `_dump_3.json` of the flight recorder, `process_3.json` of a rank "
+            "that says nothing itself."
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentPulse:
+    """What of a body can be used; `counts` are rows and files that cannot, by code."""
+
+    rows: Pulses
+    host: str
+    counts: Counter[str]
+    files: tuple[HangFile, ...] = ()
+    readings: tuple[GpuReading, ...] = ()
+
+
+def read_pulse(body: bytes, attempt: int, world: int | None = None) -> SentPulse:
+    """Read a body, plain or compressed with gzip or zstd.
+
+    Parameters
+    ----------
+    world : int, optional
+        Ranks of the job, where the body does not say it; rows beyond them are counted.
+
+    Raises
+    ------
+    InvalidPulseError
+        It is no such document: `pulse.invalid`, `pulse.uneven` (columns of several lengths),
+        `pulse.too_large` (a value over 62 bits).
+    InvalidTraceError, BodyTooLargeError
+        It cannot be decompressed, or only to more than it may.
+    """
+    limits = Limits(max_decompressed_bytes=MOST_EXPANDED_BYTES)
+    text = b"".join(read_text(body, limits))
+    try:
+        sent = PulseBody.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise InvalidPulseError(f"{where}: {first['msg']}") from error
+    given = sent.columns
+    lists = {name: getattr(given, name) for name in (*KEYS[1:], *MEASURES, *BEAT_COLUMNS)}
+    rows = len(given.step)
+    for name, values in lists.items():
+        if values is not None and len(values) != rows:
+            message = f"{name} has {len(values)} values, step has {rows}"
+            raise InvalidPulseError(message, code="pulse.uneven")
+    none = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    columns = dict.fromkeys(lists, none)
+    columns |= _summed({name: values for name, values in lists.items() if values is not None})
+    columns["attempt"] = np.full(rows, attempt), np.ones(rows, np.bool_)
+    phase, is_there = columns.pop("phase")
+    named = is_there & (phase >= 0) & (phase < len(sent.phases))
+    counts: Counter[str] = Counter()
+    if given.model_extra:
+        counts[UNKNOWN_COLUMN] += len(given.model_extra)
+    phases = tuple(name[:LONGEST_PHASE] for name in sent.phases)
+    files = tuple(_files(sent.files, counts))
+    used = usable(columns, np.where(named, phase, NO_BEAT), phases, counts)
+    ranks = sent.world or world
+    unknown = used.rank >= (ranks or math.inf)
+    if unknown.any():
+        counts[UNKNOWN_RANK] += int(np.count_nonzero(unknown))
+        used = used.take(~unknown)
+    readings = tuple(one for one in sent.hardware if one.rank < (ranks or math.inf))
+    return SentPulse(used, sent.host, counts, files, readings)
+
+
+def write_pulse(rows: Pulses, host: str = "") -> bytes:
+    """Return rows of one attempt as a body, not compressed."""
+    beat = rows.phase != NO_BEAT
+    everywhere = np.ones(len(rows), np.bool_)
+    there = dict.fromkeys(KEYS[1:], everywhere)
+    there |= dict.fromkeys(MEASURES, ~beat) | dict.fromkeys(BEAT_COLUMNS, beat)
+    columns = PulseColumns.model_validate(
+        {name: _differences(getattr(rows, name), known) for name, known in there.items()}
+    )
+    body = PulseBody(pulse=1, host=host, phases=list(rows.phases), columns=columns)
+    return body.model_dump_json().encode()
+
+
+def _files(sent: Mapping[str, str], counts: Counter[str]) -> Iterator[HangFile]:
+    """Yield the files of ranks; count those that cannot be read."""
+    for name, text in sent.items():
+        try:
+            file = read_hang_file(name, text.encode(errors="replace"))
+        except InvalidTraceError as error:
+            counts[error.stable_code] += 1
+            continue
+        if file is None or file.kind is FileKind.NCCL_RAS:
+            counts[UNKNOWN_FILE] += 1
+        else:
+            yield file
+
+
+def _summed(
+    differences: Mapping[str, Sequence[int | None]],
+) -> Mapping[str, tuple[Int64, Bool]]:
+    """Return the values of columns of one length, and which of them are there."""
+    shape = len(differences), -1
+    flat = list(chain.from_iterable(differences.values()))
+    # Null becomes NaN; as whole numbers they are exact.
+    known = ~np.isnan(_rounded(differences, flat)).reshape(shape)
+    plain = np.array([one or 0 for one in flat], np.int64).reshape(shape)
+    # One call for all columns: bodies are many and small.
+    largest = np.abs(np.cumsum(plain, axis=1, dtype=np.float64)).max(axis=1, initial=0.0)
+    for name, most in zip(differences, largest.tolist(), strict=True):
+        if most > _LARGEST:
+            raise _too_large(name)
+    values = np.where(known, np.cumsum(plain, axis=1), 0)
+    return dict(zip(differences, zip(values, known, strict=True), strict=True))
+
+
+def _rounded(
+    differences: Mapping[str, Sequence[int | None]], flat: Sequence[int | None]
+) -> Float64:
+    """Return all as floating-point numbers, after none of them is over 62 bits."""
+    try:
+        rounded = np.array(flat, np.float64)
+    except OverflowError:
+        rounded = np.array([math.inf])
+    if np.nanmax(np.abs(rounded), initial=0.0) > _LARGEST:
+        for name, values in differences.items():
+            if any(one is not None and abs(one) > _LARGEST for one in values):
+                raise _too_large(name)
+    return rounded
+
+
+def _too_large(name: str) -> InvalidPulseError:
+    return InvalidPulseError(f"{name} has a value over 62 bits", code="pulse.too_large")
+
+
+def _differences(values: Int64, known: Bool) -> list[int | None]:
+    given: list[int | None] = [None] * len(values)
+    at = np.flatnonzero(known)
+    steps = np.diff(values[at], prepend=0)
+    for row, step in zip(at.tolist(), steps.tolist(), strict=True):
+        given[row] = step
+    return given
+
+
+# ---- The bodies of a batch, read: rows in the order of time, files, readings, and where ranks are
+
+
+# Rows after which no further body is read.
+BATCH_ROWS: Final = 200_000
+# Rows are that far from when they came at most: clocks differ, bodies wait.
+WRONG_NS: Final = 86_400_000_000_000
+WRONG_TIME: Final = "pulse.wrong_time"
+
+
+@dataclass(slots=True, eq=False)
+class Came:
+    """What was in bodies.
+
+    Parameters
+    ----------
+    taken : int
+        How many were read, whether they could be or not.
+    rows : Pulses or None
+        All rows, in the order of time; None without any.
+    files : list of HangFile
+        What ranks that stand still say of themselves.
+    readings : dict of int to Reading
+        What GPUs say of themselves, by rank.
+    """
+
+    taken: int = 0
+    rows: Pulses | None = None
+    files: list[HangFile] = field(default_factory=list)
+    readings: dict[int, Reading] = field(default_factory=dict)
+
+
+def read_bodies(
+    detector: Detector,
+    waiting: Sequence[Row[int, bytes | None, datetime]],
+    attempt: int,
+    world: int | None,
+    counts: Counter[str],
+) -> Came:
+    """Read bodies until they have `BATCH_ROWS`; remember where their ranks are.
+
+    Parameters
+    ----------
+    world : int or None
+        Ranks of the job by its last session.
+    counts : Counter
+        Gets what is left out, by code.
+    """
+    came, parts, size = Came(), [], 0
+    watch = detector.watch
+    watched = frozenset[int]() if watch is None else frozenset(watch.ranks.tolist())
+    if world is not None and max(watched, default=world) >= world:
+        world = None  # that session is of another world, or nothing is known yet
+    for row in waiting:
+        if size >= BATCH_ROWS:
+            break
+        came.taken += 1
+        try:
+            sent = read_pulse(row.body or b"", attempt, world)
+        except PacelineError as error:
+            counts[error.stable_code] += 1
+            continue
+        counts.update(sent.counts)
+        rows = _of_these_days(sent.rows, row.received_at, counts)
+        came_ns = int(row.received_at.timestamp() * 1e9)
+        parts.append(replace(rows, came_ns=np.full(len(rows), came_ns)))
+        _place(detector, watched, rows, sent.host)
+        came.files += sent.files
+        came.readings |= _readings(sent, came_ns)
+        size += len(rows)
+    if size:
+        together = joined(parts)
+        came.rows = together.take(np.argsort(together.time_ns, kind="stable"))
+    return came
+
+
+def _readings(sent: SentPulse, came_ns: int) -> dict[int, Reading]:
+    """Return what GPUs say in a body, by rank."""
+    return {
+        one.rank: Reading(came_ns, **one.model_dump(exclude={"rank", "xids"}), xids=tuple(one.xids))
+        for one in sent.readings
+    }
+
+
+def _of_these_days(rows: Pulses, received_at: datetime, counts: Counter[str]) -> Pulses:
+    """Return the rows whose time can be that of a body, and count the others."""
+    wrong = np.abs(rows.time_ns - int(received_at.timestamp() * 1e9)) > WRONG_NS
+    if not wrong.any():
+        return rows
+    counts[WRONG_TIME] += int(np.count_nonzero(wrong))
+    return rows.take(~wrong)
+
+
+def _place(detector: Detector, watched: AbstractSet[int], rows: Pulses, host: str) -> None:
+    """Remember on which host ranks are.
+
+    Of those that are watched it stays as it is: who their peers are follows from it.
+    """
+    if not host:
+        return
+    for rank in set(rows.rank.tolist()) - watched:
+        if rank in detector.hosts or len(detector.hosts) < MOST_RANKS:
+            detector.hosts[rank] = host

@@ -1,0 +1,369 @@
+"""What follows from notices: what they cost, a session that is asked for, an incident.
+
+All of it is in the transaction that writes the notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Subquery, delete, exists, func, select, update
+from sqlalchemy.dialects.postgresql import aggregate_order_by, distinct_on, insert
+from sqlalchemy.orm import InstrumentedAttribute
+
+from app.analysis.pulse.detector import Changes
+from app.analysis.pulse.gpu_readings import Reading, unlike_peers
+from app.analysis.pulse.step_pace import Pace
+from app.hangs.models import StoredHang
+from app.incidents.evaluate import look
+from app.incidents.models.facts import STANDING_STILL
+from app.incidents.models.tables import AlertGroup
+from app.incidents.rule_store import give_rules
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.pulse.keep import MINUTE
+from app.pulse.models import PulseNotice, PulseSpan, PulseState
+from app.pulse.recordings import ask, is_within_budget, open_request, window_s
+from app.sessions.models.tables import Session
+
+# ---- What a batch of an attempt's pulse notices, written in the transaction that takes the batch -
+
+
+# For so long the steps after a notice count for what its end brought.
+AFTER: Final = timedelta(minutes=30)
+
+
+def write_notices(tx: UnitOfWork, job_id: int, attempt: int, changes: Changes) -> None:
+    """Write what a batch noticed, and take back what it withdraws."""
+    key = {"job_id": job_id, "attempt": attempt}
+    if changes.withdrawn:
+        tx.session.execute(
+            delete(PulseNotice).where(
+                PulseNotice.job_id == job_id,
+                PulseNotice.attempt == attempt,
+                PulseNotice.number.in_(changes.withdrawn),
+            )
+        )
+    numbers = [notice.number for notice in changes.notices]
+    said = _hardware_of(tx, job_id, attempt, numbers) if numbers else {}
+    for notice in changes.notices:
+        words = {
+            "kind": notice.kind,
+            "ranks": list(notice.ranks),
+            "hosts": list(notice.hosts),
+            "factor": notice.factor,
+            "from_step": notice.from_step,
+            "noticed_step": notice.noticed_step,
+            "noticed_time_ns": notice.noticed_time_ns,
+            "cleared_step": notice.cleared_step,
+            "evidence": replace(notice.evidence, hardware=said.get(notice.number)),
+        }
+        tx.session.execute(
+            insert(PulseNotice)
+            .values(**key, number=notice.number, **words)
+            .on_conflict_do_update(index_elements=["job_id", "attempt", "number"], set_=words)
+        )
+
+
+def _hardware_of(
+    tx: Reads, job_id: int, attempt: int, numbers: Sequence[int]
+) -> Mapping[int, str | None]:
+    """Return what was said of the hardware in notices that are there."""
+    found = tx.session.execute(
+        select(PulseNotice.number, PulseNotice.evidence["hardware"].astext.label("said")).where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt == attempt,
+            PulseNotice.number.in_(numbers),
+        )
+    )
+    return {row.number: row.said for row in found}
+
+
+def say_hardware(
+    tx: UnitOfWork,
+    job_id: int,
+    attempt: int,
+    readings: Mapping[int, Reading],
+    hosts: Mapping[int, str],
+) -> None:
+    """Add to what goes on in an attempt what the GPUs of its ranks say of themselves."""
+    notices = tx.session.execute(
+        select(PulseNotice)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt == attempt,
+            PulseNotice.cleared_step.is_(None),
+            func.cardinality(PulseNotice.ranks) > 0,
+        )
+        .execution_options(populate_existing=True)
+    ).scalars()
+    now_ns = int(tx.now.timestamp() * 1e9)
+    for notice in notices.all():
+        said = unlike_peers(frozenset(notice.ranks), readings, hosts, now_ns)
+        if said != notice.evidence.hardware:
+            notice.evidence = replace(notice.evidence, hardware=said)
+    tx.session.flush()
+
+
+def goes_on_before(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice of an earlier attempt of a job goes on."""
+    query = select(PulseNotice.number).where(*_before(job_id, attempt)).limit(1)
+    return tx.session.execute(query).first() is not None
+
+
+def awaits_measure(tx: Reads, job_id: int, attempt: int) -> bool:
+    """Return whether a notice of an attempt is over, and too few steps ended since to measure it.
+
+    Its incident may wait for these.
+    """
+    query = (
+        select(PulseNotice.number)
+        .where(
+            PulseNotice.job_id == job_id,
+            PulseNotice.attempt == attempt,
+            PulseNotice.cleared_at > tx.now - AFTER,
+            PulseNotice.after_ns.is_(None),
+            PulseNotice.kind.not_in(STANDING_STILL),
+        )
+        .limit(1)
+    )
+    return tx.session.execute(query).first() is not None
+
+
+def end_before(tx: UnitOfWork, job_id: int, attempt: int) -> None:
+    """Say that what goes on in earlier attempts of a job is over: another one has begun.
+
+    The job's group of alerts is locked.
+    """
+    tx.session.execute(
+        update(PulseNotice)
+        .where(*_before(job_id, attempt))
+        .values(
+            cleared_step=func.greatest(PulseNotice.noticed_step, PulseNotice.from_step),
+            cleared_at=tx.now,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _before(job_id: int, attempt: int) -> Sequence[ColumnElement[bool]]:
+    return (
+        PulseNotice.job_id == job_id,
+        PulseNotice.attempt < attempt,
+        PulseNotice.cleared_step.is_(None),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Bodies of an attempt of a job that were read together.
+
+    Parameters
+    ----------
+    pace, came : Pace
+        The latest steps, and those of these bodies.
+    """
+
+    job_id: int
+    attempt: int
+    pace: Pace
+    came: Pace
+
+
+def follow(container: Container, tx: UnitOfWork, batch: Batch, group: AlertGroup | None) -> None:
+    """Keep what notices cost; where they changed, ask for a session and let rules look.
+
+    Parameters
+    ----------
+    group : AlertGroup or None
+        Of the job's alerts, locked before the notices were written; None where none changed.
+    """
+    rows = tx.session.execute(
+        select(PulseNotice)
+        .where(
+            PulseNotice.job_id == batch.job_id,
+            PulseNotice.attempt == batch.attempt,
+            PulseNotice.cleared_at.is_(None) | (PulseNotice.cleared_at > tx.now - AFTER),
+        )
+        .order_by(PulseNotice.number)
+        .execution_options(populate_existing=True)
+    ).scalars()
+    notices = rows.all()
+    new = [notice for notice in notices if notice.fires_at is None]
+    if new:
+        give_rules(tx, [notice.kind for notice in new])
+    for notice in notices:
+        _close(tx, notice)
+        _measure(tx, notice, batch)
+    if group is None:
+        return
+    _ask(container, tx, new, batch.pace)
+    tx.session.flush()
+    look(container, tx, group)
+
+
+def _close(tx: UnitOfWork, notice: PulseNotice) -> None:
+    """Note when a notice ended by the server's clock, or that it goes on again."""
+    if notice.cleared_step is None:
+        if notice.cleared_at is not None:
+            notice.cleared_at = notice.after_ns = None
+        return
+    if notice.cleared_at is not None:
+        return
+    notice.cleared_at = tx.now
+    if notice.kind in STANDING_STILL:
+        # What files say of the same hang is over with it.
+        tx.session.execute(
+            update(StoredHang)
+            .where(StoredHang.job_id == notice.job_id, StoredHang.over_at.is_(None))
+            .values(over_at=tx.now)
+            .execution_options(synchronize_session=False)
+        )
+
+
+def _measure(tx: UnitOfWork, notice: PulseNotice, batch: Batch) -> None:
+    """Bring up to date what a notice costs, and what its end brought."""
+    pace, end = batch.pace, notice.cleared_step
+    if notice.kind in STANDING_STILL:
+        seconds = notice.evidence.seconds
+        if seconds is None and notice.evidence.since_ns is not None and end is None:
+            seconds = max(0.0, tx.now.timestamp() - notice.evidence.since_ns / 1e9)
+        if seconds is not None:
+            notice.lost_ns = pace.ranks() * seconds * 1e9
+        return
+    if notice.baseline_ns is None:
+        notice.baseline_ns = pace.mean_ns(end=notice.from_step)
+        if notice.baseline_ns is not None:
+            notice.lost_ns = pace.lost_ns(notice.from_step, notice.baseline_ns, end)
+    else:
+        notice.lost_ns += batch.came.lost_ns(notice.from_step, notice.baseline_ns, end)
+    if end is not None:
+        notice.after_ns = pace.mean_ns(end) or notice.after_ns
+    if end is None or notice.step_ns is None:
+        notice.step_ns = pace.mean_ns(notice.from_step, end) or notice.step_ns
+
+
+def _ask(container: Container, tx: UnitOfWork, new: list[PulseNotice], pace: Pace) -> None:
+    """Ask for a session of what was noticed first, where the budget has one."""
+    settings = container.settings
+    steps = settings.pulse_record_steps
+    window = window_s(pace, steps)
+    wait = timedelta(seconds=settings.pulse_confirm_wait_s)
+    for notice in new:
+        notice.fires_at = tx.now + timedelta(seconds=window) + wait
+        if notice.kind in STANDING_STILL or notice.cleared_step is not None:
+            continue
+        request = open_request(tx, notice.job_id, notice.attempt)
+        if request is None and is_within_budget(
+            tx, settings, notice.job_id, notice.attempt, _steps_sent(tx, notice, pace)
+        ):
+            request = ask(
+                tx,
+                notice.job_id,
+                notice.attempt,
+                steps=steps,
+                reason=notice.evidence.sentence,
+                by=None,
+                window_s=window,
+                patience=wait,
+            )
+        notice.request_id = None if request is None else request.id
+
+
+def _steps_sent(tx: UnitOfWork, notice: PulseNotice, pace: Pace) -> int:
+    rows = tx.session.execute(
+        select(PulseState.rows).where(
+            PulseState.job_id == notice.job_id, PulseState.attempt == notice.attempt
+        )
+    ).scalar_one()
+    return rows // max(1, pace.ranks())
+
+
+# ---- The jobs of a project whose pulse comes now: what a list of jobs says of them -------------
+
+
+# Larger jobs come first.
+MOST_JOBS: Final = 500
+# A job whose pulse was read less long ago runs.
+_SINCE: Final = timedelta(minutes=2)
+# Of its last minute: steps may be minutes long.
+_MINUTES: Final = timedelta(minutes=30)
+# With whose typical minute the last one is compared.
+_BEFORE: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStep:
+    """A job that runs, in its last minute."""
+
+    job: str
+    ranks: int
+    step_s: float
+    before_s: float
+    """The median of the minutes of the last hour."""
+    suspicions: Sequence[str]
+    """Sentences of notices that are open, the latest first."""
+    recorded: bool
+    """Whether it has ever sent a session."""
+
+    @property
+    def change(self) -> float:
+        """Return by how much a step takes longer than in the last hour, as a share."""
+        return self.step_s / self.before_s - 1 if self.before_s else 0.0
+
+
+def last_minutes(tx: Reads, *columns: InstrumentedAttribute[Any]) -> Subquery:
+    """Return the last minute of each job that runs: `job_id`, and columns of `PulseSpan`."""
+    return (
+        select(PulseSpan.job_id, *columns)
+        .join(PulseState, PulseState.job_id == PulseSpan.job_id)
+        .where(
+            PulseState.advanced_at > tx.now - _SINCE,
+            PulseSpan.seconds == MINUTE,
+            PulseSpan.start > tx.now - _MINUTES,
+        )
+        .ext(distinct_on(PulseSpan.job_id))
+        .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())
+        .subquery()
+    )
+
+
+def live_steps(tx: Reads) -> list[LiveStep]:
+    """Return the jobs that run, those with most ranks first."""
+    last = last_minutes(tx, PulseSpan.ranks, PulseSpan.step_median_s)
+    before = (
+        select(func.percentile_cont(0.5).within_group(PulseSpan.step_median_s))
+        .where(
+            PulseSpan.job_id == last.c.job_id,
+            PulseSpan.seconds == MINUTE,
+            PulseSpan.start > tx.now - _BEFORE,
+        )
+        .scalar_subquery()
+    )
+    sentence = PulseNotice.evidence["sentence"].astext
+    suspicions = (
+        select(func.array_agg(aggregate_order_by(sentence, PulseNotice.noticed_at.desc())))
+        .where(PulseNotice.job_id == last.c.job_id, PulseNotice.cleared_at.is_(None))
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            Job.name,
+            last.c.ranks,
+            last.c.step_median_s,
+            before,
+            suspicions,
+            exists().where(Session.job_id == last.c.job_id),
+        )
+        .join(Job, Job.id == last.c.job_id)
+        .order_by(last.c.ranks.desc(), Job.name)
+        .limit(MOST_JOBS)
+    )
+    return [
+        LiveStep(job, ranks, step_s, before_s, said or (), recorded)
+        for job, ranks, step_s, before_s, said, recorded in tx.session.execute(query)
+    ]

@@ -1,0 +1,355 @@
+"""What is kept of a batch: its rows as blocks, and the sums of the minutes and hours that it has.
+
+Who holds the claim of an attempt alone adds to what is kept of it, in the transaction that stores
+the state of its detection: no row is lost, and none is there twice.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
+
+from app.access.audit import Action, record
+from app.analysis.pulse.columns import (
+    BEAT_COLUMNS,
+    KEYS,
+    MEASURES,
+    NO_BEAT,
+    Int64,
+    Pulses,
+    Steps,
+    joined,
+)
+from app.analysis.pulse.medians import median_of_rows
+from app.analysis.pulse.packing import from_block, in_order, rows_of, to_block
+from app.analysis.pulse.parquet import columns_of
+from app.analysis.pulse.rollups import Sums, from_bytes, to_bytes
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+from app.pulse.models import PulseBlock, PulseSpan, PulseState, RecordingRequest
+from app.sessions.receive import no_job
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+MINUTE: Final = 60
+HOUR: Final = 3_600
+SPANS: Final = (MINUTE, HOUR)
+# The last block of a minute grows up to this: written anew, it is small.
+GROWS_BYTES: Final = 1 << 16
+# Ranks that are named as those that compute longest.
+NAMED: Final = 5
+# Clocks of all hosts that are farther off are taken for wrong.
+_WRONG_NS: Final = 600_000_000_000
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What a batch adds: rows by their minute, and sums by length and start of a span.
+
+    Minutes and starts are seconds since the epoch.
+    """
+
+    rows: Mapping[int, Pulses]
+    sums: Mapping[tuple[int, int], Sums]
+
+    @property
+    def lost_gpu_s(self) -> float:
+        """Return the GPU-seconds that its steps lost."""
+        minutes = (sums for (seconds, _), sums in self.sums.items() if seconds == MINUTE)
+        return sum(sums.lost_ns for sums in minutes) / _SECOND_NS
+
+
+def kept_of(steps: tuple[Steps, ...], batch: Pulses | None, received_at: datetime | None) -> Kept:
+    """Return what is kept of a batch.
+
+    A step belongs to the minute in which its median rank ended it: a single wrong clock changes
+    nothing. Where all clocks are wrong, what came last ended when it came.
+
+    Parameters
+    ----------
+    steps : tuple of Steps
+        Those that are whole with it.
+    batch : Pulses or None
+        All its rows, in the order of time; of them the beats are kept.
+    received_at : datetime or None
+        When its last body came; None where there is none.
+    """
+    rows: dict[int, list[Pulses]] = {}
+    sums: dict[tuple[int, int], Sums] = {}
+    received_ns = None if received_at is None else int(received_at.timestamp() * _SECOND_NS)
+    ends = [_ends(one) for one in steps]
+    shift_ns = _shift(max((int(one.max()) for one in ends), default=None), received_ns)
+    for whole, ended_ns in zip(steps, ends, strict=True):
+        minutes = (ended_ns + shift_ns) // (MINUTE * _SECOND_NS) * MINUTE
+        for minute, which in _runs(minutes):
+            rows.setdefault(minute, []).append(rows_of(whole, which))
+            own = Sums.of(whole, which)
+            for seconds in SPANS:
+                key = seconds, minute // seconds * seconds
+                sums[key] = sums[key].plus(own) if key in sums else own
+    if batch is not None:
+        beats = batch.take(batch.phase != NO_BEAT)
+        # Beats tell of the moment: where they wait with others, they are of the last minute.
+        if len(beats):
+            last_ns = int(np.median(beats.time_ns)) if received_ns is None else received_ns
+            minute = max(rows, default=last_ns // (MINUTE * _SECOND_NS) * MINUTE)
+            rows.setdefault(minute, []).append(beats)
+    return Kept({minute: joined(parts) for minute, parts in rows.items()}, sums)
+
+
+def write_kept(
+    tx: UnitOfWork, job_id: int, attempt: int, kept: Kept, hosts: Mapping[int, str]
+) -> None:
+    """Add to the blocks and sums of an attempt; its claim is held by the transaction.
+
+    Parameters
+    ----------
+    hosts : mapping of int to str
+        Names of hosts by rank, as far as they are known.
+    """
+    for minute, rows in kept.rows.items():
+        _append(tx, job_id, attempt, _moment(minute), rows)
+    for (seconds, start), sums in kept.sums.items():
+        whose = {"job_id": job_id, "attempt": attempt, "seconds": seconds, "start": _moment(start)}
+        _add(tx, whose, sums, hosts)
+
+
+def _append(tx: UnitOfWork, job_id: int, attempt: int, minute: datetime, rows: Pulses) -> None:
+    last = tx.session.execute(
+        select(PulseBlock.id, PulseBlock.part, func.octet_length(PulseBlock.body).label("size"))
+        .where(
+            PulseBlock.job_id == job_id,
+            PulseBlock.attempt == attempt,
+            PulseBlock.minute == minute,
+        )
+        .order_by(PulseBlock.part.desc())
+        .limit(1)
+    ).one_or_none()
+    if last is not None and last.size < GROWS_BYTES:
+        body = tx.session.execute(
+            select(PulseBlock.body).where(PulseBlock.id == last.id)
+        ).scalar_one()
+        both = joined([from_block(body), rows])
+        tx.session.execute(
+            update(PulseBlock)
+            .where(PulseBlock.id == last.id)
+            .values(rows=len(both), body=to_block(both))
+        )
+        return
+    tx.session.execute(
+        insert(PulseBlock).values(
+            job_id=job_id,
+            attempt=attempt,
+            minute=minute,
+            part=0 if last is None else last.part + 1,
+            rows=len(rows),
+            body=to_block(rows),
+        )
+    )
+
+
+def _add(tx: UnitOfWork, whose: Mapping[str, object], sums: Sums, hosts: Mapping[int, str]) -> None:
+    before = tx.session.execute(select(PulseSpan.sums).filter_by(**whose)).scalar()
+    both = sums if before is None else from_bytes(before).plus(sums)
+    slowest = both.slowest(NAMED)
+    values = {
+        "ranks": len(both.ranks),
+        "steps": both.steps,
+        "busy_s": both.step_ns / _SECOND_NS,
+        "step_median_s": both.median_ns / _SECOND_NS,
+        "step_p95_s": both.high_ns / _SECOND_NS,
+        "step_worst_s": both.worst_ns / _SECOND_NS,
+        "compute_median_s": both.compute_median_ns / _SECOND_NS,
+        "compute_p95_s": both.compute_high_ns / _SECOND_NS,
+        "tokens": both.tokens,
+        "lost_gpu_s": both.lost_ns / _SECOND_NS,
+        "worst_ranks": [rank for rank, _ in slowest],
+        "worst_ratios": [ratio for _, ratio in slowest],
+        "worst_hosts": [hosts.get(rank, "") for rank, _ in slowest],
+        "worst_gpus": [_place(rank, hosts) for rank, _ in slowest],
+        "sums": to_bytes(both),
+    }
+    tx.session.execute(
+        insert(PulseSpan)
+        .values(**whose, **values)
+        .on_conflict_do_update(
+            index_elements=["job_id", "seconds", "start", "attempt"], set_=values
+        )
+    )
+
+
+def _place(rank: int, hosts: Mapping[int, str]) -> int:
+    """Return the place of a rank among those of its host: its GPU, where each has one."""
+    host = hosts.get(rank)
+    if host is None:
+        return 0
+    return sum(1 for other, its in hosts.items() if its == host and other < rank)
+
+
+def _ends(steps: Steps) -> Int64:
+    """Return when the median rank ended each step: nanoseconds since the epoch, in order."""
+    first_ns = int(steps.ended_ns[0].max())
+    there = ~np.isnan(steps.measures["step_ns"])
+    since_ns = median_of_rows(np.where(there, steps.ended_ns - first_ns, np.nan))
+    return np.maximum.accumulate(first_ns + since_ns.astype(np.int64))
+
+
+def _shift(last_ns: int | None, received_ns: int | None) -> int:
+    """Return what is added to times, where all clocks are far from the server's."""
+    if last_ns is None or received_ns is None or abs(received_ns - last_ns) <= _WRONG_NS:
+        return 0
+    return received_ns - last_ns
+
+
+def _runs(values: Int64) -> list[tuple[int, slice]]:
+    """Return values that do not fall, and where each of them stands."""
+    found, firsts = np.unique(values, return_index=True)
+    ends = [*firsts[1:].tolist(), len(values)]
+    return [
+        (int(value), slice(first, end))
+        for value, first, end in zip(found, firsts.tolist(), ends, strict=True)
+    ]
+
+
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+# ---- Use case: forget states of detection that nothing follows any more, and old requests ------
+
+
+# After so long a job that goes on is watched as a new one; counts and notices stay.
+SILENT: Final = timedelta(days=7)
+# Bodies of an attempt that come after those of a later one are at most seconds old.
+FOLLOWED: Final = timedelta(hours=1)
+# As long as what minutes come to is kept without a rule.
+REQUESTS_KEPT: Final = timedelta(days=90)
+_AT_ONCE: Final = 256
+
+
+def prune_pulses(tx: UnitOfWork) -> None:
+    """Forget the states of ended attempts, and requests that were answered long ago."""
+    later = aliased(PulseState)
+    followed = exists().where(later.job_id == PulseState.job_id, later.attempt > PulseState.attempt)
+    old = (PulseState.advanced_at < tx.now - SILENT) | (
+        (PulseState.advanced_at < tx.now - FOLLOWED) & followed
+    )
+    tx.session.execute(
+        update(PulseState)
+        .where(PulseState.state.is_not(None), PulseState.lease_until.is_(None), old)
+        .values(state=None, pace=None)
+        .execution_options(synchronize_session=False)
+    )
+    first = select(RecordingRequest.id).order_by(RecordingRequest.id).limit(_AT_ONCE)
+    tx.session.execute(
+        delete(RecordingRequest)
+        .where(
+            RecordingRequest.id.in_(first.scalar_subquery()),
+            RecordingRequest.until < tx.now - REQUESTS_KEPT,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+# ---- Use case: a job's kept pulse as a Parquet file, made while it is sent ---------------------
+
+
+SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.int64()) for name in (*KEYS, *MEASURES)),
+        *((name, pa.string() if name == "phase" else pa.int64()) for name in BEAT_COLUMNS),
+    ]
+)
+
+
+def export_pulse(container: Container, job: str, attempt: int | None = None) -> Iterator[bytes]:
+    """Return what is kept of a job's pulse, step by step, piece by piece.
+
+    A minute is in memory at a time, read in a transaction of its own: one that goes meanwhile is
+    left out.
+
+    Parameters
+    ----------
+    attempt : int, optional
+        Of one attempt; without it, of all.
+
+    Raises
+    ------
+    NotFoundError
+        Before the first piece, if there is no such job.
+    """
+    with container.uow() as tx:
+        job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+        if job_id is None:
+            raise no_job(job)
+        query = (
+            select(PulseBlock.attempt, PulseBlock.minute)
+            .where(PulseBlock.job_id == job_id)
+            .distinct()
+            .order_by(PulseBlock.attempt, PulseBlock.minute)
+        )
+        if attempt is not None:
+            query = query.where(PulseBlock.attempt == attempt)
+        minutes = [(row.attempt, row.minute) for row in tx.session.execute(query)]
+        record(tx, container.principal, Action.EXPORTED, f"pulse of job {job}")
+    return _pieces(container, job_id, minutes)
+
+
+def _pieces(
+    container: Container, job_id: int, minutes: Sequence[tuple[int, datetime]]
+) -> Iterator[bytes]:
+    written = _Written()
+    with pq.ParquetWriter(pa.PythonFile(written, mode="w"), SCHEMA, compression="zstd") as file:
+        for attempt, minute in minutes:
+            with container.reading() as tx:
+                bodies = tx.session.execute(
+                    select(PulseBlock.body)
+                    .where(
+                        PulseBlock.job_id == job_id,
+                        PulseBlock.attempt == attempt,
+                        PulseBlock.minute == minute,
+                    )
+                    .order_by(PulseBlock.part)
+                ).scalars()
+                parts = [from_block(body) for body in bodies]
+            if parts:
+                file.write_table(pa.table(dict(columns_of(in_order(parts))), schema=SCHEMA))
+                yield written.take()
+    yield written.take()
+
+
+class _Written(io.RawIOBase):
+    """What was written and not sent yet; a file that is never read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Keep bytes until they are taken."""
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def take(self) -> bytes:
+        """Return what was written since it was taken last."""
+        taken = b"".join(self._parts)
+        self._parts.clear()
+        return taken

@@ -1,0 +1,287 @@
+"""The read side of pulses."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from pydantic import TypeAdapter
+from sqlalchemy import ScalarSelect, Select, func, select, true, tuple_, type_coerce
+from sqlalchemy.dialects.postgresql import JSONB, distinct_on
+
+from app.analysis.pulse.notices import Evidence, NoticeKind
+from app.analysis.pulse.step_pace import Pace
+from app.incidents.models.facts import Outcome
+from app.jobs.models import Job
+from app.platform.database.columns import as_json
+from app.platform.database.projects import Project, is_there
+from app.platform.database.unit_of_work import Reads
+from app.pulse.keep import MINUTE
+from app.pulse.models import PulseNotice, PulseSpan, PulseState
+from app.pulse.recordings import PATIENCE, open_requests
+from app.pulse.spans import Resolution, SlowRank, SpanRow, slow_ranks, spans, spans_query
+
+MOST_LISTED: Final = 200
+HOUR_NS: Final = 3_600e9
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeRow:
+    """Something that was noticed in a job."""
+
+    attempt: int
+    number: int
+    """Counts those of the attempt; a later one may have a smaller number."""
+    kind: NoticeKind
+    ranks: list[int]
+    """Global ranks to blame; empty where none is."""
+    hosts: list[str]
+    factor: float | None
+    """How many times as long it takes; null of a hang or silence."""
+    from_step: int
+    noticed_step: int
+    noticed_time_ns: int
+    """By the clock of the host, since the epoch."""
+    noticed_at: datetime
+    """By the server's clock."""
+    cleared_step: int | None
+    """The first step that is as before; null while it goes on."""
+    evidence: Evidence
+    cleared_at: datetime | None
+    """When it ended by the server's clock."""
+    outcome: Outcome | None
+    """What a session that was asked for says of it."""
+    session: uuid.UUID | None
+    """That session."""
+    cause: str
+    """That it names; empty: none."""
+    gpu_hours: float
+    """What it has cost."""
+
+
+_NOTICES: Final = TypeAdapter(list[NoticeRow])
+
+
+def notices_of_job(tx: Reads, job: str, most: int = MOST_LISTED) -> list[NoticeRow]:
+    """Return what was noticed in a job, the latest first."""
+    return notices([row._asdict() for row in tx.session.execute(_noticed(job, most))])
+
+
+def notices(rows: object) -> list[NoticeRow]:
+    """Return the rows that `notices_query` found."""
+    return _NOTICES.validate_python(rows or ())
+
+
+def notices_query(job: str, most: int) -> ScalarSelect[Any]:
+    """Return the query of what was noticed in a job, the latest first, as JSON."""
+    return as_json(_noticed(job, most))
+
+
+def _noticed(job: str, most: int) -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            PulseNotice.attempt,
+            PulseNotice.number,
+            PulseNotice.kind,
+            PulseNotice.ranks,
+            PulseNotice.hosts,
+            PulseNotice.factor,
+            PulseNotice.from_step,
+            PulseNotice.noticed_step,
+            PulseNotice.noticed_time_ns,
+            PulseNotice.noticed_at,
+            PulseNotice.cleared_step,
+            type_coerce(PulseNotice.evidence, JSONB).label("evidence"),
+            PulseNotice.cleared_at,
+            PulseNotice.outcome,
+            PulseNotice.session_id.label("session"),
+            PulseNotice.cause,
+            (func.greatest(PulseNotice.lost_ns, 0.0) / HOUR_NS).label("gpu_hours"),
+        )
+        .join(Job, Job.id == PulseNotice.job_id)
+        .where(Job.name == job)
+        .order_by(PulseNotice.noticed_at.desc(), PulseNotice.number.desc())
+        .limit(most)
+    )
+
+
+def wrong_clocks(tx: Reads, job: str) -> Mapping[str, float]:
+    """Return the hosts of a job's last attempt whose clocks are wrong, and by how many seconds."""
+    found = tx.session.execute(
+        select(PulseState.clocks)
+        .join(Job, Job.id == PulseState.job_id)
+        .where(Job.name == job)
+        .order_by(PulseState.attempt.desc())
+        .limit(1)
+    ).scalar()
+    return found or {}
+
+
+def left_out(tx: Reads, job: str) -> Mapping[str, int]:
+    """Return how much of a job's pulse was left out, by code."""
+    counts: Counter[str] = Counter()
+    for of_attempt in tx.session.execute(
+        select(PulseState.counts).join(Job, Job.id == PulseState.job_id).where(Job.name == job)
+    ).scalars():
+        counts.update(of_attempt)
+    return dict(sorted(counts.items()))
+
+
+# ---- The read side of a job while it runs: its pace, the last minutes, notices, what is asked ----
+
+
+# Minutes that a page shows.
+MINUTES: Final = 720
+MOST_NOTICES: Final = 20
+# Of the latest steps, whose median is the step time now.
+_LATEST: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A session that the job is asked for and that has not come."""
+
+    steps: int
+    reason: str
+    handed: bool
+    """Whether the job was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job's latest attempt that sent a pulse."""
+
+    job: str
+    now: datetime
+    attempt: int
+    heard_at: datetime
+    """When rows of its pulse were read last."""
+    sends: bool
+    """Whether it can be asked to record: its pulse came not long ago."""
+    ranks: int
+    step_s: float | None
+    """The median of its latest 20 steps; null of fewer than one."""
+    minutes: list[SpanRow]
+    """Of the last `MINUTES`, of all attempts, the earliest first."""
+    notices: list[NoticeRow]
+    """The latest first."""
+    asked: Asked | None
+
+    @property
+    def open(self) -> list[NoticeRow]:
+        """Return what goes on, the latest first."""
+        return [notice for notice in self.notices if notice.cleared_at is None]
+
+
+def live_job(tx: Reads, job: str) -> LiveJob | None:
+    """Return a job as its pulse shows it, with one statement; None of one that never sent any."""
+    of_job = (
+        select(PulseState.job_id, PulseState.attempt)
+        .join(Job, Job.id == PulseState.job_id)
+        .where(Job.name == job, PulseState.advanced_at.is_not(None))
+        .order_by(PulseState.attempt.desc())
+        .limit(1)
+        .subquery()
+    )
+    asked = open_requests(tx.now, of_job.c.job_id, of_job.c.attempt).limit(1).lateral()
+    since = tx.now - timedelta(minutes=MINUTES)
+    state = tx.session.execute(
+        select(
+            PulseState.attempt,
+            PulseState.advanced_at,
+            PulseState.pace,
+            notices_query(job, MOST_NOTICES).label("notices"),
+            spans_query(job, since, tx.now, Resolution.MINUTE).label("minutes"),
+            asked.c.steps,
+            asked.c.reason,
+            asked.c.handed_at,
+        )
+        .join(of_job, tuple_(*of_job.c) == tuple_(PulseState.job_id, PulseState.attempt))
+        .outerjoin(asked, true())
+    ).one_or_none()
+    if state is None:
+        return None
+    pace = Pace.from_bytes(state.pace)
+    return LiveJob(
+        job=job,
+        now=tx.now,
+        attempt=state.attempt,
+        heard_at=state.advanced_at,
+        sends=state.advanced_at > tx.now - PATIENCE,
+        ranks=pace.ranks(),
+        step_s=float(np.median(pace.step_ns[-_LATEST:])) / 1e9 if len(pace.step_ns) else None,
+        minutes=spans(state.minutes),
+        notices=notices(state.notices),
+        asked=None
+        if state.steps is None
+        else Asked(state.steps, state.reason, state.handed_at is not None),
+    )
+
+
+# ---- The largest jobs whose pulse comes now, over all projects: what metrics show --------------
+
+
+MOST_JOBS: Final = 20
+# A job of which no minute was whole since then does not run.
+SINCE: Final = timedelta(minutes=10)
+# After its end, until its last steps are there.
+WHOLE: Final = timedelta(seconds=MINUTE + 15)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job in its last whole minute."""
+
+    project: str
+    job: str
+    ranks: int
+    step_s: float
+    tokens_per_s: float | None
+    lost_gpu_hours: float
+    """Of all attempts since its first pulse."""
+    slowest: list[SlowRank]
+
+
+def running_jobs(tx: Reads) -> list[RunningJob]:
+    """Return the jobs with most ranks, at most `MOST_JOBS`; for a transaction of all projects."""
+    last = (
+        select(PulseSpan)
+        .where(
+            PulseSpan.seconds == MINUTE,
+            PulseSpan.start >= tx.now - SINCE,
+            PulseSpan.start <= tx.now - WHOLE,
+        )
+        .ext(distinct_on(PulseSpan.job_id))
+        .order_by(PulseSpan.job_id, PulseSpan.start.desc(), PulseSpan.attempt.desc())
+        .subquery()
+    )
+    lost = (
+        select(func.sum(PulseState.lost_gpu_s))
+        .where(PulseState.job_id == last.c.job_id)
+        .scalar_subquery()
+    )
+    query = (
+        select(last, Project.name.label("project"), Job.name.label("job"), lost.label("lost"))
+        .join(Job, Job.id == last.c.job_id)
+        .join(Project, Project.id == Job.project_id)
+        .where(is_there(Job.project_id))
+        .order_by(last.c.ranks.desc(), last.c.job_id)
+        .limit(MOST_JOBS)
+    )
+    return [
+        RunningJob(
+            project=row.project,
+            job=row.job,
+            ranks=row.ranks,
+            step_s=row.step_median_s,
+            tokens_per_s=row.tokens / row.busy_s if row.tokens and row.busy_s else None,
+            lost_gpu_hours=(row.lost or 0.0) / 3_600,
+            slowest=slow_ranks(row),
+        )
+        for row in tx.session.execute(query)
+    ]

@@ -1,0 +1,507 @@
+"""What pages show of a pulse: how a job runs now, who is slow, what is suspected and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from app.access.guard import Here
+from app.analysis.pulse.notices import NoticeKind, named
+from app.analysis.wording import gpu_time, hours
+from app.errors import NotFoundError
+from app.incidents.models.facts import STANDING_STILL, TITLES, Outcome
+from app.incidents.pages.parts import Actions
+from app.pulse.live import MINUTES, Asked, LiveJob, NoticeRow, live_job
+from app.pulse.spans import SlowRank, SpanRow
+from app.web import html, moments
+from app.web.format import NBSP, count, heat_color, percent, plural, seconds, times
+from app.web.links import host_url, job_url
+from app.web.pages import Pages
+from app.web.parts import Fact, StateLabel
+from app.web.tables import Drawn, Shown, Table, csv_file, drawn, one_of
+
+# ---- Step times over the last minutes as lines: of the median, the 95th percentile and the longest
+
+
+# The box that is drawn in, which is stretched.
+WIDTH: Final = MINUTES
+HEIGHT: Final = 100
+_MINUTE_S: Final = 60
+# What is longer is cut off above: a checkpoint would make all else flat.
+_TOP: Final = 1.5
+_ROOM: Final = 0.08
+# A change of the step time that is said.
+_CHANGED: Final = 0.02
+# Minutes that are compared with those before them.
+_NOW: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepLines:
+    """The lines, as SVG paths, and what they say."""
+
+    title: str
+    low: str
+    high: str
+    # name and path, from the top down
+    lines: tuple[tuple[str, str], ...]
+    # of minutes in which notices began and sessions were asked for
+    marks: tuple[float, ...]
+
+
+def step_lines(live: LiveJob) -> StepLines:
+    """Return the step times of a job."""
+    minutes = live.minutes
+    if not minutes:
+        return StepLines("No minute is whole yet", "", "", (), ())
+    medians = np.array([one.step_median_s for one in minutes])
+    high = min(max(one.step_p95_s for one in minutes), _TOP * float(np.quantile(medians, 0.98)))
+    low = float(medians.min())
+    room = _ROOM * (high - low) or _ROOM * high
+    low, high = max(0.0, low - room), high + room
+    last = int(live.now.timestamp()) // _MINUTE_S
+
+    def across(at: float) -> float:
+        return WIDTH - 1 - last + at / _MINUTE_S
+
+    starts = [int(one.start.timestamp()) for one in minutes]
+    at = [across(start) + 0.5 for start in starts]
+    lines = (
+        ("worst", [one.step_worst_s for one in minutes]),
+        ("p95", [one.step_p95_s for one in minutes]),
+        ("median", [one.step_median_s for one in minutes]),
+    )
+    return StepLines(
+        title=_title(live),
+        low=seconds(low),
+        high=seconds(high),
+        lines=tuple((name, _path(at, values, low, high)) for name, values in lines),
+        marks=tuple(
+            round(found, 1)
+            for one in live.notices
+            if 0 <= (found := across(one.noticed_at.timestamp())) <= WIDTH
+        ),
+    )
+
+
+def _path(at: Sequence[float], values: Sequence[float], low: float, high: float) -> str:
+    parts, before = [], None
+    for x, value in zip(at, values, strict=True):
+        y = HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
+        # A minute without a step is a gap; two attempts may share a minute.
+        joined = before is not None and x - before <= 1
+        parts.append(f"{'L' if joined else 'M'}{x:.1f} {y:.1f}{'' if joined else 'h.1'}")
+        before = x
+    return "".join(parts)
+
+
+def _title(live: LiveJob) -> str:
+    minutes = live.minutes
+    now = float(np.median([one.step_median_s for one in minutes[-_NOW:]]))
+    if len(minutes) <= _NOW:
+        return f"A step takes {seconds(now if live.step_s is None else live.step_s)}"
+    before = float(np.median([one.step_median_s for one in minutes[:-_NOW]]))
+    change = now / before - 1
+    if abs(change) < _CHANGED:
+        return f"A step takes {seconds(now)}, as before"
+    more = "longer" if change > 0 else "shorter"
+    return f"A step takes {seconds(now)}, {percent(abs(change), 0)} {more} than {seconds(before)}"
+
+
+# A pulse comes every five seconds and is read two seconds later: after so long it is late.
+_LATE: Final = timedelta(seconds=30)
+# Computing from here on is said to be slow; as of a host in a session.
+_SLOW: Final = 1.05
+# A minute that began less long ago than this still grows.
+_WHOLE: Final = timedelta(seconds=75)
+# Steps of a minute under way, from which on ranks are compared in it.
+_ENOUGH: Final = 20
+_HOUR: Final = 60
+# For so long a page says that something is over.
+_RECENT: Final = timedelta(minutes=10)
+_LIVE: Final = StateLabel("run", "Live", 4, quiet=True)
+_SUSPECTED: Final = StateLabel("pending", "Suspected", -2)
+_STANDS: Final = StateLabel("firing", "Stands still", -4)
+_ENDED: Final = StateLabel("warn", "No pulse", 5)
+_OVER: Final = StateLabel("resolved", "Over", 5)
+_GOES_ON: Final = StateLabel("pending", "Goes on", 0)
+# What is noticed of these is that ranks compute long: what the map shows.
+_COMPUTE_LONG: Final = frozenset({NoticeKind.SLOW_RANK, NoticeKind.SPELLS, NoticeKind.DRIFT})
+_OUTCOMES: Final = {
+    Outcome.CONFIRMED: "confirmed by a session",
+    Outcome.EXPLAINED: "a session names another cause",
+    Outcome.CLEARED: "cleared by a session",
+    Outcome.UNCONFIRMED: "no session tells",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """A job, live; what of it changes is fetched anew every few seconds."""
+
+    now: datetime
+    job: str
+    url: str
+    title: str
+    heading: str
+    state: StateLabel
+    since: Markup | str
+    facts: Sequence[Fact]
+    asked: str
+    can_record: bool
+    steps: StepLines
+    map_title: str
+    # host and GPU of ranks by number, as far as minutes name them
+    places: dict[int, str]
+    noticed: Drawn | None
+    noticed_title: str
+    slowest: Drawn | None
+    slowest_title: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedJob:
+    """The page of a job without a session."""
+
+    now: datetime
+    name: str
+    incidents: Sequence[Actions]
+
+
+def unrecorded_job(live: LiveView, incidents: Sequence[Actions]) -> UnrecordedJob:
+    """Return the page of a job that has sent a pulse, and no session yet."""
+    return UnrecordedJob(live.now, live.job, incidents)
+
+
+def live_view(live: LiveJob) -> LiveView:
+    """Return what pages show of a job that sends a pulse."""
+    last, latest = _last_minute(live), _last_minute(live, _ENOUGH)
+    slowest = [] if latest is None else latest.slowest
+    state, heading = _standing(live, slowest)
+    url = job_url(live.job)
+    return LiveView(
+        now=live.now,
+        job=live.job,
+        url=url,
+        title=f"{live.job}: {heading[0].lower()}{heading[1:]}",
+        heading=heading,
+        state=state,
+        since=_since(live),
+        facts=_facts(live, last, slowest),
+        asked=_asked(live.asked),
+        can_record=live.sends,
+        steps=step_lines(live),
+        map_title=_map_title(live, slowest),
+        places=_places(live.minutes),
+        noticed=_noticed(live, f"{url}/pulse/notices.csv"),
+        noticed_title=f"{plural(len(live.notices), 'notice')}, {count(len(live.open))} open"
+        if live.notices
+        else "",
+        slowest=drawn(_SLOWEST, slowest, csv=f"{url}/pulse/slowest.csv", classes="plain slowest")
+        if slowest
+        else None,
+        slowest_title="" if latest is None else _slowest_title(latest),
+    )
+
+
+def _standing(live: LiveJob, slowest: Sequence[SlowRank]) -> tuple[StateLabel, str]:
+    if live.open:
+        first = _most_pressing(live.open)
+        stands = first.kind in STANDING_STILL
+        return (_STANDS if stands else _SUSPECTED), _capital(first.evidence.sentence)
+    step = "" if live.step_s is None else f"A step takes {seconds(live.step_s)}"
+    if not live.sends:
+        return _ENDED, f"No pulse comes any more{f'; {_small(step)} then' if step else ''}"
+    if not step:
+        return _LIVE, "The first pulse came; no step has ended yet"
+    if _just_over(live) is not None:
+        return _LIVE, f"{step}; no rank is slow any more"
+    if slowest and slowest[0].ratio >= _SLOW:
+        one = slowest[0]
+        return _LIVE, (
+            f"{step}; in the last minute rank {one.rank} computed {times(one.ratio)} as long as "
+            "its peers"
+        )
+    return _LIVE, f"{step}; no rank is slow"
+
+
+def _just_over(live: LiveJob) -> NoticeRow | None:
+    """Return what ended last, where that was not long ago."""
+    over = [one for one in live.notices if one.cleared_at is not None]
+    last = max(over, key=lambda one: one.cleared_at or one.noticed_at, default=None)
+    if last is None or last.cleared_at is None or last.cleared_at < live.now - _RECENT:
+        return None
+    return last
+
+
+def _most_pressing(notices: Sequence[NoticeRow]) -> NoticeRow:
+    return max(
+        notices, key=lambda one: (one.kind in STANDING_STILL, one.factor or 0.0, one.noticed_at)
+    )
+
+
+def _since(live: LiveJob) -> Markup | str:
+    if live.open:
+        first = _most_pressing(live.open)
+        return html.join(
+            (
+                "noticed ",
+                moments.when(first.noticed_at, live.now),
+                f", step {count(first.noticed_step)}; slow from step {count(first.from_step)}"
+                if first.kind not in STANDING_STILL
+                else f", after step {count(first.from_step)}",
+            )
+        )
+    last = _just_over(live)
+    if last is not None and last.cleared_at is not None:
+        return html.join(("over ", moments.when(last.cleared_at, live.now)))
+    if live.now - live.heard_at > _LATE:
+        return html.join(("last pulse ", moments.when(live.heard_at, live.now)))
+    return ""
+
+
+def _facts(live: LiveJob, last: SpanRow | None, slowest: Sequence[SlowRank]) -> list[Fact]:
+    found = []
+    if live.step_s is not None:
+        hint = "Median of the latest 20 steps; p95 and worst since the last whole minute began"
+        found.append(Fact("Step time", seconds(live.step_s), _spread(live, last), hint))
+    if last is not None and last.tokens_per_s:
+        found.append(Fact("Tokens a second", _short(last.tokens_per_s), "of the whole job"))
+    if live.minutes:
+        lost = sum(one.lost_gpu_s for one in live.minutes) / 3_600
+        rate = "" if last is None else f"{hours(last.lost_gpu_s / _HOUR)} more each hour"
+        hint = "GPU-hours in which ranks waited for the one that computes longest"
+        found.append(Fact("Lost in 12 hours", gpu_time(lost), rate, hint))
+    if slowest:
+        first = slowest[0]
+        found.append(
+            Fact(
+                "Longest computing",
+                f"Rank {first.rank}, {times(first.ratio)}",
+                _place(first),
+                "In the last minute",
+            )
+        )
+    found.append(Fact("Ranks", count(live.ranks), f"attempt {count(live.attempt)}"))
+    found.append(Fact("Pulse", "", "since the last one", moment=live.heard_at))
+    return found
+
+
+def _spread(live: LiveJob, last: SpanRow | None) -> str:
+    """Return the spread of the step time, with the steps that its median is of among its own."""
+    if last is None:
+        return ""
+    among = [one for one in live.minutes if one.attempt == live.attempt and one.start >= last.start]
+    p95_s = max(one.step_p95_s for one in among)
+    worst_s = max(one.step_worst_s for one in among)
+    return f"p95 {seconds(p95_s)}, worst {seconds(worst_s)}"
+
+
+def _short(value: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{NBSP}{unit}"
+    return f"{value:.3g}"
+
+
+def _asked(asked: Asked | None) -> str:
+    if asked is None:
+        return ""
+    if asked.handed:
+        return f"Recording {asked.steps} steps…: {asked.reason}"
+    return f"{asked.steps} steps are asked for: {asked.reason}"
+
+
+def _last_minute(live: LiveJob, enough: int | None = None) -> SpanRow | None:
+    """Return the last minute that is whole; the last one of a job that just began or has ended.
+
+    Parameters
+    ----------
+    enough : int, optional
+        The steps with which that under way counts, too: it has what was just noticed.
+    """
+    own = [one for one in live.minutes if one.attempt == live.attempt]
+    whole = [
+        one
+        for one in own
+        if one.start <= live.now - _WHOLE or (enough is not None and one.steps >= enough)
+    ]
+    found = whole or own
+    return found[-1] if found else None
+
+
+def _map_title(live: LiveJob, slowest: Sequence[SlowRank]) -> str:
+    """Return what the map shows, by the same facts as the page's heading.
+
+    Of what goes on the notice tells, which the last minute may not have yet, or still has.
+    """
+    blamed = [one for one in live.open if one.kind in _COMPUTE_LONG and one.ranks]
+    if blamed:
+        worst = _most_pressing(blamed)
+        computes = "computes" if len(worst.ranks) == 1 else "compute"
+        return f"{_who(worst)} {computes} {_compared(live, worst)}"
+    over = _just_over(live)
+    if not live.open and over is not None and over.kind in _COMPUTE_LONG and over.ranks:
+        return f"{_who(over)} computed {_compared(live, over)} until a moment ago"
+    if any(one.kind in STANDING_STILL for one in live.open):
+        return "Computing of the ranks until no step ended any more"
+    slow = [one for one in slowest if one.ratio >= _SLOW]
+    if not slow:
+        return "All ranks compute as long as their peers"
+    first = slow[0]
+    where = f" ({_place(first)})" if first.host else ""
+    return f"Rank {first.rank}{where} computes {times(first.ratio)} as long as its peers"
+
+
+def _who(notice: NoticeRow) -> str:
+    return _capital(named(tuple(notice.ranks), tuple(notice.hosts)))
+
+
+def _compared(live: LiveJob, notice: NoticeRow) -> str:
+    """Return what the ranks are held against; by how much stands in the sentence."""
+    its = "its" if len(notice.ranks) == 1 else "their"
+    at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
+    return f"longer than {f'{its} peers' if live.ranks > 1 else 'before'}{at_times}"
+
+
+def _places(minutes: Sequence[SpanRow]) -> dict[int, str]:
+    return {rank.rank: _place(rank) for one in minutes for rank in one.slowest if rank.host}
+
+
+def _place(rank: SlowRank) -> str:
+    return f"{rank.host}, GPU{NBSP}{rank.gpu}" if rank.host else ""
+
+
+def _slowest_title(last: SpanRow) -> str:
+    number = len(last.slowest)
+    return f"The {plural(number, 'rank')} that compute longest" if number > 1 else "The only rank"
+
+
+def _host(rank: SlowRank) -> object:
+    return html.link(host_url(rank.host), rank.host) if rank.host else html.NOTHING
+
+
+_SLOWEST: Final[tuple[Shown[SlowRank], ...]] = (
+    Shown("Rank", lambda one: count(one.rank), classes="num"),
+    Shown("Host", _host, of_cells="grow"),
+    Shown("GPU", lambda one: one.gpu if one.host else "", classes="num"),
+    Shown(
+        "Computing",
+        lambda one: html.swatch(heat_color(one.ratio)) + times(one.ratio),
+        classes="num",
+        hint="Against the median of the ranks of its stage, without waiting",
+    ),
+)
+
+
+def _noticed(live: LiveJob, csv: str) -> Drawn | None:
+    if not live.notices:
+        return None
+    now = live.now
+    shown: tuple[Shown[NoticeRow], ...] = (
+        Shown("Noticed", lambda one: moments.when(one.noticed_at, now), of_cells="nowrap"),
+        Shown("State", lambda one: html.state(_GOES_ON if one.cleared_at is None else _OVER)),
+        Shown("Notice", lambda one: TITLES[one.kind], classes="opt", of_cells="nowrap"),
+        Shown("What", _what, of_cells="grow"),
+        Shown("Session", _outcome, of_cells="ends"),
+        Shown("Lost", lambda one: gpu_time(one.gpu_hours), classes="num opt"),
+    )
+    return drawn(shown, live.notices, csv=csv, classes="plain notices")
+
+
+def _what(one: NoticeRow) -> object:
+    return _capital(one.evidence.told)
+
+
+def _outcome(one: NoticeRow) -> object:
+    if one.outcome is None:
+        return "" if one.cleared_at is not None else "none yet"
+    words = _OUTCOMES[one.outcome]
+    return words if one.session is None else html.link(f"/sessions/{one.session}", words)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+# ---- The tables of a job's pulse as files ------------------------------------------------------
+
+
+def minutes_csv(live: LiveJob) -> Table:
+    """Return the step times of each minute."""
+    header = (
+        "attempt", "start", "ranks", "steps", "step_median_s", "step_p95_s", "step_worst_s",
+        "compute_median_s", "compute_p95_s", "tokens_per_s", "lost_gpu_s",
+    )  # fmt: skip
+    return Table(header, ([getattr(one, name) for name in header] for one in live.minutes))
+
+
+def slowest_csv(live: LiveJob) -> Table:
+    """Return the ranks that compute longest in each minute, the slowest first."""
+    header = ("attempt", "start", "rank", "host", "gpu", "ratio")
+    return Table(
+        header,
+        (
+            (one.attempt, one.start, rank.rank, rank.host, rank.gpu, rank.ratio)
+            for one in live.minutes
+            for rank in one.slowest
+        ),
+    )
+
+
+def notices_csv(live: LiveJob) -> Table:
+    """Return what was noticed, the latest first."""
+    header = (
+        "attempt", "number", "kind", "ranks", "hosts", "factor", "from_step", "noticed_step",
+        "noticed_at", "cleared_step", "cleared_at", "outcome", "session", "cause", "gpu_hours",
+        "sentence",
+    )  # fmt: skip
+    return Table(
+        header,
+        (
+            [*(getattr(one, name) for name in header[:-1]), one.evidence.told]
+            for one in live.notices
+        ),
+    )
+
+
+FILES: Final[Mapping[str, Callable[[LiveJob], Table]]] = {
+    "minutes": minutes_csv,
+    "slowest": slowest_csv,
+    "notices": notices_csv,
+}
+
+
+# ---- What of a job's page changes while it runs, and the files of its pulse --------------------
+
+
+def add_pulse_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add what pages fetch of a job's pulse to the dashboard."""
+
+    @routes.get("/jobs/{job}/live")
+    def live_route(container: Here, job: str) -> Response:
+        with pages.reading(container) as (tx, nav):
+            found = live_job(tx, job)
+        if found is None:
+            return pages.not_found(f"pulse of {job}", nav)
+        return pages.render("pulse/parts.html", nav, live=live_view(found))
+
+    @routes.get("/jobs/{job}/pulse/{name}.csv")
+    def file_route(container: Here, job: str, name: str) -> Response:
+        make = one_of(FILES, name)
+        with container.reading() as tx:
+            found = live_job(tx, job)
+        if found is None:
+            raise NotFoundError(f"There is no pulse of {job}.")
+        return csv_file(f"paceline-pulse-{name}.csv", make(found))

@@ -1,0 +1,304 @@
+"""Sessions that a job is asked to record: by a notice of its pulse within a budget, by a person.
+
+The answer to a body of rank 0's host carries a request once; again, a bounded number of times,
+where the session does not come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+
+from app.access.audit import Action, record
+from app.analysis.pulse.step_pace import Pace
+from app.errors import ConflictError, PacelineError
+from app.incidents.store import group_of_job
+from app.jobs.models import Job
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.platform.settings import Settings
+from app.pulse.body import read_pulse
+from app.pulse.models import PulseState, RecordingRequest
+from app.sessions.models.tables import Session
+from app.sessions.receive import no_job
+
+# Answers that carry the same request.
+MOST_HANDED: Final = 3
+# For how long what a person asks for may be answered, apart from its steps.
+PATIENCE: Final = timedelta(minutes=10)
+# Of a job whose steps are not known yet, seconds.
+_STEP_S: Final = 1.0
+_REASON_CHARACTERS: Final = 200
+LISTED: Final = 50
+
+
+class Asker(StrEnum):
+    """Who asks for a session."""
+
+    NOTICE = "notice"
+    PERSON = "person"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What an answer says."""
+
+    steps: int
+    reason: str
+    by: Asker
+    """A job has a budget for notices; what a person asks for does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A session that was asked for."""
+
+    id: int
+    attempt: int
+    steps: int
+    reason: str
+    asked_by: str | None
+    """The person; null where a notice asked."""
+    asked_at: datetime
+    until: datetime
+    """It is forgotten from then on."""
+    handed_at: datetime | None
+    """When the job was told last; null: not yet."""
+    handed: int
+    session_id: str | None
+    """What came of it."""
+
+
+def ask(  # noqa: PLR0913 - what is asked for, by whom, and for how long
+    tx: UnitOfWork,
+    job_id: int,
+    attempt: int,
+    *,
+    steps: int,
+    reason: str,
+    by: str | None,
+    window_s: float,
+    patience: timedelta,
+) -> RecordingRequest:
+    """Ask for a session; return the request that is open where there is one.
+
+    The job's group of alerts is locked.
+    """
+    window = timedelta(seconds=window_s)
+    found = open_request(tx, job_id, attempt)
+    if found is not None:
+        return found
+    request = RecordingRequest(
+        job_id=job_id,
+        attempt=attempt,
+        steps=steps,
+        reason=reason[:_REASON_CHARACTERS],
+        asked_by=by,
+        asked_at=tx.now,
+        until=tx.now + window + patience,
+        window_s=window_s,
+        handed=0,
+    )
+    tx.session.add(request)
+    tx.session.flush()
+    return request
+
+
+def open_request(tx: Reads, job_id: int, attempt: int) -> RecordingRequest | None:
+    """Return the request of an attempt that may still be answered."""
+    return tx.session.execute(open_requests(tx.now, job_id, attempt).limit(1)).scalar()
+
+
+def open_requests(
+    now: datetime, job_id: int | ColumnElement[int], attempt: int | ColumnElement[int]
+) -> Select[RecordingRequest]:
+    """Return the query of the requests of an attempt that may still be answered."""
+    return (
+        select(RecordingRequest)
+        .where(
+            RecordingRequest.job_id == job_id,
+            RecordingRequest.attempt == attempt,
+            RecordingRequest.session_id.is_(None),
+            RecordingRequest.until > now,
+        )
+        .order_by(RecordingRequest.id)
+    )
+
+
+def is_within_budget(
+    tx: Reads, settings: Settings, job_id: int, attempt: int, steps_sent: int
+) -> bool:
+    """Return whether a notice may ask: not too soon after the last one, nor for too many steps.
+
+    Parameters
+    ----------
+    steps_sent : int
+        Steps of the attempt so far. The first session is always within the share.
+    """
+    by_notice = (RecordingRequest.job_id == job_id, RecordingRequest.asked_by.is_(None))
+    interval = timedelta(seconds=settings.pulse_record_interval_s)
+    last = tx.session.execute(
+        select(func.max(RecordingRequest.asked_at)).where(*by_notice)
+    ).scalar()
+    if last is not None and last > tx.now - interval:
+        return False
+    asked = tx.session.execute(
+        select(func.coalesce(func.sum(RecordingRequest.steps), 0)).where(
+            *by_notice, RecordingRequest.attempt == attempt, RecordingRequest.handed > 0
+        )
+    ).scalar_one()
+    return bool(asked <= settings.pulse_record_share * steps_sent)
+
+
+def due_request(tx: Reads, settings: Settings, job_id: int, attempt: int) -> int | None:
+    """Return the request that the next answer to rank 0's host is to carry; None: there is none."""
+    due = _due(tx, settings, job_id, attempt)
+    return tx.session.execute(
+        select(RecordingRequest.id).where(*due).order_by(RecordingRequest.id).limit(1)
+    ).scalar()
+
+
+def hand_out(
+    tx: UnitOfWork, settings: Settings, job_id: int, attempt: int, body: bytes
+) -> Recording | None:
+    """Return what the answer to a body is to ask for, and note that it does.
+
+    Call it only while a request is due: who has rank 0 is not known without reading the body.
+    """
+    if not _has_first_rank(body, attempt):
+        return None
+    found = due_request(tx, settings, job_id, attempt)
+    handed = tx.session.execute(
+        update(RecordingRequest)
+        .where(RecordingRequest.id == found, *_due(tx, settings, job_id, attempt))
+        .values(handed_at=tx.now, handed=RecordingRequest.handed + 1)
+        .returning(RecordingRequest.steps, RecordingRequest.reason, RecordingRequest.asked_by)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    if handed is None:
+        return None
+    asker = Asker.NOTICE if handed.asked_by is None else Asker.PERSON
+    return Recording(handed.steps, handed.reason, asker)
+
+
+def _due(
+    tx: Reads, settings: Settings, job_id: int, attempt: int
+) -> tuple[ColumnElement[bool], ...]:
+    again = timedelta(seconds=settings.pulse_record_again_s)
+    not_yet = or_(
+        RecordingRequest.handed_at.is_(None),
+        (RecordingRequest.handed < MOST_HANDED)
+        & (
+            RecordingRequest.handed_at
+            + again
+            + func.make_interval(0, 0, 0, 0, 0, 0, RecordingRequest.window_s)
+            < tx.now
+        )
+        & ~exists().where(
+            Session.job_id == RecordingRequest.job_id,
+            Session.attempt == RecordingRequest.attempt,
+            Session.received_at > RecordingRequest.handed_at,
+        ),
+    )
+    return (
+        RecordingRequest.job_id == job_id,
+        RecordingRequest.attempt == attempt,
+        RecordingRequest.session_id.is_(None),
+        RecordingRequest.until > tx.now,
+        not_yet,
+    )
+
+
+def ask_now(
+    container: Container, job: str, steps: int, by: str | None = None
+) -> tuple[RequestRow, bool]:
+    """Ask for a session as a person; return it, and whether it was not asked for already.
+
+    Parameters
+    ----------
+    by : str, optional
+        The name that whoever did not sign in goes by.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    ConflictError
+        ``recording.no_pulse``: the job sends no pulse, whose answer could ask.
+    """
+    who = container.principal.called(by)
+    with container.uow() as tx:
+        job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+        if job_id is None:
+            raise no_job(job)
+        group_of_job(tx, job_id)
+        latest = tx.session.execute(
+            select(PulseState.attempt, PulseState.pace)
+            .where(PulseState.job_id == job_id, PulseState.advanced_at > tx.now - PATIENCE)
+            .order_by(PulseState.attempt.desc())
+            .limit(1)
+        ).one_or_none()
+        if latest is None:
+            raise ConflictError(
+                "The job sends no pulse: its answers are what asks for a session.",
+                code="recording.no_pulse",
+            )
+        before = open_request(tx, job_id, latest.attempt)
+        request = before or ask(
+            tx,
+            job_id,
+            latest.attempt,
+            steps=steps,
+            reason=f"{who.name} asked for it",
+            by=who.name,
+            window_s=window_s(Pace.from_bytes(latest.pace), steps),
+            patience=PATIENCE,
+        )
+        if before is None:
+            record(tx, who, Action.ASKED, f"job {job}", detail=f"{steps} steps")
+        return _row(request), before is None
+
+
+def window_s(pace: Pace, steps: int) -> float:
+    """Return how long some steps take, seconds."""
+    mean_ns = pace.mean_ns()
+    return steps * (_STEP_S if mean_ns is None else mean_ns / 1e9)
+
+
+def requests_of(tx: Reads, job: str) -> list[RequestRow]:
+    """Return the sessions that a job was asked for, the latest first."""
+    rows = tx.session.execute(
+        select(RecordingRequest)
+        .join(Job, Job.id == RecordingRequest.job_id)
+        .where(Job.name == job)
+        .order_by(RecordingRequest.id.desc())
+        .limit(LISTED)
+    ).scalars()
+    return [_row(row) for row in rows]
+
+
+def _row(row: RecordingRequest) -> RequestRow:
+    return RequestRow(
+        id=row.id,
+        attempt=row.attempt,
+        steps=row.steps,
+        reason=row.reason,
+        asked_by=row.asked_by,
+        asked_at=row.asked_at,
+        until=row.until,
+        handed_at=row.handed_at,
+        handed=row.handed,
+        session_id=None if row.session_id is None else str(row.session_id),
+    )
+
+
+def _has_first_rank(body: bytes, attempt: int) -> bool:
+    """Return whether global rank 0 is on the host of a body."""
+    try:
+        return bool((read_pulse(body, attempt).rows.rank == 0).any())
+    except PacelineError:
+        return False  # the worker counts it

@@ -1,0 +1,437 @@
+"""The quotas that there are, and what a project has used of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, Integer, Subquery, bindparam, case, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.errors import TryLaterError
+from app.hosts.models import HostProbe
+from app.jobs.models import Attempt, Job
+from app.platform.blobs import connection_of
+from app.platform.database.columns import OfProject
+from app.platform.database.projects import Project
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import PROJECT, Prepared, Reads, UnitOfWork
+from app.platform.settings import Settings
+from app.retention.models import ProjectUsage
+from app.sessions.models.tables import Intake, Session
+from app.tensor.models import TensorGroup
+
+HOUR: Final = timedelta(hours=1)
+# What is stored goes by retention or by hand, an open session by silence.
+STORED_RETRY_S: Final = 3600.0
+OPEN_RETRY_S: Final = 120.0
+
+
+class QuotaExceededError(TryLaterError):
+    """A project has used up one of its quotas; the code says which."""
+
+    code = "quota.exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a project has used."""
+
+    sessions_this_hour: int
+    """New sessions since the full hour."""
+    bytes: int
+    """Of all its sessions that are there; bytes as they were sent."""
+    operations: int
+    """Of all its sessions that are there; bytes as they were sent."""
+    hour_left_s: float
+    """Until `sessions_this_hour` is 0 again."""
+    open_sessions: int = 0
+    """That take chunks, where they were asked for."""
+    producers: int = 0
+    """Of the open sessions, where they were asked for."""
+    jobs: int = 0
+    """That are there, where they were asked for."""
+    attempts: int = 0
+    """That are there, where they were asked for."""
+    tensor_groups: int = 0
+    """That are there, where they were asked for."""
+    probed_devices: int = 0
+    """Of all its probes, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A kind of quota."""
+
+    name: str  # in metrics, in the setting ``PACELINE_QUOTA_…``, and in the code ``quota.…``
+    title: str  # for people
+    limit: Callable[[Settings], int | None]  # returns the limit that settings say; None is no limit
+    used: Callable[[Use], int]  # returns what of a `Use` counts against it
+    retry_s: Callable[[Use], float]  # returns after how many seconds there may be room again
+
+
+SESSIONS: Final = Quota(
+    "sessions_per_hour",
+    "Sessions an hour",
+    lambda settings: settings.quota_sessions_per_hour,
+    lambda use: use.sessions_this_hour,
+    lambda use: use.hour_left_s,
+)
+BYTES: Final = Quota(
+    "bytes",
+    "Stored bytes",
+    lambda settings: settings.quota_bytes,
+    lambda use: use.bytes,
+    lambda _: STORED_RETRY_S,
+)
+OPERATIONS: Final = Quota(
+    "operations",
+    "Stored operations",
+    lambda settings: settings.quota_operations,
+    lambda use: use.operations,
+    lambda _: STORED_RETRY_S,
+)
+OPEN_SESSIONS: Final = Quota(
+    "open_sessions",
+    "Open sessions",
+    lambda settings: settings.quota_open_sessions,
+    lambda use: use.open_sessions,
+    lambda _: OPEN_RETRY_S,
+)
+PRODUCERS: Final = Quota(
+    "producers",
+    "Producers of open sessions",
+    lambda settings: settings.quota_producers,
+    lambda use: use.producers,
+    lambda _: OPEN_RETRY_S,
+)
+
+JOBS: Final = Quota(
+    "jobs",
+    "Jobs",
+    lambda settings: settings.quota_jobs,
+    lambda use: use.jobs,
+    lambda _: STORED_RETRY_S,
+)
+ATTEMPTS: Final = Quota(
+    "attempts",
+    "Announced attempts",
+    lambda settings: settings.quota_attempts,
+    lambda use: use.attempts,
+    lambda _: STORED_RETRY_S,
+)
+TENSOR_GROUPS: Final = Quota(
+    "tensor_groups",
+    "Tensor-parallel groups",
+    lambda settings: settings.quota_tensor_groups,
+    lambda use: use.tensor_groups,
+    lambda _: STORED_RETRY_S,
+)
+PROBED_DEVICES: Final = Quota(
+    "probed_devices",
+    "Probed devices",
+    lambda settings: settings.quota_probed_devices,
+    lambda use: use.probed_devices,
+    lambda _: STORED_RETRY_S,
+)
+
+# What is summed up in `ProjectUsage` as it is stored; what is open, which is counted when it is
+# asked for; and what only few requests make anew: these are counted where they do.
+SUMMED: Final = (SESSIONS, BYTES, OPERATIONS)
+STORED: Final = (*SUMMED, OPEN_SESSIONS, PRODUCERS)
+MADE: Final = (JOBS, ATTEMPTS, TENSOR_GROUPS, PROBED_DEVICES)
+# A line there, a setting and a problem code: page, metrics and refusals follow.
+QUOTAS: Final = STORED + MADE
+
+# By what `Use` calls it, too.
+_MADE_IN: Final[dict[str, type[OfProject]]] = {
+    JOBS.name: Job,
+    ATTEMPTS.name: Attempt,
+    TENSOR_GROUPS.name: TensorGroup,
+    PROBED_DEVICES.name: HostProbe,
+}
+
+
+_ID: Final = select(bindparam(PROJECT, type_=Integer).label("id")).subquery()
+_SUMMED_USE: Final = (
+    select(
+        ProjectUsage.hour,
+        ProjectUsage.hour_sessions,
+        func.coalesce(ProjectUsage.bytes, 0),
+        func.coalesce(ProjectUsage.operations, 0),
+        func.now(),
+    )
+    .select_from(_ID)
+    .outerjoin(ProjectUsage, ProjectUsage.project_id == _ID.c.id)
+)
+# Of each session.
+_PREPARED: Final = Prepared(_SUMMED_USE)
+
+
+def use_of(
+    tx: Reads, project_id: int, made: tuple[Quota, ...] = MADE, *, opened: bool = True
+) -> Use:
+    """Return what a project has used.
+
+    Parameters
+    ----------
+    made : tuple of Quota
+        Of `MADE`, those that are counted; the others stay 0.
+    opened : bool
+        Whether what is open is counted; else it stays 0.
+    """
+    # One statement: who stores a chunk waits for it, and others wait for who stores.
+    counts: dict[str, ColumnElement[int]] = {
+        quota.name: select(func.count()).select_from(_MADE_IN[quota.name]).scalar_subquery()
+        for quota in made
+    }
+    if opened:
+        counts[OPEN_SESSIONS.name] = (
+            select(func.count()).select_from(Session).where(Session.state == SessionState.OPEN)
+        ).scalar_subquery()
+        counts[PRODUCERS.name] = (
+            select(func.coalesce(func.sum(Intake.producers), 0)).where(Intake.sealed_at.is_(None))
+        ).scalar_subquery()
+    if counts:
+        query = _SUMMED_USE.add_columns(*counts.values())
+        found = tuple(tx.session.execute(query, {PROJECT: project_id}).one())
+    else:
+        (found,) = _PREPARED.rows(tx.session, project_id=project_id)
+    hour, hour_sessions, size, operations, now, *counted = found
+    tx.is_at(now)
+    return summed_use(
+        tx.now,
+        hour=hour,
+        hour_sessions=hour_sessions,
+        size=size,
+        operations=operations,
+        **dict(zip(counts, counted, strict=True)),
+    )
+
+
+def summed_use(
+    now: datetime,
+    *,
+    hour: datetime | None,
+    hour_sessions: int,
+    size: int,
+    operations: int,
+    **counts: int,
+) -> Use:
+    """Return the use that a row of `ProjectUsage` says, and what else was counted."""
+    this_hour = hour_of(now)
+    return Use(
+        sessions_this_hour=hour_sessions if hour == this_hour else 0,
+        bytes=size,
+        operations=operations,
+        hour_left_s=(this_hour + HOUR - now).total_seconds(),
+        **counts,
+    )
+
+
+def uses(tx: Reads) -> dict[int, Use]:
+    """Return what each project has used, with one statement."""
+    hour = hour_of(tx.now)
+    counted = {
+        "open_sessions": _by_project(func.count(), Session, Session.state == SessionState.OPEN),
+        "producers": _by_project(func.sum(Intake.producers), Intake, Intake.sealed_at.is_(None)),
+        **{name: _by_project(func.count(), table) for name, table in _MADE_IN.items()},
+    }
+    query = select(
+        Project.id,
+        ProjectUsage,
+        *(func.coalesce(one.c.counted, 0).label(name) for name, one in counted.items()),
+    ).outerjoin(ProjectUsage, ProjectUsage.project_id == Project.id)
+    for one in counted.values():
+        query = query.outerjoin(one, one.c.project_id == Project.id)
+    return {
+        project_id: Use(
+            sessions_this_hour=used.hour_sessions if used and used.hour == hour else 0,
+            bytes=used.bytes if used else 0,
+            operations=used.operations if used else 0,
+            hour_left_s=(hour + HOUR - tx.now).total_seconds(),
+            **dict(zip(counted, counts, strict=True)),
+        )
+        for project_id, used, *counts in map(tuple, tx.session.execute(query))
+    }
+
+
+def _by_project(
+    counts: ColumnElement[int], table: type[OfProject], *where: ColumnElement[bool]
+) -> Subquery:
+    return (
+        select(table.project_id, counts.label("counted"))
+        .where(*where)
+        .group_by(table.project_id)
+        .subquery()
+    )
+
+
+def hour_of(time: datetime) -> datetime:
+    """Return the full hour that a time is in."""
+    return time.replace(minute=0, second=0, microsecond=0)
+
+
+def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
+    """Return the refusal of what would be over a limit."""
+    return QuotaExceededError(
+        f"The project's quota is used up: {quota.title.lower()}, {limit:,}.",
+        code=f"quota.{quota.name}",
+        retry_after_s=quota.retry_s(use),
+    )
+
+
+# ---- Count what a project uses, and refuse what is over its quotas -----------------------------
+
+
+# Of each session and each batch of chunks: to put it together anew takes ten times as long.
+_COUNT: Final = """
+INSERT INTO project_usage AS was (project_id, hour, hour_sessions, bytes, operations)
+VALUES (%(project)s, %(hour)s, %(sessions)s, %(bytes)s, %(operations)s)
+ON CONFLICT (project_id) DO UPDATE SET
+    hour = greatest(was.hour, excluded.hour),
+    hour_sessions = excluded.hour_sessions
+        + CASE WHEN was.hour >= excluded.hour THEN was.hour_sessions ELSE 0 END,
+    bytes = was.bytes + excluded.bytes,
+    operations = was.operations + excluded.operations
+RETURNING hour, hour_sessions, bytes, operations
+"""
+
+
+def check_room(tx: Reads, settings: Settings, project_id: int, quotas: tuple[Quota, ...]) -> None:
+    """Refuse what needs room, before it costs anything.
+
+    Parameters
+    ----------
+    quotas : tuple of Quota
+        Of which something is needed; the others may be used up.
+
+    Raises
+    ------
+    QuotaExceededError
+        If nothing is left of one of them.
+    """
+    use = use_of(tx, project_id, made=(), opened=not set(quotas) <= set(SUMMED))
+    for quota in quotas:
+        limit = quota.limit(settings)
+        if limit is not None and quota.used(use) >= limit:
+            raise exceeded(quota, use, limit)
+
+
+def count(  # noqa: PLR0913 - one of each
+    tx: UnitOfWork,
+    settings: Settings,
+    project_id: int,
+    *,
+    sessions: int,
+    size: int,
+    operations: int,
+    quotas: tuple[Quota, ...] = STORED,
+) -> None:
+    """Add to what a project has used; call it last in the transaction that stores.
+
+    Parameters
+    ----------
+    size : int
+        Bytes as they were sent.
+    quotas : tuple of Quota
+        What the transaction adds to; what is open is counted only where they name it.
+
+    Raises
+    ------
+    QuotaExceededError
+        If that is over a quota; the transaction is to be rolled back.
+    """
+    given = {
+        "project": project_id,
+        "hour": hour_of(tx.now),
+        "sessions": sessions,
+        "bytes": size,
+        "operations": operations,
+    }
+    # Waits for others of the project: what they stored is seen by what follows.
+    cursor = connection_of(tx).execute(_COUNT, given, prepare=True)
+    ((hour, hour_sessions, stored_bytes, stored_operations),) = cursor.fetchall()
+    if set(quotas) <= set(SUMMED):
+        use = summed_use(
+            tx.now,
+            hour=hour,
+            hour_sessions=hour_sessions,
+            size=stored_bytes,
+            operations=stored_operations,
+        )
+    else:
+        use = use_of(tx, project_id, made=())
+    _refuse_above(settings, use, quotas)
+
+
+def count_made(tx: UnitOfWork, settings: Settings, project_id: int, quota: Quota) -> None:
+    """Refuse what a project has too many of, in the transaction that made one.
+
+    Others of the project that make or store something wait from then on.
+
+    Raises
+    ------
+    QuotaExceededError
+        If there are more than may be; the transaction is to be rolled back.
+    """
+    if quota.limit(settings) is None:
+        return
+    tx.session.flush()
+    _wait_for_others(tx, project_id)
+    _refuse_above(settings, use_of(tx, project_id, (quota,), opened=False), (quota,))
+
+
+def recount(tx: UnitOfWork, project_id: int) -> None:
+    """Sum up what a project has stored anew: after sessions, or their traces, went or moved.
+
+    Parameters
+    ----------
+    tx : UnitOfWork
+        The one that takes them away, as the last that it does: the sum is exact whoever is killed.
+    """
+    # Whoever stores meanwhile has committed, and is summed up, or adds to the sum afterwards.
+    hour = _wait_for_others(tx, project_id)
+    there = Session.trace_removed_at.is_(None)
+    stored = tx.session.execute(
+        select(
+            func.count().filter(Session.received_at >= hour).label("hour_sessions"),
+            func.coalesce(func.sum(Session.body_bytes).filter(there), 0).label("bytes"),
+            func.coalesce(func.sum(Session.operations).filter(there), 0).label("operations"),
+        )
+        .select_from(Session)
+        .where(Session.project_id == project_id)
+    ).mappings()
+    tx.session.execute(
+        update(ProjectUsage)
+        .where(ProjectUsage.project_id == project_id)
+        .values(hour=hour, **stored.one())
+    )
+
+
+def _wait_for_others(tx: UnitOfWork, project_id: int) -> datetime:
+    """Lock a project's row, made where it is not there, and return the hour that it counts."""
+    hour = hour_of(tx.now)
+    return tx.session.execute(
+        insert(ProjectUsage)
+        .values(project_id=project_id, hour=hour, hour_sessions=0, bytes=0, operations=0)
+        .on_conflict_do_update(
+            index_elements=[ProjectUsage.project_id],
+            set_={
+                "hour": func.greatest(ProjectUsage.hour, hour),
+                "hour_sessions": case(
+                    (ProjectUsage.hour >= hour, ProjectUsage.hour_sessions), else_=0
+                ),
+            },
+        )
+        .returning(ProjectUsage.hour)
+    ).scalar_one()
+
+
+def _refuse_above(settings: Settings, use: Use, quotas: tuple[Quota, ...]) -> None:
+    for quota in quotas:
+        limit = quota.limit(settings)
+        if limit is not None and quota.used(use) > limit:
+            raise exceeded(quota, use, limit)

@@ -1,0 +1,285 @@
+"""What is kept: analyzing again, pins, deleting, exports, retention."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Path, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access.guard import Here, api_router
+from app.platform.container import Container
+from app.platform.database.states import SessionState
+from app.retention.delete import delete_job, delete_session
+from app.retention.export import (
+    Again,
+    ManyAgain,
+    Selection,
+    analyze_again,
+    analyze_many_again,
+    export_job,
+    export_project,
+    export_session,
+)
+from app.retention.models import RetentionRules, retention_rules
+from app.retention.rules import (
+    archive_job,
+    losses_of,
+    pin_session,
+    rename_job,
+    rules_of,
+    set_rules,
+    uses_of,
+)
+from app.web import problems
+
+# ---- What is sent and answered about what is kept ----------------------------------------------
+
+
+MAX_AT_ONCE: Final = 1000
+_NEW: Final = RetentionRules()
+
+
+class SelectionBody(BaseModel):
+    """Which sessions are analyzed again: those in these states, of one job or of all."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    states: Annotated[
+        list[Literal["failed", "discarded", "no_verdict", "analyzed"]], Field(min_length=1)
+    ] = ["failed"]
+    job: str | None = Field(default=None, description="Null: of all jobs.")
+    before: datetime | None = Field(
+        default=None,
+        description="Only those whose state is older: the time of an update. Null: now.",
+    )
+    limit: Annotated[int, Field(ge=1, le=MAX_AT_ONCE)] = 100
+
+
+class JobChangeBody(BaseModel):
+    """What changes of a job; what is not named stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = Field(default=None, description="Another name.")
+    archived: bool | None = Field(
+        default=None, description="Whether the fleet leaves it out, until it sends again."
+    )
+
+
+class UseBody(BaseModel):
+    """What there is of a kind."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    count: int
+    bytes: int
+    oldest: datetime | None
+
+
+class KeepBody(BaseModel):
+    """How much of a kind is kept, the oldest going first; null is no limit."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    days: int | None = None
+    bytes: int | None = None
+
+
+class KeepRowsBody(BaseModel):
+    """The same of what comes every second: parts of a day count, an hour at least."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    days: float | None = None
+    bytes: int | None = None
+
+
+class RetentionBody(BaseModel):
+    """What a project keeps; a kind that is not named is kept as in a new project."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    traces: KeepBody = KeepBody()
+    heatmaps: KeepBody = KeepBody()
+    reports: KeepBody = KeepBody()
+    hangs: KeepBody = KeepBody(days=_NEW.hangs.days)
+    pulse_rows: KeepRowsBody = KeepRowsBody(days=_NEW.pulse_rows.days)
+    pulse_spans: KeepBody = KeepBody(days=_NEW.pulse_spans.days)
+    probes: KeepBody = KeepBody(days=_NEW.probes.days)
+    task_runs: KeepBody = KeepBody(days=_NEW.task_runs.days)
+    deliveries: KeepBody = KeepBody(days=_NEW.deliveries.days)
+    audit: KeepBody = KeepBody(days=_NEW.audit.days)
+
+
+class LossesBody(BaseModel):
+    """How many of each kind rules would take away now; a kind that loses none is not in it."""
+
+    losses: dict[str, int]
+
+
+class RetentionStateBody(BaseModel):
+    """What a project keeps, and what there is of each kind."""
+
+    rules: RetentionBody
+    uses: dict[str, UseBody]
+
+
+ACCEPTED: Final = 202
+NO_CONTENT: Final = 204
+TAR: Final = "application/x-tar"
+
+JobName = Annotated[str, Path(description="Name of the job.")]
+
+
+def router() -> APIRouter:
+    """Return the routes of what is kept."""
+    routes = api_router("retention", "/api/v1")
+    _sessions(routes)
+    _jobs(routes)
+    _retention(routes)
+    _exports(routes)
+    return routes
+
+
+def _sessions(routes: APIRouter) -> None:
+    @routes.post("/sessions/analyze", status_code=ACCEPTED, summary="Analyze sessions again")
+    def post_many(here: Here, body: SelectionBody) -> ManyAgain:
+        """Queue them, the newest first: after an update, or once what broke is repaired."""
+        selection = Selection(
+            tuple(SessionState(state) for state in body.states), body.job, body.before
+        )
+        return analyze_many_again(here, selection, body.limit)
+
+    @routes.post(
+        "/sessions/{session}/analyze",
+        status_code=ACCEPTED,
+        summary="Analyze a session again",
+        responses={409: problems.described("Its operations still arrive, or are gone")},
+    )
+    def post_again(here: Here, session: uuid.UUID) -> Again:
+        """Keep its report until the new one is there."""
+        return analyze_again(here, session)
+
+    @routes.put("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Pin a session")
+    def put_pin(here: Here, session: uuid.UUID) -> Response:
+        """Retention leaves it alone from now on."""
+        pin_session(here, session, pinned=True)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/sessions/{session}/pin", status_code=NO_CONTENT, summary="Unpin a session")
+    def delete_pin(here: Here, session: uuid.UUID) -> Response:
+        """Let it go with the others of its age."""
+        pin_session(here, session, pinned=False)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/sessions/{session}", status_code=NO_CONTENT, summary="Delete a session")
+    def remove_session(here: Here, session: uuid.UUID) -> Response:
+        """Hide it at once; its storage is freed within minutes."""
+        delete_session(here, session)
+        return Response(status_code=NO_CONTENT)
+
+
+def _jobs(routes: APIRouter) -> None:
+    @routes.patch("/jobs/{job}", status_code=NO_CONTENT, summary="Rename or archive a job")
+    def patch_job(here: Here, job: JobName, body: JobChangeBody) -> Response:
+        """Make what is sent under the old name another job from now on."""
+        if body.archived is not None:
+            archive_job(here, job, archived=body.archived)
+        if body.name is not None:
+            rename_job(here, job, body.name)
+        return Response(status_code=NO_CONTENT)
+
+    @routes.delete("/jobs/{job}", status_code=NO_CONTENT, summary="Delete a job")
+    def remove_job(here: Here, job: JobName) -> Response:
+        """With its sessions, reports, incidents and tensor-parallel groups."""
+        delete_job(here, job)
+        return Response(status_code=NO_CONTENT)
+
+
+def _retention(routes: APIRouter) -> None:
+    @routes.get("/retention", summary="What the project keeps")
+    def get_retention(here: Here) -> RetentionStateBody:
+        """Return the rules, and what there is of each kind."""
+        return _state(here)
+
+    @routes.put(
+        "/retention",
+        summary="Change the project&#39;s retention rules",
+        responses={422: problems.described("A rule cannot be used")},
+    )
+    def put_retention(here: Here, body: RetentionBody) -> RetentionStateBody:
+        """Take away, within minutes, what is over the rules, the oldest first."""
+        set_rules(here, retention_rules(body.model_dump()))
+        return _state(here)
+
+    @routes.post(
+        "/retention/preview",
+        summary="What retention rules would take away now",
+        responses={422: problems.described("A rule cannot be used")},
+    )
+    def post_preview(here: Here, body: RetentionBody) -> LossesBody:
+        """Count it; nothing is changed."""
+        rules = retention_rules(body.model_dump())
+        with here.reading() as tx:
+            return LossesBody(losses=losses_of(tx, rules))
+
+
+def _state(here: Container) -> RetentionStateBody:
+    with here.reading() as tx:
+        rules, uses = rules_of(tx), uses_of(tx)
+    return RetentionStateBody(
+        rules=RetentionBody.model_validate(rules),
+        uses={name: UseBody.model_validate(use) for name, use in uses.items()},
+    )
+
+
+def _exports(routes: APIRouter) -> None:
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"description": "A folder for each session", "content": {TAR: {}}}
+    }
+
+    @routes.get(
+        "/sessions/{session}/export",
+        summary="A session as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_session_export(here: Here, session: uuid.UUID) -> StreamingResponse:
+        """Return metadata, operations as Parquet, report and heatmaps."""
+        return _download(export_session(here, session), f"paceline-session-{session}")
+
+    @routes.get(
+        "/jobs/{job}/export",
+        summary="A job as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_job_export(here: Here, job: JobName) -> StreamingResponse:
+        """Return all its sessions, the oldest first."""
+        return _download(export_job(here, job), "paceline-job")
+
+    @routes.get(
+        "/export",
+        summary="The whole project as a tar file",
+        response_class=Response,
+        responses=answers,
+    )
+    def get_project_export(here: Here) -> StreamingResponse:
+        """Return all its sessions, the oldest first."""
+        return _download(export_project(here), "paceline-project")
+
+
+def _download(pieces: Iterator[bytes], name: str) -> StreamingResponse:
+    return StreamingResponse(
+        pieces,
+        media_type=TAR,
+        headers={
+            "Content-Disposition": f'attachment; filename="{name}.tar"',
+            "Cache-Control": "no-store",
+        },
+    )

@@ -1,0 +1,349 @@
+"""Use case: move blobs between the database and the object store, one after another.
+
+A blob keeps its id, so that nothing that refers to it changes, and is readable at every moment: the
+row that names its object is written once the object is there, and its parts go after that. Killed
+anywhere, another move goes on.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, cast
+
+import structlog
+from sqlalchemy import CursorResult, delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.errors import NotFoundError, ObjectStoreError, StartupError
+from app.platform.blobs import (
+    BlobObject,
+    BlobPart,
+    ObjectLook,
+    ObjectParts,
+    StoredObject,
+    UnreferencedObject,
+    read_part,
+    write_parts,
+)
+from app.platform.container import Container
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.object_store import ListedObject, Objects, new_key
+
+# ---- The pass that takes away objects of the object store that nothing refers to ---------------
+# Who deletes takes the row that refers to an object, in the transaction that decides it; who is
+# killed while it stores leaves an object without a row. Both are found here, in the store's own
+# listing: an object goes once it is a day old and a day has passed since a look found no row for
+# it. The second day is for backups: one that was made before the deletion finds its bytes still
+# there.
+
+
+# A listing is a request for each thousand objects.
+LOOK_EVERY: Final = timedelta(hours=1)
+# The sweeper has other duties: it goes on where it stopped in its next pass.
+PASS_LIMIT_S: Final = 10.0
+# A store that is away is not asked in every pass.
+WAIT_AFTER_FAILURE: Final = timedelta(minutes=5)
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """What the rows say of the object store: how many blobs it has, and how many of them it lost.
+
+    `lost` is None where the store was not asked.
+    """
+
+    blobs: int
+    bytes: int
+    lost: int | None = None
+
+
+def collect_objects(container: Container, kept: timedelta | None = None) -> int:
+    """Go on with the look through the object store, where it is due; return how many objects went.
+
+    Parameters
+    ----------
+    kept : timedelta, optional
+        For how long an object has to be there, and unreferenced; else what the settings say.
+    """
+    if container.objects is None:
+        return 0
+    kept = kept or timedelta(hours=container.settings.blob_unreferenced_h)
+    until_s = time.monotonic() + PASS_LIMIT_S
+    everywhere = container.everywhere()
+    with everywhere.uow() as tx:
+        tx.session.execute(insert(ObjectLook).values(id=1).on_conflict_do_nothing())
+        look = tx.session.execute(select(ObjectLook.due_at, ObjectLook.after)).one()
+        if look.due_at > tx.now:
+            return 0
+    gone = 0
+    after: str | None = look.after
+    store = container.objects.store
+    try:
+        for page in store.pages(after):
+            with everywhere.uow() as tx:
+                if not _step(tx, after, page[-1].key):
+                    # Another sweeper is at it.
+                    return gone
+                due = _unreferenced(tx, after, page, kept)
+            store.delete(due)
+            with everywhere.uow() as tx:
+                tx.session.execute(
+                    delete(UnreferencedObject).where(UnreferencedObject.key.in_(due))
+                )
+            gone += len(due)
+            after = page[-1].key
+            if time.monotonic() > until_s:
+                return gone
+        with everywhere.uow() as tx:
+            _wait(tx, LOOK_EVERY, ended=True)
+    except ObjectStoreError as error:
+        _log.warning("object store", error=error.message)
+        with everywhere.uow() as tx:
+            _wait(tx, WAIT_AFTER_FAILURE, ended=False)
+    if gone:
+        _log.info("objects collected", objects=gone)
+    return gone
+
+
+def references(container: Container) -> References:
+    """Return what the rows refer to in the object store, and where there is one what it lost."""
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        blobs, size = tx.session.execute(
+            select(func.count(), func.coalesce(func.sum(BlobObject.bytes), 0)).select_from(
+                BlobObject
+            )
+        ).one()
+    if container.objects is None:
+        return References(blobs, int(size))
+    found = 0
+    for page in container.objects.store.pages():
+        with everywhere.reading() as tx:
+            there = {listed.key: listed.bytes for listed in page}
+            rows = tx.session.execute(
+                select(BlobObject.key, BlobObject.bytes).where(BlobObject.key.in_(there))
+            )
+            found += sum(there[key] == size for key, size in rows)
+    return References(blobs, int(size), max(blobs - found, 0))
+
+
+def _step(tx: UnitOfWork, before: str | None, after: str) -> bool:
+    """Note how far the look is; False where it is not where this pass left it."""
+    moved = tx.session.execute(
+        update(ObjectLook)
+        .where(ObjectLook.after.is_not_distinct_from(before))
+        .values(after=after)
+        .returning(ObjectLook.id)
+    )
+    return moved.scalar() is not None
+
+
+def _unreferenced(
+    tx: UnitOfWork, after: str | None, page: Sequence[ListedObject], kept: timedelta
+) -> list[str]:
+    """Note what nothing refers to on a page of the listing, and return what has been so long."""
+    keys = [listed.key for listed in page]
+    rows = tx.session.execute(select(BlobObject.key).where(BlobObject.key.in_(keys))).scalars()
+    referenced = set(rows)
+    old = tx.now - kept
+    lost = [
+        listed.key for listed in page if listed.key not in referenced and listed.written_at <= old
+    ]
+    # Listings are in the order of the bytes, which is not every database's.
+    noted = UnreferencedObject.key.collate("C")
+    between = [noted <= keys[-1]] + ([] if after is None else [noted > after])
+    # Deleted by a pass that was killed then, or referred to again by a restored backup.
+    tx.session.execute(
+        delete(UnreferencedObject).where(*between, UnreferencedObject.key.not_in(lost))
+    )
+    if lost:
+        tx.session.execute(
+            insert(UnreferencedObject).on_conflict_do_nothing(), [{"key": key} for key in lost]
+        )
+    due = select(UnreferencedObject.key).where(
+        UnreferencedObject.key.in_(lost), UnreferencedObject.seen_at <= old
+    )
+    return list(tx.session.execute(due).scalars())
+
+
+def _wait(tx: UnitOfWork, time_to_wait: timedelta, *, ended: bool) -> None:
+    values = {"after": None} if ended else {}
+    tx.session.execute(update(ObjectLook).values(due_at=tx.now + time_to_wait, **values))
+
+
+# Looked up at a time.
+BLOBS: Final = 200
+# Of at most 4 MiB, taken away in one transaction.
+PARTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was moved."""
+
+    blobs: int = 0
+    bytes: int = 0
+
+    def with_one(self, size: int) -> Moved:
+        """Return this and one blob more."""
+        return Moved(self.blobs + 1, self.bytes + size)
+
+
+def move_to_store(container: Container, tell: Callable[[Moved], None]) -> Moved:
+    """Move the blobs of the database that are large enough into the object store.
+
+    Parameters
+    ----------
+    tell : callable
+        Takes what was moved so far, after each blob.
+
+    Raises
+    ------
+    StartupError
+        If there is no object store.
+    ObjectStoreError
+        What was moved before stays there.
+    """
+    objects = _objects(container)
+    moved = Moved()
+    for blob_id in _in_database(container, objects.min_bytes):
+        size = _to_store(container, objects, blob_id)
+        _drop_parts(container, blob_id)
+        if size is not None:
+            moved = moved.with_one(size)
+            tell(moved)
+    return moved
+
+
+def move_to_database(container: Container, tell: Callable[[Moved], None]) -> Moved:
+    """Move all blobs of the object store into the database; their objects are collected later.
+
+    As `move_to_store`, and each blob is one transaction.
+    """
+    objects = _objects(container)
+    moved = Moved()
+    everywhere = container.everywhere()
+    while True:
+        with everywhere.uow() as tx:
+            # Whoever deletes it meanwhile waits.
+            row = (
+                tx.session.execute(
+                    select(BlobObject).order_by(BlobObject.stored_at).limit(1).with_for_update()
+                )
+                .scalars()
+                .one_or_none()
+            )
+            if row is None:
+                return moved
+            size = row.bytes
+            # What a move that was killed left.
+            tx.session.execute(delete(BlobPart).where(BlobPart.blob_id == row.blob_id))
+            stored = StoredObject(row.key, row.bytes)
+            write_parts(tx, row.blob_id, row.project_id, ObjectParts(objects.store, stored))
+            tx.session.delete(row)
+        moved = moved.with_one(size)
+        tell(moved)
+
+
+def _objects(container: Container) -> Objects:
+    if container.objects is None:
+        raise StartupError("There is no object store: set PACELINE_BLOB_URL.")
+    return container.objects
+
+
+def _in_database(container: Container, min_bytes: int) -> Iterator[uuid.UUID]:
+    """Yield the blobs of the database that are large enough, or that a killed move left there."""
+    everywhere = container.everywhere()
+    last: uuid.UUID | None = None
+    size = func.sum(func.octet_length(BlobPart.data))
+    moved_already = select(BlobObject.blob_id).where(BlobObject.blob_id == BlobPart.blob_id)
+    while True:
+        with everywhere.reading() as tx:
+            query = (
+                select(BlobPart.blob_id)
+                .group_by(BlobPart.blob_id)
+                .having((size >= min_bytes) | moved_already.exists())
+                .order_by(BlobPart.blob_id)
+                .limit(BLOBS)
+            )
+            if last is not None:
+                query = query.where(BlobPart.blob_id > last)
+            found = list(tx.session.execute(query).scalars())
+        yield from found
+        if len(found) < BLOBS:
+            return
+        last = found[-1]
+
+
+def _to_store(container: Container, objects: Objects, blob_id: uuid.UUID) -> int | None:
+    """Write the object of a blob and the row that names it; None where it has one, or went."""
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        if tx.session.get(BlobObject, blob_id) is not None:
+            return None
+        project_id = tx.session.execute(
+            select(BlobPart.project_id).where(BlobPart.blob_id == blob_id).limit(1)
+        ).scalar()
+    if project_id is None:
+        return None
+    key = new_key(project_id)
+    try:
+        size = objects.store.write(key, _parts(container, blob_id))
+    except NotFoundError:
+        return None
+    with everywhere.uow() as tx:
+        # Of the project that it is in by now; whoever moves or deletes it waits.
+        parts = tx.session.execute(
+            select(BlobPart.project_id).where(BlobPart.blob_id == blob_id).with_for_update()
+        ).scalars()
+        owners = set(parts)
+        if not owners:
+            return None
+        tx.session.execute(
+            insert(BlobObject).values(blob_id=blob_id, project_id=owners.pop(), key=key, bytes=size)
+        )
+    return size
+
+
+def _parts(container: Container, blob_id: uuid.UUID) -> Iterator[bytes]:
+    """Yield the parts of a blob, each read in a transaction of its own."""
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        count = tx.session.execute(
+            select(func.count()).select_from(BlobPart).where(BlobPart.blob_id == blob_id)
+        ).scalar_one()
+    for number in range(count):
+        with everywhere.reading() as tx:
+            part = read_part(tx, blob_id, number)
+        if part is None:
+            raise NotFoundError(f"blob {blob_id} was deleted")
+        yield part
+
+
+def _drop_parts(container: Container, blob_id: uuid.UUID) -> None:
+    """Take the parts of a blob away that the object store has by now."""
+    everywhere = container.everywhere()
+    while True:
+        with everywhere.uow() as tx:
+            if tx.session.get(BlobObject, blob_id) is None:
+                return
+            some = (
+                select(BlobPart.part)
+                .where(BlobPart.blob_id == blob_id)
+                .order_by(BlobPart.part)
+                .limit(PARTS)
+            )
+            gone = cast(
+                "CursorResult[Any]",
+                tx.session.execute(
+                    delete(BlobPart).where(BlobPart.blob_id == blob_id, BlobPart.part.in_(some))
+                ),
+            ).rowcount
+            if not gone:
+                return

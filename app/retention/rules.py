@@ -1,0 +1,356 @@
+"""What a project keeps: the rules, what there is, and the pass that takes away what is over them.
+
+A pass removes what is over a rule, the oldest first, in small transactions: first what refers to
+bytes, then, from a list of their own, the bytes. Killed anywhere, the next pass goes on.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+
+import structlog
+from sqlalchemy import (
+    CursorResult,
+    Select,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from app.access.audit import Action, record
+from app.errors import ConflictError, Fault
+from app.incidents.models.tables import AlertGroup
+from app.jobs.models import Job
+from app.platform.blobs import BlobObject, BlobPart
+from app.platform.container import Container
+from app.platform.database.projects import Project
+from app.platform.database.unit_of_work import Reads, UnitOfWork
+from app.quotas.usage import recount
+from app.retention.kinds import KINDS, Items, Kind
+from app.retention.models import DoomedBlob, Retention, RetentionRules
+from app.sessions.models.tables import Session
+from app.sessions.read import no_session
+from app.sessions.receive import check_new_job_name, no_job
+
+# How often a project is looked at, and how long a pass may take: the sweeper has other duties.
+LOOK_EVERY: Final = timedelta(minutes=5)
+PASS_LIMIT_S: Final = 10.0
+# Found by one look, which adds up sizes, and then removed without another.
+FOUND: Final = 5_000
+# In one transaction: rows, and parts of at most 4 MiB.
+ROWS: Final = 200
+PARTS: Final = 16
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What there is of a kind."""
+
+    count: int = 0
+    bytes: int = 0
+    oldest: datetime | None = None
+
+
+def rules_of(tx: Reads) -> RetentionRules:
+    """Return what the transaction's project keeps."""
+    found = tx.session.execute(select(Retention.rules)).scalar()
+    return RetentionRules() if found is None else found
+
+
+def uses_of(tx: Reads) -> dict[str, Use]:
+    """Return what there is of each kind in the transaction's project, with one statement."""
+    project_id = cast("int", tx.scope.project_id)
+    counted = []
+    for kind in KINDS:
+        items = kind.items(project_id, tx.now)
+        query = _from(
+            items, literal(kind.name), func.count(), func.sum(items.size), func.min(items.at)
+        )
+        counted.append(query)
+    rows = tx.session.execute(union_all(*counted))
+    return {name: Use(count, int(size or 0), oldest) for name, count, size, oldest in rows}
+
+
+def set_rules(container: Container, rules: RetentionRules) -> None:
+    """Change what a project keeps; the next passes of the sweeper follow."""
+    with container.uow() as tx:
+        before = rules_of(tx)
+        # From now on, not only when it was to be looked at again.
+        _put(tx, container.project_id, rules=rules, looked_at=None)
+        changed = [
+            f"{kind.title.lower()}: {_said(kind.keep(rules).days, kind.keep(rules).bytes)}"
+            for kind in KINDS
+            if kind.keep(rules) != kind.keep(before)
+        ]
+        if changed:
+            record(tx, container.principal, Action.CHANGED, "retention", detail="; ".join(changed))
+
+
+def losses_of(tx: Reads, rules: RetentionRules) -> dict[str, int]:
+    """Return how many of each kind such rules would take away now, where there are any."""
+    found = {}
+    for kind in KINDS:
+        queries = [query.subquery() for query in _queries(tx, kind, rules)]
+        if queries:
+            keys = union(*(select(query.c.key) for query in queries)).subquery()
+            lost = tx.session.execute(select(func.count()).select_from(keys)).scalar_one()
+            if lost:
+                found[kind.name] = lost
+    return found
+
+
+def keep_to_rules(container: Container) -> int:
+    """Do one pass over all projects that are due; return how much was removed."""
+    until_s = time.monotonic() + PASS_LIMIT_S
+    everywhere = container.everywhere()
+    with everywhere.reading() as tx:
+        due = tx.session.execute(
+            select(Project.id)
+            .outerjoin(Retention, Retention.project_id == Project.id)
+            .where(
+                Project.deleted_at.is_(None),
+                or_(Retention.looked_at.is_(None), Retention.looked_at < tx.now - LOOK_EVERY),
+            )
+            .order_by(Retention.looked_at.nulls_first())
+        ).scalars()
+        projects = list(due)
+    removed = 0
+    for project_id in projects:
+        removed += _look(container.within(project_id), until_s)
+    parts = _collect(everywhere, until_s)
+    if removed or parts:
+        _log.info("retention", removed=removed, parts=parts)
+    return removed
+
+
+def keep_to_rules_now(container: Container) -> int:
+    """Look at all projects at once, however long it takes; return how much was removed."""
+    everywhere = container.everywhere()
+    with everywhere.uow() as tx:
+        tx.session.execute(update(Retention).values(looked_at=None))
+    removed = 0
+    while more := keep_to_rules(container):
+        removed += more
+    while _collect(everywhere, time.monotonic() + PASS_LIMIT_S):
+        pass
+    return removed
+
+
+def _look(container: Container, until_s: float) -> int:
+    """Remove what is over the rules of a project, for a while."""
+    with container.reading() as tx:
+        rules = rules_of(tx)
+    removed = 0
+    for kind in KINDS:
+        while True:
+            with container.reading() as tx:
+                keys = _over(tx, kind, rules)
+            for first in range(0, len(keys), ROWS):
+                if time.monotonic() > until_s:
+                    # It is looked at again at once.
+                    return removed
+                some = keys[first : first + ROWS]
+                with container.uow() as tx:
+                    kind.remove(tx, some)
+                    if kind.name == "traces":
+                        recount(tx, container.project_id)
+                removed += len(some)
+            if len(keys) < FOUND:
+                break
+    with container.uow() as tx:
+        _put(tx, container.project_id, looked_at=tx.now)
+    return removed
+
+
+def _over(tx: Reads, kind: Kind, rules: RetentionRules) -> list[Any]:
+    """Return what is to go next of a kind, the oldest first."""
+    for query in _queries(tx, kind, rules):
+        over = query.subquery()
+        found = tx.session.execute(select(over.c.key).order_by(over.c.at).limit(FOUND)).scalars()
+        if keys := list(found):
+            return keys
+    return []
+
+
+def _queries(tx: Reads, kind: Kind, rules: RetentionRules) -> Iterator[Select[Any]]:
+    """Yield what is too old, then what is over the size, as `key` and `at`."""
+    keep = kind.keep(rules)
+    items = kind.items(cast("int", tx.scope.project_id), tx.now)
+    key, at = items.key.label("key"), items.at.label("at")
+    if keep.days is not None:
+        yield _from(items, key, at).where(
+            items.may_go, items.at < tx.now - timedelta(days=keep.days)
+        )
+    if keep.bytes is None:
+        return
+    # From the newest on; what may not go counts, too.
+    total = func.sum(items.size).over(order_by=(items.at.desc(), items.key))
+    summed = _from(
+        items,
+        key,
+        at,
+        items.may_go.label("may_go"),
+        total.label("total"),
+    ).subquery()
+    yield select(summed.c.key, summed.c.at).where(summed.c.may_go, summed.c.total > keep.bytes)
+
+
+def _from(items: Items, *columns: Any) -> Select[Any]:  # noqa: ANN401 - columns differ in type
+    query = select(*columns).select_from(items.table).where(items.there)
+    if items.session:
+        query = query.join(Session, Session.id == items.key)
+    return query
+
+
+def _collect(container: Container, until_s: float) -> int:
+    """Take doomed blobs away, `parts` a transaction; return how many parts and objects."""
+    gone = 0
+    while time.monotonic() < until_s:
+        with container.uow() as tx:
+            query = select(DoomedBlob.blob_id).limit(PARTS).with_for_update(skip_locked=True)
+            doomed = tx.session.execute(query).scalars().all()
+            if not doomed:
+                break
+            some = (
+                select(BlobPart.blob_id, BlobPart.part)
+                .where(BlobPart.blob_id.in_(doomed))
+                .limit(PARTS)
+                .subquery()
+            )
+            parts = delete(BlobPart).where(
+                BlobPart.blob_id == some.c.blob_id, BlobPart.part == some.c.part
+            )
+            gone += cast("CursorResult[Any]", tx.session.execute(parts)).rowcount
+            # The bytes of an object are collected once nothing refers to it.
+            objects = delete(BlobObject).where(BlobObject.blob_id.in_(doomed))
+            gone += cast("CursorResult[Any]", tx.session.execute(objects)).rowcount
+            left = select(BlobPart.blob_id).where(BlobPart.blob_id.in_(doomed))
+            tx.session.execute(
+                delete(DoomedBlob).where(
+                    DoomedBlob.blob_id.in_(doomed), DoomedBlob.blob_id.not_in(left)
+                )
+            )
+    return gone
+
+
+def _put(tx: UnitOfWork, project_id: int, **values: object) -> None:
+    made = {"rules": RetentionRules(), **values}
+    tx.session.execute(
+        insert(Retention)
+        .values(project_id=project_id, **made)
+        .on_conflict_do_update(index_elements=[Retention.project_id], set_=values)
+    )
+
+
+def _said(days: float | None, size: int | None) -> str:
+    parts = [] if days is None else [f"{days:g} days"]
+    parts += [] if size is None else [f"{size:,} bytes"]
+    return " and ".join(parts) or "all"
+
+
+# ---- Use cases: pin a session, rename a job, and put one into the archive ----------------------
+
+
+def pin_session(container: Container, session_id: uuid.UUID, *, pinned: bool) -> None:
+    """Keep a session whatever the project's retention says, or not any more.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session.
+    """
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(Session.number, Session.pinned, Job.name)
+            .join(Job, Job.id == Session.job_id)
+            .where(Session.id == session_id)
+            .with_for_update(of=Session)
+        ).one_or_none()
+        if row is None:
+            raise no_session(session_id)
+        if row.pinned == pinned:
+            return
+        tx.session.execute(update(Session).where(Session.id == session_id).values(pinned=pinned))
+        record(
+            tx,
+            container.principal,
+            Action.PINNED if pinned else Action.UNPINNED,
+            f"session {row.number} of {row.name}",
+        )
+
+
+def rename_job(container: Container, job: str, name: str) -> None:
+    """Give a job another name; what is sent under the old one is another job from now on.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    PacelineError
+        ``job.invalid_name``.
+    ConflictError
+        ``job.name_taken``: another job has this name.
+    """
+    if name != job:
+        check_new_job_name(name)
+    try:
+        with container.uow() as tx:
+            renamed = tx.session.execute(
+                update(Job).where(Job.name == job).values(name=name).returning(Job.id)
+            ).scalar()
+            if renamed is None:
+                raise no_job(job)
+            if name != job:
+                record(tx, container.principal, Action.RENAMED, f"job {job}", detail=f"to {name}")
+    except IntegrityError as error:
+        raise ConflictError(
+            f"There is a job {name} already.",
+            code="job.name_taken",
+            faults=(Fault("taken", "Another job has this name.", column="name"),),
+        ) from error
+
+
+def archive_job(container: Container, job: str, *, archived: bool) -> None:
+    """Leave a job out of the fleet until it sends again, or put it back.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    """
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(Job.id, Job.archived_at).where(Job.name == job).with_for_update()
+        ).one_or_none()
+        if row is None:
+            raise no_job(job)
+        if (row.archived_at is not None) == archived:
+            return
+        tx.session.execute(
+            update(Job).where(Job.id == row.id).values(archived_at=func.now() if archived else None)
+        )
+        if archived:
+            # Its silence is meant; the next session makes rules look again.
+            tx.session.execute(
+                update(AlertGroup).where(AlertGroup.job_id == row.id).values(look_at=None)
+            )
+        record(
+            tx,
+            container.principal,
+            Action.ARCHIVED if archived else Action.UNARCHIVED,
+            f"job {job}",
+        )

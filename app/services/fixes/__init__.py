@@ -1,1 +1,0 @@
-"""Use cases of fixes: marked as applied, measured by the next session, held against predictions."""

@@ -1,1 +1,0 @@
-"""Hangs of jobs: received, judged, read, ended."""

@@ -1,1 +1,0 @@
-"""Pulses of jobs: received, watched, read."""

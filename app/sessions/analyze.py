@@ -1,0 +1,178 @@
+"""Use case: analyze a stored session and keep its report.
+
+Everything that the analysis brings (report, verdict, state, the end of the task run, the
+notification) is one transaction at the end. Run twice, it gives one result.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import func, select, type_coerce
+
+from app.analysis.diagnosis.earlier_sessions import EarlierSession
+from app.analysis.replay.layout.dense import MAX_NAMED_FAULTS
+from app.analysis.report.build import Analysis, analyze
+from app.analysis.report.coverage import Chunks
+from app.analysis.report.session_verdict import verdict_of
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.model import Trace
+from app.analysis.trace.rank_metadata import MovedGpu
+from app.analysis.trace.storage import read_stored
+from app.errors import Fault, NotFoundError, UnanalyzableError
+from app.fixes.applied import measure_fixes
+from app.hosts.places import moved_gpus, places_of, with_known_hosts, with_moved
+from app.hosts.readings import write_readings
+from app.incidents.evaluate import evaluate_session
+from app.installation.models import count_duration
+from app.jobs.models import Job
+from app.platform.blobs import open_blob
+from app.platform.container import Claim, Container
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import UnitOfWork
+from app.platform.tasks.runs import finish
+from app.platform.telemetry import span
+from app.sessions.chunks.merge import merge_session
+from app.sessions.chunks.seal import move_session
+from app.sessions.models.reports import delete_report, replace_report, stage_report
+from app.sessions.models.tables import COMPUTING, Intake, Session, StoredVerdict
+
+# The replay does not match the recording closely enough for a verdict (paper, section 2.4).
+LOW_FIDELITY: Final = "report.low_fidelity"
+# The latest sessions of a job that the next one is held against.
+EARLIER_SESSIONS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    trace: Trace
+    job: str
+    metadata: Mapping[str, Any]
+    moved: tuple[MovedGpu, ...]
+    earlier: tuple[EarlierSession, ...]  # the latest one first
+    # what the merging of chunks did; None where the session came in one body
+    chunks: Chunks | None
+
+
+def analyze_session(container: Container, claim: Claim) -> None:
+    """Read the trace of a claim's session, analyze it and store what came out.
+
+    Chunks are merged first; that stays, whatever becomes of the analysis.
+
+    Raises
+    ------
+    LostClaimError
+        If another worker took the task over meanwhile; nothing is stored.
+    NotFoundError
+        If the session was deleted meanwhile.
+    """
+    begun_s = time.monotonic()
+    try:
+        with span("read trace"):
+            merge_session(container, claim.subject_id)
+            loaded = _load(container, claim.subject_id)
+        with span("analyze"):
+            analysis = analyze(loaded.trace, earlier=loaded.earlier)
+    except UnanalyzableError as error:
+        _discard(container, claim, error)
+    else:
+        _store(container, claim, analysis, loaded, begun_s)
+
+
+def _load(container: Container, session_id: uuid.UUID) -> _Loaded:
+    with container.uow() as tx:
+        row = tx.session.execute(
+            select(
+                *(Session.meta, Session.trace_blob, Session.received_at, Session.job_id),
+                *(Job.name, Intake.merged),
+            )
+            .join(Job, Job.id == Session.job_id)
+            .outerjoin(Intake, Intake.session_id == Session.id)
+            .where(Session.id == session_id)
+        ).one_or_none()
+        if row is None or row.trace_blob is None:
+            raise NotFoundError(f"session {session_id} is gone")
+        parts = open_blob(tx, row.trace_blob)
+        meta = parse_metadata(row.meta)
+        known = places_of(tx, meta.uuids.values())
+        earlier = _earlier(tx, row.job_id, row.received_at)
+    meta = with_known_hosts(meta, known)
+    moved = moved_gpus(meta, known, row.received_at)
+    return _Loaded(read_stored(parts, meta), row.name, row.meta, moved, earlier, row.merged)
+
+
+def _earlier(tx: UnitOfWork, job_id: int, before: datetime) -> tuple[EarlierSession, ...]:
+    """Return what workers computed in the job's latest sessions before a time."""
+    computing = type_coerce(StoredVerdict.document["computing"], COMPUTING)
+    rows = tx.session.execute(
+        select(Session.number, computing)
+        .join(StoredVerdict, StoredVerdict.session_id == Session.id)
+        .where(
+            Session.job_id == job_id,
+            Session.received_at < before,
+            func.jsonb_typeof(StoredVerdict.document["computing"]) == "object",
+        )
+        .order_by(Session.received_at.desc())
+        .limit(EARLIER_SESSIONS)
+    )
+    return tuple(EarlierSession(number, computed) for number, computed in rows)
+
+
+def _discard(container: Container, claim: Claim, error: UnanalyzableError) -> None:
+    with container.uow() as tx:
+        finish(tx, claim)
+        delete_report(tx, claim.subject_id)
+        faults = (*error.faults, *_ended_early(tx, claim.subject_id))
+        move_session(
+            tx,
+            claim.subject_id,
+            state=SessionState.DISCARDED,
+            reason_code=error.stable_code,
+            reason=error.message,
+            reason_detail={"faults": [fault.as_dict() for fault in faults]},
+        )
+        write_readings(tx, claim.subject_id, None)
+        evaluate_session(container, tx, claim.subject_id)
+
+
+def _ended_early(tx: UnitOfWork, session_id: uuid.UUID) -> list[Fault]:
+    """Name the producers whose recording ended early: they may be why there is no verdict."""
+    intake = tx.session.get(Intake, session_id)
+    if intake is None or intake.merged is None:
+        return []
+    early = intake.merged.ended_early[:MAX_NAMED_FAULTS]
+    return [Fault("ended_early", f"The recording ended early: {one.words}") for one in early]
+
+
+def _store(
+    container: Container, claim: Claim, analysis: Analysis, loaded: _Loaded, begun_s: float
+) -> None:
+    report = replace(
+        with_moved(analysis.report, loaded.moved),
+        job=loaded.job,
+        session=str(claim.subject_id),
+        coverage=replace(analysis.report.coverage, chunks=loaded.chunks),
+    )
+    fidelity = report.fidelity
+    staged = stage_report(container.stage, report, analysis.heatmaps)
+    with span("store report"), container.uow() as tx:
+        finish(tx, claim)
+        replace_report(tx, claim.subject_id, staged, verdict_of(report, loaded.metadata))
+        move_session(
+            tx,
+            claim.subject_id,
+            state=SessionState.ANALYZED if report.has_verdict else SessionState.NO_VERDICT,
+            reason_code=None if report.has_verdict else LOW_FIDELITY,
+            reason=fidelity.reason,
+            reason_detail=None,
+            report_removed_at=None,
+        )
+        write_readings(tx, claim.subject_id, report)
+        measure_fixes(tx, claim.subject_id, report)
+        evaluate_session(container, tx, claim.subject_id)
+        count_duration(tx, time.monotonic() - begun_s)

@@ -1,0 +1,340 @@
+"""Ingest of a session in chunks, from several producers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Self
+
+import structlog
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from app.access.guard import Here, api_router, here_of
+from app.analysis.trace.metadata import parse_metadata
+from app.analysis.trace.model import SessionMeta
+from app.errors import PacelineError
+from app.sessions.api.intake import (
+    CLIENT_CLOSED_REQUEST,
+    REFUSALS,
+    TRACE_CONTENT,
+    Ingest,
+    QueryMetadata,
+    ingest_of,
+)
+from app.sessions.api.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
+from app.sessions.chunks.absorb import receive_each
+from app.sessions.chunks.inbox import Arrived, ChunkPath, ChunkReceipt, SessionPath, check_path
+from app.sessions.chunks.receive import receive_chunk
+from app.sessions.chunks.seal import seal_session
+from app.sessions.decoding import Body
+from app.sessions.questions import ListedChunk, read_batch
+from app.sessions.receive import MAX_RUN_CHARACTERS, announce_attempt, check_job_name, finish_job
+from app.web import problems
+from app.web.bodies import asked, described
+
+log = structlog.get_logger(__name__)
+
+# What columns of 32 bits hold; sessions that come whole are numbered after those that are there.
+MAX_NUMBER: Final = (1 << 31) - 1
+MAX_SESSION_NUMBER: Final = 1_000_000_000
+
+SESSION_ROUTE: Final = "/api/v1/jobs/{job}/attempts/{attempt}/sessions/{session}"
+
+Job = Annotated[str, Path(description="Name of the job; made if it is new.")]
+Attempt = Annotated[int, Path(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")]
+Number = Annotated[
+    int, Path(ge=1, le=MAX_SESSION_NUMBER, description="Sessions of the attempt, from 1.")
+]
+
+
+class ChunkQuery(QueryMetadata):
+    """Metadata as for a whole session, and whether the producer sends more."""
+
+    final: bool = Field(default=False, description="The producer's last chunk.")
+
+    def meta(self) -> SessionMeta | None:
+        """Return the metadata, or None if no parameter was given."""
+        given = self.model_dump(exclude_none=True, exclude={"final", "format"})
+        return parse_metadata(given) if given else None
+
+
+class ChunkNames(SessionNames):
+    """What the path of a chunk says."""
+
+    attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
+    session: int = Field(
+        ge=1, le=MAX_SESSION_NUMBER, description="Sessions of the attempt, from 1."
+    )
+    producer: str = Field(description="Who sends it: a rank, or a host that relays its ranks.")
+    n: int = Field(ge=0, le=MAX_NUMBER, description="The producer's chunks, from 0.")
+
+    def path(self) -> ChunkPath:
+        """Return what names the chunk."""
+        return ChunkPath(self.job, self.attempt, self.session, self.producer, self.n)
+
+
+# Of most chunks, and of none that says anything of its own.
+NOTHING_SAID: Final = ChunkQuery.model_validate({})
+
+
+BATCH_CONTENT: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+class ChunkOutcome(BaseModel):
+    """What came of one chunk: `status` is what it would have been answered alone."""
+
+    producer: str
+    n: int
+    status: int = Field(description="202: stored; 200: it was there already; else why not.")
+    code: str | None = None
+    detail: str | None = None
+    faults: list[dict[str, Any]] = Field(default_factory=list)
+    refused: list[RefusedChunkBody] = Field(
+        default_factory=list,
+        description="Earlier chunks of this producer that were acknowledged and not taken.",
+    )
+
+    @classmethod
+    def of(cls, listed: ListedChunk, outcome: ChunkReceipt | PacelineError) -> Self:
+        """Return what is answered of one."""
+        if isinstance(outcome, ChunkReceipt):
+            return cls(
+                producer=listed.producer,
+                n=listed.n,
+                status=202 if outcome.created else 200,
+                refused=[RefusedChunkBody.of(one) for one in outcome.refused],
+            )
+        return cls(
+            producer=listed.producer,
+            n=listed.n,
+            status=problems.problem_of(outcome).status_code,
+            code=outcome.stable_code,
+            detail=outcome.message,
+            faults=[fault.as_dict() for fault in outcome.faults],
+        )
+
+
+class BatchBody(BaseModel):
+    """What came of each chunk of a batch, in its order."""
+
+    chunks: list[ChunkOutcome]
+
+
+def router() -> APIRouter:
+    """Return the routes that take chunks and seal sessions."""
+    routes = api_router("ingest")
+
+    @routes.put(
+        f"{SESSION_ROUTE}/chunks/{{producer}}/{{n}}",
+        status_code=202,
+        summary="Send one chunk of a session",
+        response_model=ReceiptBody,
+        responses={
+            200: {"model": ReceiptBody, "description": "The same chunk was there already"},
+            409: problems.described("Sealed, or other bytes are there under this path"),
+            **REFUSALS,
+        },
+        openapi_extra=TRACE_CONTENT
+        | {"parameters": described(ChunkNames, "path") + described(ChunkQuery, "query")},
+    )
+    async def put_chunk(request: Request) -> Response:
+        """Store a part of a trace; answered only once it is durable.
+
+        Chunks may come in any order, late, and from several producers at once. The first one makes
+        the session, which stays `open` until it is sealed. Workers decode the others: what they
+        cannot take is in `refused` of the answer to the producer's next chunk, on the session, and
+        in the answer to its seal; the same bytes again are answered with the reason.
+        """
+        container, ingest = here_of(request), ingest_of(request)
+        path = asked(ChunkNames, "path", request.path_params).path()
+        query = NOTHING_SAID
+        if request.query_params:
+            query = asked(ChunkQuery, "query", request.query_params)
+
+        def store(body: Body) -> ChunkReceipt:
+            return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)
+
+        async def soon(body: Body) -> ChunkReceipt | None:
+            arrived = Arrived(path, body, query.final)
+            return await ingest.chunks.receive(container, arrived, size=body.size, group=path.of)
+
+        return await take_chunk(
+            request,
+            container,
+            query,
+            path,
+            store,
+            check=partial(check_path, path),
+            soon=soon,
+        )
+
+    @routes.post(
+        f"{SESSION_ROUTE}/chunks",
+        summary="Send many chunks of a session in one body",
+        response_model=BatchBody,
+        responses=REFUSALS,
+        openapi_extra=BATCH_CONTENT,
+    )
+    async def post_chunks(  # noqa: PLR0913, PLR0917 - the path, and who asks
+        container: Here,
+        request: Request,
+        job: Job,
+        attempt: Attempt,
+        session: Number,
+        query: Annotated[ChunkQuery, Query()],
+    ) -> Response:
+        """Store parts of a trace, each as `PUT …/chunks/{producer}/{n}` would.
+
+        The body is a line of JSON, `{"chunks": [{"producer", "n", "final", "bytes"}]}`, followed by
+        the bytes of each chunk. Each is stored whole or not at all, and answered for itself; only
+        what concerns all of them is an error of the request, and none is stored then.
+        """
+        path, ingest = SessionPath(job, attempt, session), ingest_of(request)
+
+        def store(batch: Body) -> list[ChunkOutcome]:
+            listed = read_batch(batch.path)
+            wanted = [_arrived(path, one, content, batch) for one, content in listed]
+            for chunk in wanted:
+                check_path(chunk.path)
+            outcomes = receive_each(container, path, wanted, ingest.pressure)
+            return [
+                ChunkOutcome.of(one, outcome)
+                for (one, _), outcome in zip(listed, outcomes, strict=True)
+            ]
+
+        try:
+            found = await ingest.receive(
+                request, query, check=lambda: check_job_name(job), store=store
+            )
+        except ClientDisconnect:
+            log.info("sender gone", job=job)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        _count(ingest, found)
+        return JSONResponse(BatchBody(chunks=found).model_dump(mode="json"))
+
+    @routes.post(
+        f"{SESSION_ROUTE}/seal",
+        status_code=202,
+        summary="No more chunks: analyze the session",
+        response_model=ReceiptBody,
+        responses={
+            200: {"model": ReceiptBody, "description": "The session was sealed already"},
+            404: problems.described("There is no such session"),
+            409: problems.described("The session came in one body"),
+        },
+    )
+    def post_seal(
+        container: Here, request: Request, job: Job, attempt: Attempt, session: Number
+    ) -> Response:
+        receipt = seal_session(container, job, attempt, session)
+        return answer(
+            request,
+            container,
+            receipt.session,
+            receipt.state,
+            job,
+            session,
+            created=receipt.sealed,
+            refused=receipt.refused,
+        )
+
+    return routes
+
+
+def _count(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
+    for one in outcomes:
+        if one.code is None:
+            new = one.status == HTTPStatus.ACCEPTED
+            ingest.metrics.ingest_chunks.labels("new" if new else "known").inc()
+        else:
+            ingest.metrics.ingest_refusals.labels(one.code).inc()
+
+
+def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body) -> Arrived:
+    return Arrived(
+        ChunkPath(path.job, path.attempt, path.session, listed.producer, listed.n),
+        Body(
+            content,
+            len(content),
+            None,
+            None,
+            batch.meta,
+            batch.format_name,
+            batch.own,
+        ),
+        listed.final,
+    )
+
+
+# ---- Announce a start of a job, and learn its number; say that the job has ended ---------------
+
+
+class RunBody(BaseModel):
+    """A start of a job, as its launcher tells it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run_id: str = Field(
+        min_length=1, max_length=MAX_RUN_CHARACTERS, description="What the launcher calls the run."
+    )
+    restart: int = Field(
+        default=0, ge=0, le=MAX_NUMBER, description="Restarts within the run, from 0."
+    )
+
+
+class AttemptBody(BaseModel):
+    """The number of an attempt, as addresses of chunks have it."""
+
+    job: str
+    attempt: int
+    run_id: str
+    restart: int
+
+
+def attempts_router() -> APIRouter:
+    """Return the routes of a job's starts and its end."""
+    routes = api_router("ingest")
+
+    @routes.post("/api/v1/jobs/{job}/finish", status_code=204, summary="Say that a job has ended")
+    def post_finish(
+        container: Here, job: Annotated[str, Path(description="Name of the job.")]
+    ) -> Response:
+        """Its silence is no incident; a later start of the job takes that back."""
+        finish_job(container, job)
+        return Response(status_code=204)
+
+    @routes.post(
+        "/api/v1/jobs/{job}/attempts",
+        status_code=201,
+        summary="Announce a start of a job",
+        response_model=AttemptBody,
+        responses={
+            200: {"model": AttemptBody, "description": "This start was announced before"},
+            422: problems.described("The job's or the run's name, or a field, is not valid"),
+        },
+    )
+    def post_attempt(
+        container: Here,
+        job: Annotated[str, Path(description="Name of the job; made if it is new.")],
+        body: RunBody,
+    ) -> JSONResponse:
+        """Give each start of the job its number, in the order in which they are announced.
+
+        The same run and restart are the same attempt, whoever asks and however often.
+        """
+        receipt = announce_attempt(container, job, body.run_id, body.restart)
+        answer = AttemptBody(
+            job=job, attempt=receipt.number, run_id=body.run_id, restart=body.restart
+        )
+        return JSONResponse(answer.model_dump(), status_code=201 if receipt.created else 200)
+
+    return routes

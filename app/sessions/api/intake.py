@@ -1,0 +1,577 @@
+"""Intake of bodies: the steps from the wire to the database that sessions and chunks share.
+
+The first of the two async islands. A body is streamed, counted, hashed and spooled on the event
+loop, within its own limits (`app.web.bodies`) and a byte budget of the process; then a thread
+of a limiter of its own stores it, so that many senders leave pages their threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+import structlog
+from anyio import CapacityLimiter
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from app.analysis.trace.formats.kind import COMPRESSIONS
+from app.analysis.trace.formats.registry import FORMATS
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.metadata import load_metadata, parse_metadata
+from app.analysis.trace.model import SessionMeta
+from app.errors import (
+    BusyError,
+    InvalidLabelsError,
+    InvalidMetadataError,
+    PacelineError,
+    TryLaterError,
+    UnsupportedFormatError,
+)
+from app.installation.metrics import Exposition
+from app.platform.container import Container
+from app.platform.database.states import InboxKind
+from app.platform.resources import Place, Sum, spool_directory
+from app.platform.settings import MIB
+from app.pulse.receive import ArrivedPulse, Wanted, receive_pulses
+from app.sessions.api.spool import ByteBudget, MultipartParts, MultipartReader, Spool, SpooledBody
+from app.sessions.chunks.absorb import receive_together
+from app.sessions.chunks.inbox import Arrived, ChunkReceipt, Pressure
+from app.sessions.decoding import Body
+from app.sessions.recordings.choose import MEDIA_TYPES as ARCHIVES
+from app.sessions.recordings.labels import read_labels
+from app.web import problems
+from app.web.bodies import arriving
+from app.web.problems import RETRY_AFTER_S
+
+# ---- Small bodies that wait to be stored, stored together: a transaction is under way, or one gath
+#
+# A thousand senders cost a thousand times the reading of a request so, and not a thousand commits
+# that compete with pages for the interpreter.
+
+
+MOST: Final = 64
+MOST_BYTES: Final = 4 * 1024 * 1024
+# Senders that are answered with each turn of the event loop.
+ANSWERED_AT_ONCE: Final = 8
+# Of a transaction: more wait for it where the last one had that many.
+_MANY: Final = 8
+
+One = TypeVar("One")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[One, Outcome]):
+    container: Container
+    one: One
+    group: Hashable
+    size: int
+    outcome: asyncio.Future[Outcome | None]
+
+
+class Together(Generic[One, Outcome]):
+    """The small bodies of one kind of one process's requests; used on its event loop only.
+
+    Parameters
+    ----------
+    store : callable
+        Takes bodies of one scope and group in a thread, and returns the outcome of each: None where
+        there is more to say of it than of what is usual.
+    gather_s : float
+        A body waits that long for others, where less than a full transaction is there.
+    many_gather_s : float
+        The same where the last transaction had at least eight, if it is longer.
+    most : int
+        Bodies of a transaction.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[Container, Sequence[One]], Sequence[Outcome | None]],
+        *,
+        gather_s: float = 0.0,
+        many_gather_s: float = 0.0,
+        most: int = MOST,
+    ) -> None:
+        self._store = store
+        self._many_gather_s = max(gather_s, many_gather_s)
+        self._last = 0
+        self._most = most
+        self._gather_s = gather_s
+        self._queue: deque[_Waiting[One, Outcome]] = deque()
+        self._storing: asyncio.Task[None] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+        # One at a time: what comes meanwhile makes the next one larger.
+        self._limiter = CapacityLimiter(1)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many bodies wait for a transaction."""
+        return len(self._queue)
+
+    async def receive(
+        self, container: Container, one: One, *, size: int, group: Hashable = None
+    ) -> Outcome | None:
+        """Store a body; return its outcome, or None as `store` does.
+
+        Parameters
+        ----------
+        size : int
+            Its bytes.
+        group : hashable, optional
+            What it is stored with; without it, with all of its project.
+        """
+        outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(container, one, (container.scope, group), size, outcome))
+        if self._storing is None:
+            self._storing = asyncio.create_task(self._store_all())
+        return await outcome
+
+    async def _store_all(self) -> None:
+        try:
+            while self._queue:
+                if self._gather_s and len(self._queue) < self._most:
+                    many = self._last >= _MANY
+                    await asyncio.sleep(self._many_gather_s if many else self._gather_s)
+                batch = self._take()
+                self._last = len(batch)
+                try:
+                    outcomes = await anyio.to_thread.run_sync(
+                        self._store,
+                        batch[0].container,
+                        [waiting.one for waiting in batch],
+                        limiter=self._limiter,
+                    )
+                # Every sender is told, whatever it was.
+                except Exception as error:  # noqa: BLE001 - each request raises it
+                    for waiting in batch:
+                        if not waiting.outcome.done():
+                            waiting.outcome.set_exception(error)
+                else:
+                    # While the next ones are stored.
+                    answering = asyncio.create_task(_answer(batch, outcomes))
+                    self._answering.add(answering)
+                    answering.add_done_callback(self._answering.discard)
+        finally:
+            self._storing = None
+
+    def _take(self) -> list[_Waiting[One, Outcome]]:
+        """Take the oldest of the queue and what of its group fits into one transaction."""
+        group = self._queue[0].group
+        batch: list[_Waiting[One, Outcome]] = []
+        others: list[_Waiting[One, Outcome]] = []
+        size = 0
+        while self._queue and len(batch) < self._most and size < MOST_BYTES:
+            waiting = self._queue.popleft()
+            if waiting.group == group:
+                batch.append(waiting)
+                size += waiting.size
+            else:
+                others.append(waiting)
+        self._queue.extendleft(reversed(others))
+        return batch
+
+
+async def _answer(
+    batch: Sequence[_Waiting[One, Outcome]], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Tell who waits, a few with each turn of the event loop: a page may be ready as well."""
+    for number, (waiting, outcome) in enumerate(zip(batch, outcomes, strict=True), 1):
+        if not waiting.outcome.done():
+            waiting.outcome.set_result(outcome)
+        if not number % ANSWERED_AT_ONCE:
+            await asyncio.sleep(0)
+
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+# Threads that write and hash bodies; storing has its own limiter.
+SPOOL_THREADS: Final = 4
+
+# What the next body is expected to take to be stored, before any was, and how much the last one
+# says of it.
+STORING_S: Final = 0.1
+LAST_COUNTS: Final = 0.1
+# A body that would wait for longer is put off: its sender does not know that it is waited for.
+LONGEST_WAIT_S: Final = 30.0
+# Of a body that is put off, what is read nevertheless: the connection can be used again then.
+DRAINED_BYTES: Final = MIB
+# Of bodies that stay in memory, and are stored together with others.
+SMALL_BYTES: Final = MIB // 4
+
+# Pulses wait for others: their senders wait for nothing, a worker reads them every two seconds, and
+# each transaction costs the interpreter 8 ms that pages then lack. Where many come, they wait for
+# longer: a small part of the time from one body of a host to its next.
+PULSES_GATHER_S: Final = 0.1
+MANY_PULSES_GATHER_S: Final = 0.5
+MANY_PULSES_SHARE: Final = 0.1
+PULSES_TOGETHER: Final = 256
+
+MULTIPART: Final = "multipart/form-data"
+
+# Senders that say nothing about the bytes (curl's own default is the form's): the decoder looks.
+UNDECLARED: Final = frozenset(
+    {"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"}
+)
+# Those that say no more than how the bytes are compressed.
+COMPRESSED: Final = frozenset(
+    media_type for known in COMPRESSIONS for media_type in known.media_types
+)
+DECLARED: Final = frozenset(
+    media_type for known in FORMATS.values() for media_type in known.media_types
+)
+# Those of text, which may come with a content coding; the decoder undoes it.
+TEXT: Final = frozenset(
+    media_type for known in FORMATS.values() if known.text for media_type in known.media_types
+)
+
+# Content codings and how such a body starts.
+ENCODINGS: Final = {coding: known.magic for known in COMPRESSIONS for coding in known.codings}
+
+# What nginx calls a client that is gone; no one reads it.
+CLIENT_CLOSED_REQUEST: Final = 499
+
+
+def _content(*more: str) -> dict[str, Any]:
+    """Return how OpenAPI describes the body of a route that takes traces, and `more` types."""
+    types = (*(known.media_types[0] for known in FORMATS.values()), *more)
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                **{name: {"schema": {"type": "string"}} for name in types},
+                MULTIPART: {
+                    "schema": {
+                        "type": "object",
+                        "required": ["trace"],
+                        "properties": {
+                            "meta": {"type": "string", "description": "YAML or JSON"},
+                            "labels": {
+                                "type": "string",
+                                "description": "Patterns of the names of ranges, and the operation "
+                                "type of each; YAML or JSON",
+                            },
+                            "trace": {"type": "string", "format": "binary"},
+                        },
+                    }
+                },
+            },
+        }
+    }
+
+
+TRACE_CONTENT: Final = _content()
+# Of a whole session, which may come as an archive of its files.
+SESSION_CONTENT: Final = _content("application/x-tar", "application/zip")
+
+# Refusals of every route that takes a trace.
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    413: problems.described("Over a limit, as it is or decompressed"),
+    415: problems.described("A format or content encoding that is not known"),
+    422: problems.described("Not a trace or metadata that can be stored"),
+    429: problems.described("The server is behind; Retry-After says when to try again"),
+}
+
+
+class UnsupportedEncodingError(PacelineError):
+    """The Content-Encoding is none that this body may have, or not that of its bytes."""
+
+    code = "encoding.unsupported"
+
+
+class QueryMetadata(BaseModel):
+    """Sizes of the job, where neither the body nor a part `meta` says them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dp: int | None = Field(None, description="Data-parallel size.")
+    pp: int | None = Field(None, description="Pipeline stages.")
+    tp: int | None = Field(None, description="Tensor-parallel size; 1 unless given.")
+    cp: int | None = Field(None, description="Context-parallel size; 1 unless given.")
+    vpp: int | None = Field(None, description="Model chunks a stage; 1 unless given.")
+    world: int | None = Field(None, description="Ranks: dp · pp · tp · cp.")
+    trial_name: str | None = None
+    run_id: str | None = None
+    format: str | None = Field(
+        None, description="Name of the body's format; unless given, the bytes say it."
+    )
+    labels: str | None = Field(
+        None, description="Patterns of names of ranges, and the operation type of each, as JSON."
+    )
+
+    def meta(self) -> SessionMeta | None:
+        """Return the metadata, or None if no parameter was given."""
+        given = self.model_dump(exclude_none=True, exclude={"format", "labels"})
+        return parse_metadata(given) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """What is said of a body that a spool has whole."""
+
+    encoding: str | None
+    content_type: str | None
+    meta: SessionMeta | None
+    format_name: str | None
+    labels: str | None
+
+    def body(self, spooled: SpooledBody) -> Body:
+        """Return what is stored of it."""
+        return self._body(spooled.path, spooled.size, spooled.sha256, spooled.head)
+
+    def body_in_memory(self, content: bytes) -> Body:
+        """Return the same of one that was not spooled."""
+        return self._body(content, len(content), None, content)
+
+    def _body(self, source: Path | bytes, size: int, digest: bytes | None, head: bytes) -> Body:
+        _check_encoding(self.encoding, head)
+        return Body(
+            source=source,
+            size=size,
+            digest=digest,
+            content_type=self.content_type,
+            meta=self.meta,
+            format_name=self.format_name,
+            own=None if self.labels is None else read_labels(self.labels),
+        )
+
+
+def ingest_of(request: Request) -> Ingest:
+    """Return what the requests of the application share."""
+    found: Ingest = request.app.state.ingest
+    return found
+
+
+class Ingest:
+    """What all requests of one application share: budget, limiters, and who waits."""
+
+    def __init__(
+        self, container: Container, metrics: Exposition, place: Place | None = None
+    ) -> None:
+        settings = container.settings
+        self.container = container
+        self.metrics = metrics
+        self._settings = settings
+        self._directory = spool_directory(settings)
+        self._budget = ByteBudget(
+            settings.ingest_budget_bytes, None if place is None else Sum(place, "spooled")
+        )
+        self._spool_limiter = CapacityLimiter(SPOOL_THREADS)
+        self._store_limiter = CapacityLimiter(settings.ingest_concurrency)
+        self._max_meta_bytes = Limits().max_header_bytes
+        self.pressure = Pressure(settings)
+        self.chunks: Together[Arrived, ChunkReceipt] = Together(self._store_chunks)
+        self.pulse_pressure = Pressure(settings, InboxKind.PULSE)
+        self.pulses: Together[ArrivedPulse, Wanted] = Together(
+            self._store_pulses,
+            gather_s=PULSES_GATHER_S,
+            many_gather_s=min(MANY_PULSES_GATHER_S, MANY_PULSES_SHARE * settings.pulse_interval_s),
+            most=PULSES_TOGETHER,
+        )
+        self._storing_s = STORING_S
+        metrics.ingest_spooled.set_function(lambda: self._budget.used)
+        metrics.ingest_waiting.set_function(self._waiting)
+        metrics.spool_free.set_function(lambda: shutil.disk_usage(self._directory).free)
+
+    async def receive(  # noqa: PLR0913 - the steps of a body
+        self,
+        request: Request,
+        query: QueryMetadata,
+        *,
+        check: Callable[[], None],
+        store: Callable[[Body], R],
+        refused: Callable[[int, str], None] | None = None,
+        soon: Callable[[Body], Awaitable[R | None]] | None = None,
+        held_bytes: int | None = None,
+        most_bytes: int | None = None,
+    ) -> R:
+        """Take one body from the wire to the database.
+
+        Parameters
+        ----------
+        check : callable
+            Refuses what can be refused before the body comes.
+        store : callable
+            Takes the body in a thread and returns its outcome.
+        refused : callable, optional
+            Takes, in a thread, how many bytes had come of a body that was refused for good, and
+            the code of the problem.
+        soon : callable, optional
+            Takes a small body, which is held in memory, before `store`; None leaves it to that.
+        held_bytes : int, optional
+            The largest body that `store` takes from memory; without it each one is in a file.
+        most_bytes : int, optional
+            Of the body, where that is less than what the settings allow.
+        """
+        most = self._settings.max_body_bytes
+        arriving(request).limit = most if most_bytes is None else min(most, most_bytes)
+        spool = Spool(self._directory, self._budget, self._spool_limiter)
+        try:
+            async with spool:
+                check()
+                arrived = await self._arrive(request, query, spool)
+                most_held = held_bytes if soon is None else SMALL_BYTES
+                content = None if most_held is None else spool.held(most_held)
+                if content is None:
+                    body = cache(partial(arrived.body, await spool.finish()))
+                else:
+                    body = cache(partial(arrived.body_in_memory, content))
+                    outcome = None if soon is None else await soon(body())
+                    if outcome is not None:
+                        return outcome
+                return await anyio.to_thread.run_sync(
+                    self._timed, store, body, limiter=self._store_limiter
+                )
+        except ClientDisconnect:
+            self.metrics.ingest_cut.inc()
+            raise
+        except PacelineError as error:
+            self.metrics.ingest_refusals.labels(error.stable_code).inc()
+            self.metrics.ingest_refused_bytes.inc(spool.size)
+            log.info(
+                "body refused", path=request.url.path, code=error.stable_code, bytes=spool.size
+            )
+            if isinstance(error, BusyError):
+                raise BusyError(error.message, retry_after_s=self._patience_s()) from error
+            if refused is not None and spool.size and not isinstance(error, TryLaterError):
+                await anyio.to_thread.run_sync(
+                    refused, spool.size, error.stable_code, limiter=self._store_limiter
+                )
+            raise
+        finally:
+            self.metrics.ingest_bytes.inc(spool.size)
+
+    async def _arrive(self, request: Request, query: QueryMetadata, spool: Spool) -> _Arrived:
+        media_type = _media_type(request.headers.get("content-type"))
+        encoding = _encoding(request, media_type)
+        meta, labels = query.meta(), query.labels
+        queue_s = self._queue_s()
+        if self._waiting() >= self._settings.ingest_queue or queue_s > LONGEST_WAIT_S:
+            await _drain(request)
+            raise BusyError("Too many bodies wait to be stored; send this one later.")
+
+        content_type = media_type
+        if media_type == MULTIPART:
+            parts = await self._read_parts(request, spool)
+            content_type = _part_media_type(parts)
+            meta = _only_one(meta, parts)
+            if labels is not None and parts.labels is not None:
+                raise InvalidLabelsError(
+                    "The labels come twice: as a query parameter and as a part.",
+                    code="labels.conflict",
+                )
+            labels = labels if parts.labels is None else parts.labels
+        else:
+            async for chunk in request.stream():
+                await spool.write(chunk)
+        return _Arrived(
+            encoding=encoding,
+            content_type=None if content_type in UNDECLARED | ARCHIVES else content_type,
+            meta=meta,
+            format_name=query.format,
+            labels=labels,
+        )
+
+    async def _read_parts(self, request: Request, spool: Spool) -> MultipartParts:
+        reader = MultipartReader(
+            request.headers["content-type"], spool, max_meta_bytes=self._max_meta_bytes
+        )
+        async for chunk in request.stream():
+            await reader.feed(chunk)
+        return reader.finish()
+
+    def _patience_s(self) -> float:
+        return RETRY_AFTER_S + self._queue_s()
+
+    def _queue_s(self) -> float:
+        """Return how long a body would wait to be stored."""
+        waiting = self._store_limiter.statistics().tasks_waiting
+        return waiting / self._settings.ingest_concurrency * self._storing_s
+
+    def _timed(self, store: Callable[[Body], R], body: Callable[[], Body]) -> R:
+        began_s = time.monotonic()
+        try:
+            return store(body())
+        finally:
+            # Threads may lose each other's: it is an estimate.
+            self._storing_s += LAST_COUNTS * (time.monotonic() - began_s - self._storing_s)
+
+    def _waiting(self) -> int:
+        gathering = self.chunks.waiting + self.pulses.waiting
+        return self._store_limiter.statistics().tasks_waiting + gathering
+
+    def _store_chunks(
+        self, container: Container, chunks: Sequence[Arrived]
+    ) -> Sequence[ChunkReceipt | None]:
+        self.pressure.check(container.everywhere())
+        return receive_together(container, chunks[0].path.of, chunks)
+
+    def _store_pulses(
+        self, container: Container, pulses: Sequence[ArrivedPulse]
+    ) -> Sequence[Wanted | None]:
+        self.pulse_pressure.check(container.everywhere())
+        return receive_pulses(container, pulses)
+
+
+async def _drain(request: Request) -> None:
+    """Read a small body that is not wanted, so that its sender can go on with its connection."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) <= DRAINED_BYTES:
+        async for _ in request.stream():
+            pass
+
+
+def _media_type(content_type: str | None) -> str:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type in UNDECLARED | COMPRESSED | DECLARED | ARCHIVES or media_type == MULTIPART:
+        return media_type
+    raise UnsupportedFormatError(f"Bodies of type {media_type} are not accepted.")
+
+
+def _part_media_type(parts: MultipartParts) -> str:
+    media_type = _media_type(parts.trace_content_type)
+    if media_type == MULTIPART:
+        raise UnsupportedFormatError("A part cannot have parts of its own.")
+    return media_type
+
+
+def _encoding(request: Request, media_type: str) -> str | None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        return None
+    if encoding not in ENCODINGS or media_type not in UNDECLARED | COMPRESSED | TEXT | ARCHIVES:
+        titles = ", ".join(known.title for known in FORMATS.values() if known.text)
+        raise UnsupportedEncodingError(
+            f"Content-Encoding {encoding} is not accepted here; {titles} may come as gzip or zstd."
+        )
+    return encoding
+
+
+def _check_encoding(encoding: str | None, head: bytes) -> None:
+    if encoding is not None and not head.startswith(ENCODINGS[encoding]):
+        raise UnsupportedEncodingError(
+            f"The body is not encoded as its Content-Encoding says: {encoding}."
+        )
+
+
+def _only_one(query: SessionMeta | None, parts: MultipartParts) -> SessionMeta | None:
+    if parts.meta is None:
+        return query
+    if query is not None:
+        raise InvalidMetadataError(
+            "The metadata comes twice: as query parameters and as a part.",
+            code="metadata.conflict",
+        )
+    return load_metadata(parts.meta)

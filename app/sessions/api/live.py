@@ -1,0 +1,288 @@
+"""Changes of sessions' states, from the database to every stream that is open.
+
+The second of the two async islands. One connection a process listens for all streams: a connection
+a stream would use up the database's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Final
+
+import anyio
+import psycopg
+import structlog
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from psycopg.conninfo import make_conninfo
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.access.guard import Here, api_router
+from app.errors import NotFoundError
+from app.platform.container import Container
+from app.platform.database.unit_of_work import SESSION_CHANNEL
+from app.sessions.decoding import StateChange, recent_states, session_states
+
+log = structlog.get_logger(__name__)
+
+RECONNECT_S: Final = 1.0
+
+# A stream ends after so long, and its browser asks for another one: with a token that was revoked
+# meanwhile, or a sign-in that is over, it gets none.
+STREAM_LASTS_S: Final = 300.0
+
+# A change's time is that of the start of its transaction; it is seen after the commit.
+LONGEST_TRANSACTION_S: Final = 120.0
+
+# Without the keepalives a connection to a database that has vanished stays silent for hours.
+CONNECTION: Final = {
+    "application_name": "paceline events",
+    "connect_timeout": "10",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+}
+
+
+class Stream:
+    """What one client has not been sent yet: the latest state of each session, however many change.
+
+    Parameters
+    ----------
+    project_id : int
+        Whose sessions it is about.
+    only : UUID or None
+        The one session that it is about; None for all.
+    """
+
+    def __init__(self, project_id: int, only: uuid.UUID | None) -> None:
+        self._project_id = project_id
+        self._only = only
+        self._pending: dict[uuid.UUID, StateChange] = {}
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def push(self, states: Sequence[StateChange]) -> None:
+        """Add states; a later one of the same session replaces one that was not sent."""
+        for state in states:
+            if state.project_id == self._project_id and self._only in (None, state.session):
+                self._pending.pop(state.session, None)
+                self._pending[state.session] = state
+        if self._pending:
+            self._wake.set()
+
+    def close(self) -> None:
+        """End the stream once what it holds was sent."""
+        self._closed = True
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[StateChange]:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            pending, self._pending = self._pending, {}
+            for state in pending.values():
+                yield state
+            if self._closed:
+                return
+
+
+class LiveStates:
+    """Listens to the database and feeds the streams; used on one event loop.
+
+    Parameters
+    ----------
+    container : Container
+    lasts_s : float
+        After which a stream ends.
+    """
+
+    def __init__(self, container: Container, lasts_s: float = STREAM_LASTS_S) -> None:
+        self._lasts_s = lasts_s
+        self._everywhere = container.everywhere()
+        self._conninfo = _conninfo(container.engine.url)
+        self._streams: set[Stream] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def streams(self) -> int:
+        """Return how many streams are open."""
+        return len(self._streams)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen while the block runs."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            listener = tasks.create_task(self._listen())
+            try:
+                yield
+            finally:
+                listener.cancel()
+
+    def close_soon(self) -> None:
+        """End every stream, and each that still comes; may be called from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close)
+
+    @contextlib.contextmanager
+    def stream(self, project_id: int, only: uuid.UUID | None = None) -> Iterator[Stream]:
+        """Return a stream of the changes from now on, which ends by itself."""
+        stream = Stream(project_id, only)
+        end = asyncio.get_running_loop().call_later(self._lasts_s, stream.close)
+        if self._closed:
+            stream.close()
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            end.cancel()
+            self._streams.discard(stream)
+
+    def _close(self) -> None:
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+
+    async def _listen(self) -> None:
+        heard_at_s = time.monotonic()
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(
+                    self._conninfo, autocommit=True
+                ) as connection:
+                    await connection.execute(f"LISTEN {SESSION_CHANNEL}")
+                    # Changes without a listener are read from the tables.
+                    silent_s = time.monotonic() - heard_at_s
+                    since_s = silent_s + LONGEST_TRANSACTION_S
+                    await self._feed(partial(recent, self._everywhere, since_s))
+                    while True:
+                        ids = {
+                            uuid.UUID(notify.payload)
+                            async for notify in connection.notifies(stop_after=1)
+                        }
+                        await self._feed(partial(states, self._everywhere, ids))
+                        heard_at_s = time.monotonic()
+            except (psycopg.Error, SQLAlchemyError) as error:
+                log.warning("events interrupted", error=str(error).splitlines()[0])
+                await asyncio.sleep(RECONNECT_S)
+
+    async def _feed(self, read: Callable[[], Awaitable[list[StateChange]]]) -> None:
+        if not self._streams:
+            return
+        read_states = await read()
+        for stream in self._streams:
+            stream.push(read_states)
+
+
+async def states(container: Container, ids: Collection[uuid.UUID]) -> list[StateChange]:
+    """Return the states of these sessions, in the order in which they changed."""
+
+    def read() -> list[StateChange]:
+        with container.reading() as tx:
+            return session_states(tx, ids)
+
+    return await anyio.to_thread.run_sync(read)
+
+
+async def recent(
+    container: Container, since_s: float, after_us: int | None = None
+) -> list[StateChange]:
+    """Return what `recent_states` does."""
+
+    def read() -> list[StateChange]:
+        with container.reading() as tx:
+            return recent_states(tx, since_s, after_us)
+
+    return await anyio.to_thread.run_sync(read)
+
+
+def _conninfo(url: URL) -> str:
+    """Return what libpq needs for the same database.
+
+    Not the URL as text: SQLAlchemy writes a blank as "+", which libpq takes for one.
+    """
+    options = {
+        name: value if isinstance(value, str) else ",".join(value)
+        for name, value in url.query.items()
+    }
+    server = url.translate_connect_args(username="user", database="dbname")
+    return make_conninfo(**server | options | CONNECTION)
+
+
+# ---- Server-sent events: the states of all sessions, or of one ---------------------------------
+# Each event is `state` with data ``{"session": id, "state": state}``; its id is the time of the
+# change, with which a browser that lost the connection asks for what it missed.
+#
+# Annotations are evaluated here: those of the endpoints name dependencies that are local functions.
+
+
+# The largest integer that is exact in JavaScript; the year 2255 in microseconds.
+MAX_EVENT_ID: Final = 2**53 - 1
+
+LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
+
+
+def router(live: LiveStates) -> APIRouter:
+    """Return the routes of the event streams."""
+    routes = api_router("events", "/api/v1")
+
+    async def fleet_stream(
+        container: Here, last_event_id: LastEventId = None
+    ) -> AsyncIterator[Stream]:
+        # Subscribed first, read then: nothing falls between the two.
+        with live.stream(container.project_id) as stream:
+            margin_us = int(LONGEST_TRANSACTION_S * 1e6)
+            after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
+            stream.push(await recent(container, LONGEST_TRANSACTION_S, after_us))
+            yield stream
+
+    async def session_stream(container: Here, session: uuid.UUID) -> AsyncIterator[Stream]:
+        with live.stream(container.project_id, session) as stream:
+            known = await states(container, [session])
+            if not known:
+                raise NotFoundError(f"There is no session {session}.")
+            stream.push(known)
+            yield stream
+
+    @routes.get(
+        "/events",
+        response_class=EventSourceResponse,
+        summary="Stream of all sessions' states",
+    )
+    async def fleet_events(
+        stream: Annotated[Stream, Depends(fleet_stream)],
+    ) -> AsyncIterator[ServerSentEvent]:
+        async for event in _events(stream):
+            yield event
+
+    @routes.get(
+        "/sessions/{session}/events",
+        response_class=EventSourceResponse,
+        summary="Stream of one session's states",
+    )
+    async def session_events(
+        stream: Annotated[Stream, Depends(session_stream)],
+    ) -> AsyncIterator[ServerSentEvent]:
+        async for event in _events(stream):
+            yield event
+
+    return routes
+
+
+async def _events(stream: Stream) -> AsyncIterator[ServerSentEvent]:
+    # An event source that was only just opened knows of the server from this, before any change.
+    yield ServerSentEvent(comment="open")
+    async for state in stream:
+        yield ServerSentEvent(
+            event="state",
+            id=str(state.changed_us),
+            data={"session": str(state.session), "state": state.state},
+        )

@@ -1,0 +1,487 @@
+"""Sessions: their states, reports, heatmaps and timelines."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi import APIRouter, Body, Query, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, Field
+
+from app.access.guard import Here, api_router
+from app.analysis.budget.split import Shares
+from app.analysis.diagnosis.headline import HeadlineKind
+from app.analysis.diagnosis.verdict import Level
+from app.analysis.json_text import plain
+from app.analysis.reference import members, summary
+from app.analysis.report.charts import Lanes, Timeline, encode_heatmap, replayed_timeline
+from app.analysis.report.reference import REFERENCE
+from app.analysis.report.session_verdict import SessionVerdict, VerdictCause
+from app.platform.database.states import SessionState
+from app.sessions.compare import ArrivalChange, compare_sessions
+from app.sessions.compare_steps import CauseChange, Difference, FieldChange
+from app.sessions.models.reports import REPORT
+from app.sessions.questions import WrittenQuestion
+from app.sessions.read import (
+    IntakeView,
+    SessionRow,
+    SessionView,
+    WorkStatus,
+    get_session,
+    heatmap,
+    list_sessions,
+    report_json,
+)
+from app.sessions.replays import answer_question, perfetto_timeline, prepared_session, stored_trace
+
+# ---- The report as JSON Schema, with the words of its types ------------------------------------
+
+
+NAME: Final = "Report"
+_REFERENCE: Final = "#/components/schemas/{model}"
+
+
+@cache
+def report_schemas() -> dict[str, Any]:
+    """Return the schemas of ``paceline.report/1`` by their name among OpenAPI's components.
+
+    Those of its parts are called ``Report.Sizes`` and so on: requests and answers have types of
+    such names too.
+    """
+    schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
+    parts = schema.pop("$defs")
+    for kind in REFERENCE.types():
+        described = parts.get(kind.__name__, schema)
+        described["description"] = summary(kind)
+        for member in members(kind):
+            described["properties"][member.key]["description"] = member.text
+    return {NAME: schema} | {f"{NAME}.{name}": part for name, part in parts.items()}
+
+
+def reference() -> dict[str, str]:
+    """Return the component that the routes name in place of a report's schema."""
+    return {"$ref": _REFERENCE.format(model=NAME)}
+
+
+DEFAULT_LIMIT: Final = 50
+MAX_LIMIT: Final = 1000
+# A row of a list has room for two.
+LISTED_CAUSES: Final = 2
+
+StateFilter = Annotated[
+    SessionState | None,
+    Query(description="Only sessions in this state."),
+]
+Step = Annotated[int, Query(description="A training step that was analyzed.")]
+DpRanks = Annotated[
+    list[int] | None, Query(description="Only these DP ranks; may be given several times.")
+]
+
+
+class SizesBody(BaseModel):
+    """Parallelism of the job."""
+
+    dp: int
+    pp: int
+    tp: int
+    cp: int
+    vpp: int
+    world: int
+
+
+class HeadlineBody(BaseModel, extra="allow"):
+    """What people are shown first: the sentence of the verdict, the slowdown, its causes.
+
+    `kind` is `causes` where they are counted against the job without its causes, and `published`
+    where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
+    cost; null where none is named. `shares` say where the time goes, with a verdict or without.
+    """
+
+    sentence: str
+    level: Level
+    slowdown: float | None
+    ci95: tuple[float, float] | None
+    gpu_hours_lost: float | None
+    gpu_hours_lost_per_hour: float | None
+    kind: HeadlineKind | None
+    shares: Shares | None
+
+
+class SessionBody(BaseModel):
+    """A session; the numbers of its verdict are null until there is one.
+
+    `session` counts the sessions of a job from 1; `id` is the address. `slowdown`, `waste` and
+    `gpu_hours_lost` are of the published S; what people are shown is in `headline`. What retention
+    took away is gone since `trace_removed_at` and `report_removed_at`; it leaves `pinned` alone.
+    """
+
+    id: uuid.UUID
+    job: str
+    attempt: int
+    session: int
+    state: SessionState
+    received_at: datetime
+    state_changed_at: datetime
+    sizes: SizesBody
+    trace_format: str
+    body_bytes: int
+    operations: int
+    steps: int
+    reason_code: str | None
+    reason: str | None
+    pinned: bool
+    trace_removed_at: datetime | None
+    report_removed_at: datetime | None
+    slowdown: float | None
+    slowdown_ci95: tuple[float, float] | None
+    waste: float | None
+    gpu_hours_lost: float | None
+    discrepancy: float | None
+    headline: HeadlineBody | None
+
+
+class SessionDetailBody(SessionBody):
+    """A session with what its sender said and how its analysis stands.
+
+    `intake` is null where it came in one body.
+    """
+
+    meta: dict[str, Any]
+    reason_detail: dict[str, Any] | None
+    work: WorkStatus | None
+    intake: IntakeView | None
+    has_report: bool
+
+
+class SessionListBody(BaseModel):
+    """Sessions, newest first."""
+
+    sessions: list[SessionBody]
+
+
+def router() -> APIRouter:
+    """Return the routes that read sessions."""
+    routes = api_router("sessions", "/api/v1/sessions")
+
+    @routes.get("", summary="Sessions, newest first")
+    def get_sessions(
+        container: Here,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+        job: Annotated[str | None, Query(description="Only sessions of this job.")] = None,
+        state: StateFilter = None,
+    ) -> SessionListBody:
+        with container.reading() as tx:
+            rows = list_sessions(tx, limit, job, state)
+        return SessionListBody(sessions=[session_body(row) for row in rows])
+
+    @routes.get("/{session}", summary="State and coverage of a session")
+    def get_one(container: Here, session: uuid.UUID) -> SessionDetailBody:
+        with container.reading() as tx:
+            view = get_session(tx, session, container.settings)
+        return _detail(view)
+
+    @routes.get(
+        "/{session}/report",
+        summary="The report, schema paceline.report/1",
+        response_class=JSONResponse,
+        response_model=None,
+        responses={
+            200: {
+                "description": "What docs/report.md describes, as it was stored.",
+                "content": {"application/json": {"schema": reference()}},
+            }
+        },
+    )
+    def get_report(container: Here, session: uuid.UUID) -> Response:
+        with container.reading() as tx:
+            text = report_json(tx, session)
+        return Response(text, media_type="application/json")
+
+    @routes.get(
+        "/{session}/heatmaps",
+        summary="Slowdown of each worker in a step",
+        response_class=Response,
+        responses={
+            200: {
+                "description": (
+                    "[dp][pp] of little-endian uint16: slowdown × 10,000, at most 65,534. "
+                    "The header X-Shape says `dp,pp`."
+                ),
+                "content": {"application/octet-stream": {}},
+            }
+        },
+    )
+    def get_heatmap(
+        container: Here,
+        session: uuid.UUID,
+        step: Annotated[
+            int | None, Query(description="A training step; without it the mean of all.")
+        ] = None,
+    ) -> Response:
+        with container.reading() as tx:
+            values = heatmap(tx, session, step)
+        return Response(
+            encode_heatmap(values),
+            headers={"X-Shape": ",".join(str(size) for size in values.shape)},
+            media_type="application/octet-stream",
+        )
+
+    @routes.get(
+        "/{session}/timeline",
+        summary="Recorded and ideal timeline of a step",
+        response_class=JSONResponse,
+        response_model=dict[str, Any],
+    )
+    def get_timeline(
+        container: Here,
+        session: uuid.UUID,
+        step: Step,
+        dp: DpRanks = None,
+        format: Literal["perfetto", "lanes"] = "perfetto",  # noqa: A002 - name of the parameter
+    ) -> Response:
+        """Return a Chrome trace that Perfetto opens, or the same as columns (`format=lanes`)."""
+        if format == "perfetto":
+            with container.reading() as tx:
+                stored = stored_trace(tx, session)
+            # A whole step of a large job: never in memory as a whole.
+            pieces = perfetto_timeline(stored, step, dp)
+            return StreamingResponse(pieces, media_type="application/json")
+        with prepared_session(container, session) as replayed:
+            timeline = replayed_timeline(replayed, step, dp)
+        content = timeline_columns(timeline)
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json")
+
+    return routes
+
+
+def timeline_columns(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as JSON columns; times in nanoseconds since the step's start."""
+    return {
+        "step": timeline.step,
+        "op_names": list(timeline.op_names),
+        "recorded_s": timeline.recorded_s,
+        "ideal_s": timeline.ideal_s,
+        "recorded": _columns(timeline.recorded),
+        "ideal": _columns(timeline.ideal),
+    }
+
+
+def _columns(lanes: Lanes) -> dict[str, list[Any]]:
+    ratios = np.round(lanes.ratio, 4).tolist()
+    return {
+        "dp": lanes.dp.tolist(),
+        "pp": lanes.pp.tolist(),
+        "op": lanes.op.tolist(),
+        "mb": lanes.mb.tolist(),
+        "start_ns": np.rint(lanes.start_ns).astype(np.int64).tolist(),
+        "begin_ns": np.rint(lanes.begin_ns).astype(np.int64).tolist(),
+        "end_ns": np.rint(lanes.end_ns).astype(np.int64).tolist(),
+        # JSON has no NaN; it is the only value that differs from itself
+        "ratio": [ratio if ratio == ratio else None for ratio in ratios],  # noqa: PLR0124
+    }
+
+
+def session_body(row: SessionRow) -> SessionBody:
+    """Return a session as lists have it."""
+    return SessionBody(**_session(row))
+
+
+def _session(row: SessionRow) -> dict[str, Any]:
+    verdict = row.verdict
+    published = verdict and verdict.published
+    return {
+        "id": row.id,
+        "job": row.job,
+        "attempt": row.attempt,
+        "session": row.number,
+        "state": row.state,
+        "received_at": row.received_at,
+        "state_changed_at": row.state_changed_at,
+        "sizes": SizesBody(
+            dp=row.dp, pp=row.pp, tp=row.tp, cp=row.cp, vpp=row.vpp, world=row.world
+        ),
+        "trace_format": row.trace_format,
+        "body_bytes": row.body_bytes,
+        "operations": row.operations,
+        "steps": row.steps,
+        "reason_code": row.reason_code,
+        "reason": row.reason,
+        "pinned": row.pinned,
+        "trace_removed_at": row.trace_removed_at,
+        "report_removed_at": row.report_removed_at,
+        "slowdown": published and published.slowdown,
+        "slowdown_ci95": published and published.ci95,
+        "waste": published and published.waste,
+        "gpu_hours_lost": published and published.gpu_hours_lost,
+        "discrepancy": verdict and verdict.discrepancy,
+        "headline": verdict and _headline(row, verdict),
+    }
+
+
+def _headline(row: SessionRow, verdict: SessionVerdict) -> HeadlineBody:
+    shown, worst, measures = row.headline, verdict.worst[0], verdict.measures
+    known = row.known
+    return HeadlineBody.model_validate(
+        {
+            "sentence": verdict.sentence,
+            "level": verdict.level,
+            "slowdown": shown and shown.slowdown,
+            "ci95": shown and shown.ci95,
+            "gpu_hours_lost": known and known.gpu_hours_lost,
+            "gpu_hours_lost_per_hour": row.lost_each_hour,
+            "kind": shown and shown.kind,
+            "shares": row.shares,
+            "worst": {
+                "dp": worst.dp,
+                "pp": worst.pp,
+                "rank": verdict.worst_rank,
+                "host": worst.host,
+                "guessed": worst.guessed,
+                "slowdown": worst.slowdown,
+            },
+            "m_w": measures.m_w,
+            "m_s": measures.m_s,
+            "fb_correlation": measures.fb_correlation,
+            "top_optype": verdict.top_optype,
+            "causes": [_cause(cause) for cause in verdict.causes[:LISTED_CAUSES]],
+            "sizes": plain(verdict.sizes),
+        }
+    )
+
+
+def _cause(cause: VerdictCause) -> dict[str, object]:
+    return {
+        "cause": cause.cause,
+        "contribution": cause.contribution,
+        "cost_s": cause.cost_s,
+        "confidence": cause.confidence,
+        "evidence": cause.evidence,
+        "views": plain(cause.views),
+        "where": plain(cause.place),
+        "runner_up": cause.runner_up,
+        "host": cause.host,
+        "gpus": plain(cause.gpus),
+    }
+
+
+def _detail(view: SessionView) -> SessionDetailBody:
+    return SessionDetailBody(
+        **_session(view.row),
+        meta=dict(view.meta),
+        reason_detail=None if view.reason_detail is None else dict(view.reason_detail),
+        work=view.work,
+        intake=view.intake,
+        has_report=view.has_report,
+    )
+
+
+# ---- What-if questions about a session ---------------------------------------------------------
+
+
+EXAMPLE = {
+    "base": "recorded",
+    "changes": [
+        {"select": {"workers": [[0, 0], [2, 1]]}, "duration": "ideal"},
+        {"select": {"op_types": ["grads-sync"]}, "duration": "recorded", "scale": 0.5},
+    ],
+}
+
+
+class ReferenceBody(BaseModel):
+    """What the answer's `slowdown` is counted against, as the session's headline is.
+
+    `kind` is `causes`, the job without its causes, or `published`, the ideal of S.
+    """
+
+    kind: HeadlineKind
+    step_time_s: float
+    slowdown: float
+
+
+class AnswerBody(BaseModel):
+    """Step time with the changes; `gain` is the share of today's simulated step time saved.
+
+    Both are counted as those of a recommended fix: what restores durations gains no more than the
+    job loses against `reference`. `replayed_step_time_s` is what the replay says. `slowdown` is S
+    with the changes; `reference` has the slowdown that people are shown.
+    """
+
+    schema_: str = Field(alias="schema")
+    step_time_s: float
+    replayed_step_time_s: float
+    simulated_step_time_s: float
+    ideal_step_time_s: float
+    gain: float
+    slowdown: float
+    reference: ReferenceBody
+    steps: list[int]
+    step_times_s: list[float]
+
+
+def what_if_router() -> APIRouter:
+    """Return the route."""
+    routes = api_router("sessions", "/api/v1/sessions")
+
+    @routes.post("/{session}/what-if", summary="Replay a session with changed durations")
+    def ask(
+        container: Here,
+        session: uuid.UUID,
+        question: Annotated[WrittenQuestion, Body(openapi_examples={"fix": {"value": EXAMPLE}})],
+    ) -> AnswerBody:
+        """Answer what the step time would be.
+
+        Everything takes its `base` duration, `recorded` or `ideal`, but for what a change selects
+        (every condition of it has to hold): that takes its recorded or ideal duration times
+        `scale`. Of several changes that select an operation the last one holds.
+        """
+        return AnswerBody.model_validate(answer_question(container, session, question.question()))
+
+    return routes
+
+
+# ---- Two sessions side by side, over the API ---------------------------------------------------
+
+
+class ComparisonBody(BaseModel):
+    """What changed from one session to another.
+
+    `step_times` is null, and `causes` is empty, unless both have a verdict; `arrivals` need none,
+    but collectives over ranks in both. `metadata` are the fields that differ, `equal_fields` counts
+    the others.
+    """
+
+    before: uuid.UUID
+    after: uuid.UUID
+    step_times: Difference | None
+    causes: list[CauseChange]
+    arrivals: list[ArrivalChange]
+    metadata: list[FieldChange]
+    equal_fields: int
+
+
+def compare_router() -> APIRouter:
+    """Return the route of comparisons."""
+    routes = api_router("sessions", "/api/v1")
+
+    @routes.get("/sessions/{session}/compare/{other}", summary="What changed between two sessions")
+    def get_comparison(container: Here, session: uuid.UUID, other: uuid.UUID) -> ComparisonBody:
+        """`session` is the one before, `other` the one after."""
+        with container.reading() as tx:
+            found = compare_sessions(tx, session, other)
+        return ComparisonBody(
+            before=session,
+            after=other,
+            step_times=found.step_times,
+            causes=list(found.causes),
+            arrivals=list(found.arrivals),
+            metadata=list(found.metadata.changed),
+            equal_fields=found.metadata.equal,
+        )
+
+    return routes

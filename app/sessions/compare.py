@@ -1,0 +1,381 @@
+"""The read side of comparing two sessions."""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import aliased
+
+from app.analysis.arrivals.document import Arrivals, RankArrivals
+from app.analysis.diagnosis.finding import UNKNOWN
+from app.analysis.report.document import Report
+from app.errors import NotFoundError
+from app.fixes.models import AppliedFix
+from app.incidents.lifecycle import Incident
+from app.incidents.models.facts import Facts
+from app.incidents.reads import get_incident
+from app.incidents.store import facts_of_row, sessions_with_facts
+from app.jobs.models import Job
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.compare_steps import (
+    CauseChange,
+    Difference,
+    MetadataChanges,
+    cause_changes,
+    difference,
+    metadata_changes,
+)
+from app.sessions.models.reports import open_report, read_document
+from app.sessions.models.tables import OF_SESSION, Session, StoredReport, StoredVerdict
+from app.sessions.read import SESSIONS, SessionRow
+
+# ---- Who kept others waiting at collectives, in two sessions -----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalChange:
+    """How long others waited for a rank at collectives; None where it met no others."""
+
+    rank: int
+    """Global rank."""
+    last_share_before: float | None
+    """The share of its collectives at which it came last, in the session before and after."""
+    last_share_after: float | None
+    """The share of its collectives at which it came last, in the session before and after."""
+    waited_for_before_s: float | None
+    """What each of those that meet it waited for it, seconds a step, before and after."""
+    waited_for_after_s: float | None
+    """What each of those that meet it waited for it, seconds a step, before and after."""
+
+    @property
+    def change_s(self) -> float:
+        """Return by how much longer others wait now."""
+        return (self.waited_for_after_s or 0.0) - (self.waited_for_before_s or 0.0)
+
+
+def arrival_changes(before: Arrivals | None, after: Arrivals | None) -> tuple[ArrivalChange, ...]:
+    """Return every rank that meets others in one of two sessions, the largest change first.
+
+    Nothing where one of the sessions has no collectives over ranks.
+    """
+    if before is None or after is None:
+        return ()
+    sides = [{one.rank: one for one in side.ranks} for side in (before, after)]
+    found = [_change(rank, *(side.get(rank) for side in sides)) for rank in {*sides[0], *sides[1]}]
+    return tuple(sorted(found, key=lambda one: (-abs(one.change_s), one.rank)))
+
+
+def _change(rank: int, before: RankArrivals | None, after: RankArrivals | None) -> ArrivalChange:
+    shares = (None if side is None else side.last_share for side in (before, after))
+    waited = (None if side is None else side.waited_for_s for side in (before, after))
+    return ArrivalChange(rank, *shares, *waited)
+
+
+# Sessions of a job that can be chosen from: the latest with a verdict.
+CHOICES: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A session of a comparison; `report` is None where it has no verdict (yet)."""
+
+    row: SessionRow
+    meta: Mapping[str, Any]
+    report: Report | None
+    arrivals: Arrivals | None = None  # those need no verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A session that can be compared."""
+
+    id: uuid.UUID
+    number: int
+    attempt: int
+    received_at: datetime
+    slowdown: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sessions, and what changed from the first to the second."""
+
+    now: datetime
+    a: Side
+    b: Side
+    step_times: Difference | None  # recorded; None where one side has no verdict
+    causes: tuple[CauseChange, ...]
+    arrivals: tuple[ArrivalChange, ...]  # empty where one side has none
+    metadata: MetadataChanges
+    choices: Sequence[Choice]  # of the job of `a`, the newest first
+    incident: Incident | None = None  # over, and compared before and after
+    applied: frozenset[str] = frozenset()  # titles of the fixes of `a` that were applied
+
+    @property
+    def same_shape(self) -> bool:
+        """Return whether both have the same workers."""
+        return (self.a.row.dp, self.a.row.pp) == (self.b.row.dp, self.b.row.pp)
+
+
+def compare_sessions(
+    tx: Reads, a: uuid.UUID, b: uuid.UUID, incident: Incident | None = None
+) -> Comparison:
+    """Return two sessions side by side.
+
+    Parameters
+    ----------
+    a, b : UUID
+        The earlier and the later one, as far as whoever asks is concerned.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such session.
+    """
+    sides = _sides(tx, {a, b})
+    for wanted in (a, b):
+        if wanted not in sides:
+            raise NotFoundError(f"There is no session {wanted}.")
+    before, after = sides[a], sides[b]
+    steps: Difference | None = None
+    causes: tuple[CauseChange, ...] = ()
+    if before.report is not None and after.report is not None:
+        steps = difference(before.report.step_times.recorded, after.report.step_times.recorded)
+        causes = cause_changes(before.report, after.report)
+    return Comparison(
+        now=tx.now,
+        a=before,
+        b=after,
+        step_times=steps,
+        causes=causes,
+        arrivals=arrival_changes(before.arrivals, after.arrivals),
+        metadata=metadata_changes(before.meta, after.meta),
+        choices=_choices(tx, before.row.job),
+        incident=incident,
+        applied=frozenset(
+            tx.session.execute(select(AppliedFix.title).where(AppliedFix.session_id == a)).scalars()
+        ),
+    )
+
+
+def sessions_of_incident(
+    tx: Reads, incident_id: uuid.UUID
+) -> tuple[uuid.UUID, uuid.UUID, Incident]:
+    """Return the session that showed an incident last, and the last one before it was resolved.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such incident, or no session after it.
+    """
+    incident = get_incident(tx, incident_id).row.incident
+    facts = incident.facts
+    if facts is None or incident.resolved_at is None:
+        raise NotFoundError(f"Incident {incident_id} has nothing before and after it to compare.")
+    later = aliased(Session)
+    after = tx.session.execute(
+        select(later.id)
+        .join(StoredVerdict, StoredVerdict.session_id == later.id)
+        .join(Session, Session.job_id == later.job_id)
+        .where(
+            Session.id == facts.session,
+            later.received_at > Session.received_at,
+            later.received_at <= incident.resolved_at,
+        )
+        .order_by(later.received_at.desc())
+        .limit(1)
+    ).scalar()
+    if after is None:
+        raise NotFoundError(f"No session came between incident {incident_id} and its end.")
+    return facts.session, after, incident
+
+
+def latest_two(tx: Reads, job: str) -> tuple[uuid.UUID, uuid.UUID]:
+    """Return the last two sessions of a job that have a verdict, the earlier one first.
+
+    Raises
+    ------
+    NotFoundError
+        If there are no two.
+    """
+    found = _choices(tx, job)
+    if len(found) < 2:  # noqa: PLR2004 - two sides
+        raise NotFoundError(f"Job {job} has no two sessions with a verdict to compare.")
+    return found[1].id, found[0].id
+
+
+def _sides(tx: Reads, wanted: set[uuid.UUID]) -> dict[uuid.UUID, Side]:
+    rows = tx.session.execute(
+        SESSIONS.query()
+        .add_columns(Session.meta, StoredReport)
+        .outerjoin(StoredReport, StoredReport.session_id == Session.id)
+        .where(Session.id.in_(wanted))
+    ).mappings()
+    found = {}
+    for values in rows:
+        [row] = SESSIONS.rows([values])
+        meta, stored = values["meta"], values["StoredReport"]
+        report, arrivals = None, None
+        if stored is not None and row.state in SessionState.REPORTED:
+            document = open_report(read_document(tx, stored))
+            report = document if row.state is SessionState.ANALYZED else None
+            arrivals = document.arrivals
+        found[row.id] = Side(row, meta, report, arrivals)
+    return found
+
+
+def _choices(tx: Reads, job: str) -> list[Choice]:
+    rows = tx.session.execute(
+        select(
+            Session.id,
+            Session.number,
+            Session.attempt,
+            Session.received_at,
+            StoredVerdict.slowdown,
+        )
+        .join(Job)
+        .join(*OF_SESSION)
+        .where(Job.name == job, Session.state == SessionState.ANALYZED)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(CHOICES)
+    )
+    return [Choice(*row) for row in rows]
+
+
+# ---- The read side of comparing two times of a job: all sessions of one against all of the other -
+
+
+# Sessions of a time that are read: the latest ones.
+MOST_SESSIONS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSide:
+    """A time of a job; `until` is not part of it."""
+
+    since: datetime
+    until: datetime
+    sessions: Sequence[Facts]  # those with a verdict, oldest first
+    steps_s: Sequence[float]  # steps of these sessions, as far as their verdicts have them
+
+    @property
+    def step_times(self) -> list[float]:
+        """Return the median step of each session, seconds."""
+        return [one.step_time_s for one in self.sessions if one.step_time_s is not None]
+
+    @property
+    def slowdown(self) -> float | None:
+        """Return the median slowdown."""
+        found = [one.headline.slowdown for one in self.sessions if one.headline is not None]
+        return statistics.median(found) if found else None
+
+    @property
+    def layouts(self) -> frozenset[str]:
+        """Return the sizes that the job had."""
+        return frozenset(one.layout for one in self.sessions)
+
+    def named(self, cause: str) -> int:
+        """Return in how many sessions a cause is named."""
+        return sum(any(one.cause == cause for one in facts.causes) for facts in self.sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseCount:
+    """A cause, and in how many sessions of each time it is named."""
+
+    cause: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimesComparison:
+    """Two times of a job."""
+
+    now: datetime
+    job: str
+    a: TimeSide
+    b: TimeSide
+    # of the sessions' median steps, and of the steps within the sessions; None where one side
+    # has none
+    step_times: Difference | None
+    within: Difference | None
+    causes: tuple[CauseCount, ...]  # the one whose share of sessions changed most first
+
+    @property
+    def same_sizes(self) -> bool:
+        """Return whether the job had the same sizes throughout."""
+        return len(self.a.layouts | self.b.layouts) <= 1
+
+
+def compare_times(
+    tx: Reads,
+    job: str,
+    before: tuple[datetime, datetime],
+    after: tuple[datetime, datetime],
+) -> TimesComparison:
+    """Return two times of a job side by side.
+
+    Parameters
+    ----------
+    before, after : (datetime, datetime)
+        Begin and end; the end is not part of it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such job.
+    """
+    job_id = tx.session.execute(select(Job.id).where(Job.name == job)).scalar()
+    if job_id is None:
+        raise NotFoundError(f"There is no job {job}.")
+    a, b = (_side(tx, job_id, *bounds) for bounds in (before, after))
+    return TimesComparison(
+        now=tx.now,
+        job=job,
+        a=a,
+        b=b,
+        step_times=_difference(a.step_times, b.step_times),
+        within=_difference(a.steps_s, b.steps_s),
+        causes=_causes(a, b),
+    )
+
+
+def _difference(before: Sequence[float], after: Sequence[float]) -> Difference | None:
+    return difference(before, after) if before and after else None
+
+
+def _side(tx: Reads, job_id: int, since: datetime, until: datetime) -> TimeSide:
+    latest = (
+        sessions_with_facts()
+        .where(Session.job_id == job_id, Session.received_at >= since, Session.received_at < until)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(MOST_SESSIONS)
+    )
+    rows = [row for row in tx.session.execute(latest) if row.document.headline is not None][::-1]
+    steps_s = [step_s for row in rows for step_s in row.document.steps_s]
+    return TimeSide(since, until, [facts_of_row(row) for row in rows], steps_s)
+
+
+def _causes(a: TimeSide, b: TimeSide) -> tuple[CauseCount, ...]:
+    names = {
+        cause.cause
+        for side in (a, b)
+        for facts in side.sessions
+        for cause in facts.causes
+        if cause.cause != UNKNOWN
+    }
+    found = [CauseCount(name, a.named(name), b.named(name)) for name in names]
+
+    def changed(one: CauseCount) -> float:
+        before = one.before / max(1, len(a.sessions))
+        return abs(one.after / max(1, len(b.sessions)) - before)
+
+    return tuple(sorted(found, key=lambda one: (-changed(one), one.cause)))

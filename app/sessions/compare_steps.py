@@ -1,0 +1,280 @@
+"""What changed between two sessions: causes that went and came, and metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.analysis.report.document import Report
+from app.analysis.trace.rank_metadata import KEYS
+
+# Less of a step is not worth calling gone or come.
+NEGLIGIBLE: Final = 0.01
+# Maps of every rank: what changed of them is said by host.
+_BY_RANK: Final = frozenset({"hosts", "gpus", "producers", *KEYS}) - {"launcher"}
+
+
+class Change(StrEnum):
+    """The change of a cause."""
+
+    GONE = "gone"
+    CAME = "came"
+    LESS = "less"
+    MORE = "more"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True)
+class CauseChange:
+    """A cause in two sessions."""
+
+    cause: str
+    before: float | None
+    """The share of the mean step that it costs; None where it was not named."""
+    after: float | None
+    """The share of the mean step that it costs; None where it was not named."""
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """A field of the metadata that differs; None where a session does not have it."""
+
+    field: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChanges:
+    """What differs in the metadata, and how many fields do not."""
+
+    changed: tuple[FieldChange, ...]
+    equal: int
+
+
+def cause_changes(before: Report, after: Report) -> tuple[CauseChange, ...]:
+    """Return every cause that one of two sessions names, the largest change first."""
+    shares = [_shares(report) for report in (before, after)]
+    names = dict.fromkeys((*shares[0], *shares[1]))
+    found = [_change(name, shares[0].get(name), shares[1].get(name)) for name in names]
+    return tuple(sorted(found, key=lambda one: -abs((one.after or 0.0) - (one.before or 0.0))))
+
+
+def _shares(report: Report) -> dict[str, float]:
+    """Return the share of a mean step that each cause costs."""
+    steps = report.step_times.simulated
+    mean_s = sum(steps) / len(steps)
+    found: dict[str, float] = {}
+    for cause in report.causes:
+        cost = (cause.cost_s or 0.0) / mean_s
+        found[cause.cause] = found.get(cause.cause, 0.0) + cost
+    return found
+
+
+def _change(name: str, before: float | None, after: float | None) -> CauseChange:
+    was, is_ = before or 0.0, after or 0.0
+    if abs(is_ - was) < NEGLIGIBLE:
+        change = Change.SAME
+    elif is_ < NEGLIGIBLE:
+        change = Change.GONE
+    elif was < NEGLIGIBLE:
+        change = Change.CAME
+    else:
+        change = Change.LESS if is_ < was else Change.MORE
+    return CauseChange(name, before, after, change)
+
+
+def metadata_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> MetadataChanges:
+    """Return what differs in the metadata of two sessions, field by field.
+
+    Examples
+    --------
+    >>> a = {"dp": 2, "hosts": {"0": "node-1"}, "labels": {"team": "x"}}
+    >>> b = {"dp": 2, "hosts": {"0": "node-9"}, "labels": {"team": "y"}}
+    >>> for one in metadata_changes(a, b).changed:
+    ...     print(one.field, one.before, one.after)
+    hosts node-1 node-9
+    labels.team x y
+    """
+    sides = [dict(_flat(_without(side))) for side in (before, after)]
+    names = sorted({*sides[0], *sides[1]})
+    changed = [
+        FieldChange(name, sides[0].get(name), sides[1].get(name))
+        for name in names
+        if sides[0].get(name) != sides[1].get(name)
+    ]
+    return MetadataChanges((*_places(before, after), *changed), len(names) - len(changed))
+
+
+def _without(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name not in _BY_RANK}
+
+
+def _places(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[FieldChange]:
+    """Yield which hosts went and came, and that ranks changed places where only they did."""
+    sides = [side.get("hosts") or {} for side in (before, after)]
+    if sides[0] == sides[1]:
+        return
+    gone, came = (
+        sorted(set(own.values()) - set(other.values())) for own, other in (sides, reversed(sides))
+    )
+    if gone or came:
+        yield FieldChange("hosts", ", ".join(gone) or None, ", ".join(came) or None)
+        return
+    moved = sum(sides[0].get(rank) != sides[1].get(rank) for rank in {*sides[0], *sides[1]})
+    yield FieldChange("hosts", "the same", f"the same, {moved} ranks in other places")
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for name, inner in value.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, here)
+        elif inner is not None:
+            yield here, _said(inner)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+# ---- Whether the steps of two sessions differ, and by how much ---------------------------------
+# Two answers that need no normal distribution: the test of Mann and Whitney (Ann. Math. Statist.
+# 18, 1947) says whether steps of one session tend to be shorter, and a bootstrap (Efron and
+# Tibshirani, An Introduction to the Bootstrap, 1993, section 16) how far apart their means are.
+# Both take the steps of a session as drawn independently of each other.
+
+
+# Up to this number of steps on each side, and without ties, the distribution of U is counted.
+EXACT_UP_TO: Final = 20
+# Fewer steps say nothing of how steps differ.
+FEWEST: Final = 3
+DRAWS: Final = 2_000
+# From this p on a difference is likely to be a chance finding.
+SIGNIFICANT: Final = 0.05
+_QUANTILES: Final = (0.025, 0.975)
+_SEED: Final = 0
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The step times of a later session against those of an earlier one."""
+
+    before_s: float
+    """Means."""
+    after_s: float
+    """Means."""
+    change_s: float
+    """Difference of the means; negative where the later session is faster."""
+    change: float
+    """The same as a share of `before_s`."""
+    ci95_s: tuple[float, float] | None
+    """95 % interval of `change_s`; None where one side has too few steps."""
+    p: float | None
+    """How likely so different ranks are where both have one distribution, two-sided."""
+    steps: tuple[int, int]
+
+    @property
+    def least_p(self) -> float:
+        """Return the smallest p that the test can give for this number of steps."""
+        return 2.0 / math.comb(sum(self.steps), self.steps[0])
+
+    @property
+    def tells(self) -> bool:
+        """Return whether the test can tell a difference from chance, however large it is."""
+        return self.p is not None and self.least_p < SIGNIFICANT
+
+    @property
+    def real(self) -> bool:
+        """Return whether the interval leaves out that there is no difference."""
+        return self.ci95_s is not None and not self.ci95_s[0] <= 0.0 <= self.ci95_s[1]
+
+
+def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
+    """Return how the step times of two sessions differ.
+
+    Parameters
+    ----------
+    before, after : sequence of float
+        Seconds; neither is empty.
+    """
+    a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    enough = min(a.size, b.size) >= FEWEST
+    mean_a, mean_b = float(a.mean()), float(b.mean())
+    return Difference(
+        before_s=mean_a,
+        after_s=mean_b,
+        change_s=mean_b - mean_a,
+        change=mean_b / mean_a - 1.0,
+        ci95_s=_interval(a, b) if enough else None,
+        p=mann_whitney(a, b) if enough else None,
+        steps=(a.size, b.size),
+    )
+
+
+def mann_whitney(a: FloatArray, b: FloatArray) -> float:
+    """Return the two-sided p of the test of Mann and Whitney.
+
+    Counted exactly for few steps without ties; else by the normal approximation with the
+    correction for ties and for continuity (Hollander and Wolfe, Nonparametric Statistical Methods,
+    section 4.1).
+
+    Examples
+    --------
+    >>> ages_m, ages_f = np.array([19., 22, 16, 29, 24]), np.array([20., 11, 17, 12])
+    >>> round(mann_whitney(ages_m, ages_f), 4)
+    0.1111
+    """
+    # Pairs in which a is larger, ties half.
+    larger = (a[:, None] > b[None, :]).sum() + 0.5 * (a[:, None] == b[None, :]).sum()
+    u = float(max(larger, a.size * b.size - larger))
+    _, ties = np.unique(np.concatenate((a, b)), return_counts=True)
+    if ties.max() == 1 and max(a.size, b.size) <= EXACT_UP_TO:
+        return _exact(u, a.size, b.size)
+    return _approximate(u, a.size, b.size, ties)
+
+
+def _exact(u: float, m: int, n: int) -> float:
+    """Return the share of orders of m and n values with as large a U, doubled."""
+    counts = np.zeros(m * n + 1)
+    counts[0] = 1.0
+    # The Gaussian binomial coefficient, whose terms count the orders of each U.
+    for i in range(1, m + 1):
+        for value in range(m * n, n + i - 1, -1):
+            counts[value] -= counts[value - n - i]
+        for value in range(i, m * n + 1):
+            counts[value] += counts[value - i]
+    return min(1.0, 2.0 * float(counts[math.ceil(u) :].sum() / counts.sum()))
+
+
+def _approximate(u: float, m: int, n: int, ties: NDArray[np.intp]) -> float:
+    size = m + n
+    tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (size * (size - 1))
+    variance = m * n / 12.0 * (size + 1 - tied)
+    if variance <= 0.0:
+        return 1.0
+    z = max(0.0, u - m * n / 2.0 - 0.5) / math.sqrt(variance)
+    return min(1.0, math.erfc(z / math.sqrt(2.0)))
+
+
+def _interval(a: FloatArray, b: FloatArray) -> tuple[float, float]:
+    """Return the 95 % interval of the difference of the means, by drawing both sides anew."""
+    generator = np.random.default_rng(_SEED)
+    drawn_a, drawn_b = (
+        generator.choice(side, size=(DRAWS, side.size)).mean(axis=1) for side in (a, b)
+    )
+    low, high = np.quantile(drawn_b - drawn_a, _QUANTILES).tolist()
+    return low, high

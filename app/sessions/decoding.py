@@ -1,0 +1,320 @@
+"""Decode a body that has arrived, while the same bytes are stored where they stay as they came."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Select, func, or_, select
+
+from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC, opened
+from app.analysis.trace.decode import decode, recognize
+from app.analysis.trace.formats.kind import Decoded, TraceFormat
+from app.analysis.trace.formats.registry import format_named
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.model import SessionMeta
+from app.analysis.trace.recordings.files import FileNames
+from app.analysis.trace.recordings.labels import OwnRanges
+from app.analysis.trace.storage import is_kept, pack
+from app.platform.blobs import PART_BYTES
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads
+from app.platform.resources import spool_directory
+from app.platform.settings import MIB, Settings
+from app.sessions.models.tables import Session
+from app.sessions.recordings.archive import unpacked
+from app.sessions.recordings.choose import (
+    NotRead,
+    archive_at,
+    choose,
+    look_at,
+    metadata_among,
+    metadata_of,
+    other_archive,
+)
+from app.sessions.recordings.read import Reading, read_files, with_not_read
+
+# A header line holds sizes, hosts and GPUs of every rank: 16,384 ranks need about 1 MiB.
+MAX_HEADER_BYTES: Final = 8 * MIB
+
+# Bytes of a body from which on lines are read by compiled code: 20,000 operations as gzip.
+COMPILED_FROM_BYTES: Final = 256 * 1024
+
+# Of a larger body nothing is written before it is known to be good: what is rolled back has cost
+# the database as much as what stays, and its transaction would be idle for seconds.
+KEPT_BYTES: Final = 64 * MIB
+
+
+def trace_limits(settings: Settings) -> Limits:
+    """Return what a decoder may read of one body."""
+    return Limits(
+        max_decompressed_bytes=settings.max_decompressed_bytes,
+        max_rows=settings.max_rows,
+        max_header_bytes=MAX_HEADER_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a body holds, and of an archive the files that are not read."""
+
+    decoded: Decoded
+    not_read: tuple[NotRead, ...] = ()
+
+
+class Decoding:
+    """A body that is decoded on a second core, from `begin` on.
+
+    Parameters
+    ----------
+    settings : Settings
+    body : Body
+    """
+
+    def __init__(self, settings: Settings, body: Body) -> None:
+        self._settings = settings
+        self._body = body
+        self._reading: Future[Read] | None = None
+
+    @cached_property
+    def kept(self) -> TraceFormat | None:
+        """Return the format of a body that is stored as it came; None of any other.
+
+        Raises
+        ------
+        InvalidTraceError, UnsupportedFormatError
+            It is in no known format.
+        """
+        body = self._body
+        if body.size > KEPT_BYTES or body.own is not None or _is_archive(body):
+            return None
+        known = recognize(
+            body.source,
+            limits=trace_limits(self._settings),
+            content_type=body.content_type,
+            format_name=body.format_name,
+        )
+        return known if is_kept(known, body.begin(len(ZSTD_MAGIC))) else None
+
+    def begin(self) -> Future[Read]:
+        """Begin, where it has not begun; raises what `kept` does."""
+        if self._reading is None:
+            threads = _decoders(self._settings.ingest_concurrency)
+            self._reading = threads.submit(_read, self._settings, self._body, self.kept)
+        return self._reading
+
+    def result(self) -> Read:
+        """Wait until the body is decoded; raises what `decode` and `read_files` do."""
+        return self.begin().result()
+
+    def as_it_came(self) -> Iterator[bytes]:
+        """Yield the body, in parts."""
+        if isinstance(self._body.source, bytes):
+            yield self._body.source
+            return
+        with opened(self._body.source) as file:
+            while piece := file.read(PART_BYTES):
+                yield piece
+
+    def packed(self) -> Iterator[bytes]:
+        """Yield what was decoded, in parts; raises what `result` does."""
+        yield from pack(self.result().decoded.trace)
+
+    def end(self) -> None:
+        """Wait until the body is not read any more: its file may be closed then."""
+        if self._reading is not None and not self._reading.cancel():
+            wait([self._reading])
+
+
+@contextlib.contextmanager
+def decoding(settings: Settings, body: Body) -> Iterator[Decoding]:
+    """Decode a body, unless it turns out to be there already, or to have no room."""
+    decoded = Decoding(settings, body)
+    try:
+        yield decoded
+    finally:
+        decoded.end()
+
+
+@cache
+def _decoders(threads: int) -> ThreadPoolExecutor:
+    """Return threads that decode, one for each body that is stored.
+
+    They stay: of a new one the memory is new as well, and touching it takes a fifth as long as
+    decoding a body of a megabyte.
+    """
+    return ThreadPoolExecutor(threads, "decode")
+
+
+def _is_archive(body: Body) -> bool:
+    return archive_at(body.source) is not None or other_archive(body.source) is not None
+
+
+def _read(settings: Settings, body: Body, kept: TraceFormat | None) -> Read:
+    limits = trace_limits(settings)
+    if body.size >= COMPILED_FROM_BYTES and _may_be_lines(body):
+        # With the first one: a process that receives none this large needs no compiler.
+        from app.analysis.trace.readers import ndjson_compiled as plain  # noqa: PLC0415 - see above
+
+        plain.warm_up()
+    if kept is not None:
+        return Read(kept.decode(body.source, body.meta, limits, part=False))
+    if not _is_archive(body):
+        return Read(
+            decode(
+                body.source,
+                body.meta,
+                limits=limits,
+                content_type=body.content_type,
+                format_name=body.format_name,
+                own=body.own,
+            )
+        )
+    wanted = None if body.format_name is None else format_named(body.format_name)
+    directory = spool_directory(settings)
+    with unpacked(body.source, limits, directory=directory, nameless=True) as files:
+        chosen = choose(look_at(files), "the archive", wanted)
+        said = metadata_among(files)
+        meta = body.meta
+        if meta is None and said is not None:
+            meta = metadata_of(said)
+        names = set(chosen.names)
+        recorded = read_files(
+            [one for one in files if one.name in names],
+            meta,
+            Reading(limits, together=True, format_name=chosen.known.name, own=body.own),
+        )
+    trace = with_not_read(recorded, chosen.not_read).trace
+    return Read(Decoded(trace, recorded.trace_format, recorded.unmapped), chosen.not_read)
+
+
+def _may_be_lines(body: Body) -> bool:
+    return body.begin(len(ZSTD_MAGIC)).startswith((GZIP_MAGIC, ZSTD_MAGIC, b"{"))
+
+
+# ---- States of sessions in the order of their changes: what streams of events tell -------------
+
+
+# A stream of events that starts is told at most this many states.
+MAX_STATES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A session's state and since when, in microseconds of the database's time since 1970."""
+
+    project_id: int
+    session: uuid.UUID
+    state: SessionState
+    changed_us: int
+
+
+def session_states(tx: Reads, ids: Collection[uuid.UUID]) -> list[StateChange]:
+    """Return the states of these sessions, in the order in which they changed."""
+    return _states(tx, _state_rows().where(Session.id.in_(ids)))
+
+
+def recent_states(tx: Reads, since_s: float, after_us: int | None = None) -> list[StateChange]:
+    """Return the states of sessions that are pending or changed lately, in order of their changes.
+
+    Parameters
+    ----------
+    since_s : float
+        How long ago "lately" begins, in seconds of the database's clock.
+    after_us : int, optional
+        A `StateChange.changed_us`, where it begins if that is earlier.
+    """
+    begin = func.now() - timedelta(seconds=since_s)
+    if after_us is not None:
+        begin = func.least(begin, func.to_timestamp(after_us / 1e6))
+    query = _state_rows().where(
+        or_(Session.state.in_(SessionState.UNDERWAY), Session.state_changed_at >= begin)
+    )
+    return _states(tx, query)
+
+
+def _state_rows() -> Select[int, uuid.UUID, SessionState, datetime]:
+    # The latest ones count where there are too many; `_states` puts them in order.
+    return (
+        select(Session.project_id, Session.id, Session.state, Session.state_changed_at)
+        .order_by(Session.state_changed_at.desc())
+        .limit(MAX_STATES)
+    )
+
+
+def _states(tx: Reads, query: Select[int, uuid.UUID, SessionState, datetime]) -> list[StateChange]:
+    rows = tx.session.execute(query).all()
+    return [
+        StateChange(project, session, state, _microseconds(changed_at))
+        for project, session, state, changed_at in reversed(rows)
+    ]
+
+
+def _microseconds(time: datetime) -> int:
+    # Through a float the last digits would be lost, and with them the order of quick changes.
+    return int(time.timestamp()) * 1_000_000 + time.microsecond
+
+
+# ---- A body that has arrived whole -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body that has arrived whole."""
+
+    source: Path | bytes
+    """Where its bytes can be read, or the bytes themselves."""
+    size: int
+    """Bytes."""
+    digest: bytes | None
+    """SHA-256 of the bytes; None where it was not put together while they came."""
+    content_type: str | None
+    """What the sender calls them; None lets the decoder look."""
+    meta: SessionMeta | None
+    """None where the body itself carries the metadata."""
+    format_name: str | None = None
+    """Name of its format; None lets the decoder look."""
+    own: OwnRanges | None = None
+    """What the job calls ranges of its own."""
+    names: FileNames | None = None
+    """What the names of the files say that it is one of."""
+
+    @cached_property
+    def sha256(self) -> bytes:
+        """Return the digest of the bytes."""
+        return hashlib.sha256(self.content()).digest() if self.digest is None else self.digest
+
+    @property
+    def in_memory(self) -> bool:
+        """Return whether it has no file: such a body is small."""
+        return isinstance(self.source, bytes)
+
+    @property
+    def path(self) -> Path:
+        """Return where its bytes can be read.
+
+        Raises
+        ------
+        TypeError
+            It is in memory.
+        """
+        if isinstance(self.source, bytes):
+            raise TypeError("the body is in memory")
+        return self.source
+
+    def begin(self, size: int) -> bytes:
+        """Return its first bytes."""
+        with opened(self.source) as file:
+            return file.read(size)
+
+    def content(self) -> bytes:
+        """Return its bytes."""
+        return self.source if isinstance(self.source, bytes) else self.source.read_bytes()

@@ -1,0 +1,236 @@
+"""The sessions of one job: page by page over a time, and those around one of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from pydantic import TypeAdapter
+from sqlalchemy import and_, func, or_, select
+
+from app.analysis.trace.rank_metadata import KEY as LINKS
+from app.analysis.trace.rank_metadata import sound_links
+from app.incidents.everywhere import Onset, first_slow
+from app.incidents.grouping import is_finished
+from app.jobs.models import Job
+from app.platform.database.columns import as_json
+from app.platform.database.states import SessionState
+from app.platform.database.unit_of_work import Reads
+from app.sessions.models.tables import OF_SESSION, SLOWDOWN, Session
+from app.sessions.read import SESSIONS, SessionRow
+from app.web.lists import Page, PageRequest, read, read_page
+
+# ---- Small parts that several pages share: states as glyph and word, facts, sparklines ---------
+
+
+def verdict_values(sessions: Sequence[SessionRow]) -> list[float | None]:
+    """Return how slow sessions that are through were, in order, None without a verdict."""
+    return [
+        None if session.headline is None else session.headline.slowdown
+        for session in sessions
+        if session.state not in SessionState.UNDERWAY
+    ]
+
+
+# ---- The jobs and their latest sessions, in one query: what the fleet and job pages list -------
+
+
+# What a sparkline shows.
+FLEET_SESSIONS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job and its latest sessions, oldest first; there is at least one."""
+
+    name: str
+    sessions: tuple[SessionRow, ...]
+    archived: bool = False
+    finished: bool = False  # it said that it ended
+
+    @property
+    def latest(self) -> SessionRow:
+        """Return the session that was received last."""
+        return self.sessions[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Jobs by name, and the database's time at which this was so."""
+
+    now: datetime
+    jobs: tuple[JobSummary, ...]
+
+
+def fleet(
+    tx: Reads,
+    *,
+    job: str | None = None,
+    per_job: int = FLEET_SESSIONS,
+    until: datetime | None = None,
+) -> Fleet:
+    """Return every job with its latest sessions; of the archive those that sent since, alone.
+
+    Parameters
+    ----------
+    job : str, optional
+        Only the job of this name, archived or not; none if there is no such job.
+    per_job : int
+        At most this number of sessions of a job.
+    until : datetime, optional
+        Only what had been received by then.
+
+    Raises
+    ------
+    SQLAlchemyError
+        If the database does not answer.
+    """
+    recent = func.row_number().over(
+        partition_by=Session.job_id, order_by=(Session.received_at.desc(), Session.id)
+    )
+    # Only keys are put in order: what sessions hold is long.
+    ranked = select(Session.id, recent.label("recent")).join(Job)
+    if job is not None:
+        ranked = ranked.where(Job.name == job)
+    else:
+        sent_since = Session.received_at > Job.archived_at
+        ranked = ranked.where(or_(Job.archived_at.is_(None), sent_since))
+    if until is not None:
+        ranked = ranked.where(Session.received_at <= until)
+    rows = ranked.subquery()
+    query = (
+        SESSIONS.query()
+        .add_columns(Job.archived_at, Job.finished_at)
+        .join(rows, rows.c.id == Session.id)
+        .where(rows.c.recent <= per_job)
+        .order_by(Job.name, rows.c.recent.desc())
+    )
+    found: dict[str, list[SessionRow]] = {}
+    archived, finished_at = set(), {}
+    values = tx.session.execute(query).mappings().all()
+    for row, value in zip(SESSIONS.rows(values), values, strict=True):
+        found.setdefault(row.job, []).append(row)
+        if value["archived_at"] is not None:
+            archived.add(row.job)
+        finished_at[row.job] = value["finished_at"]
+    jobs = (
+        JobSummary(
+            name,
+            tuple(rows),
+            name in archived,
+            is_finished(finished_at[name], [rows[-1].received_at]),
+        )
+        for name, rows in found.items()
+    )
+    return Fleet(tx.now, tuple(jobs))
+
+
+_ONSETS: Final = TypeAdapter(tuple[Onset | None])
+# Sessions on a page.
+PAGE: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """The sessions of a job in a time."""
+
+    page: Page[SessionRow]
+    # verdicts, slow: how many of these have a verdict, and are slow
+    verdicts: int
+    slow: int
+    worst: float | None  # the largest slowdown
+    # the newest session with a verdict that is not slow, of any time
+    last_good: uuid.UUID | None = None
+    onset: Onset | None = None  # since when it has been slow by the end of that time
+    # of the latest session, of any time: addresses by what they are called
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """A session among those of its job."""
+
+    sessions: Sequence[SessionRow]  # it, and the latest before it; oldest first
+    after: SessionRow | None  # the next one
+
+
+def job_history(  # noqa: PLR0913 - what an address may ask for
+    tx: Reads,
+    job: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    request: PageRequest,
+    slow: float,
+) -> JobHistory:
+    """Return the sessions of a job in a time.
+
+    Parameters
+    ----------
+    since, until : datetime, optional
+        When they were received.
+    slow : float
+        From this slowdown on a session is slow.
+    """
+    here = [Job.name == job]
+    if since is not None:
+        here.append(Session.received_at >= since)
+    if until is not None:
+        here.append(Session.received_at <= until)
+    last_good = (
+        select(Session.id)
+        .join(Job)
+        .join(*OF_SESSION)
+        .where(Job.name == job, slow > SLOWDOWN)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(1)
+        .correlate(None)
+    )
+    onset = first_slow(job, tx.now if until is None else until, slow).correlate(None)
+    links = (
+        select(Session.meta[LINKS])
+        .join(Job)
+        .where(Job.name == job)
+        .order_by(Session.received_at.desc(), Session.id)
+        .limit(1)
+        .correlate(None)
+    )
+    total, verdicts, slow_ones, worst, good, since_when, said = tx.session.execute(
+        select(
+            func.count(),
+            func.count(SLOWDOWN),
+            func.count().filter(SLOWDOWN.op(">=")(slow)),
+            func.max(SLOWDOWN),
+            last_good.scalar_subquery(),
+            as_json(onset),
+            links.scalar_subquery(),
+        )
+        .select_from(Session)
+        .join(Job)
+        .outerjoin(*OF_SESSION)
+        .where(*here)
+    ).one()
+    page = read_page(tx, SESSIONS, request, *here, total=total)
+    [began] = _ONSETS.validate_python(since_when or (None,))
+    return JobHistory(page, verdicts, slow_ones, worst, good, began, sound_links(said))
+
+
+def around(tx: Reads, row: SessionRow) -> Around:
+    """Return the sessions of a job before one of them, and the one after it."""
+    same_time = Session.received_at == row.received_at
+    earlier = or_(Session.received_at < row.received_at, and_(same_time, Session.id >= row.id))
+    later = or_(Session.received_at > row.received_at, and_(same_time, Session.id < row.id))
+    newest_first = (Session.received_at.desc(), Session.id)
+    of_job = select(Session.id).join(Job).where(Job.name == row.job)
+    before = of_job.where(earlier).order_by(*newest_first).limit(FLEET_SESSIONS)
+    after = of_job.where(later).order_by(Session.received_at, Session.id.desc()).limit(1)
+    found = read(
+        tx,
+        SESSIONS,
+        or_(Session.id.in_(before.correlate(None)), Session.id.in_(after.correlate(None))),
+    )
+    own = next(at for at, one in enumerate(found) if one.id == row.id)
+    return Around(found[own:][::-1], found[own - 1] if own else None)

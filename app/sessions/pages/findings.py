@@ -1,0 +1,477 @@
+"""The titles of figures: what each one shows, said in a sentence. Reports in, text out."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import Final, TypedDict
+
+from markupsafe import Markup
+
+from app.analysis.diagnosis.causes.registry import title_of
+from app.analysis.diagnosis.headline import WHY_S_DIFFERS, Headline, HeadlineKind, why_published
+from app.analysis.replay.confidence import Interval
+from app.analysis.report.document import Recommendation, Report
+from app.analysis.report.session_verdict import GpuOfWorker
+from app.analysis.trace.rank_metadata import called
+from app.web.format import (
+    NBSP,
+    count,
+    interval,
+    listing,
+    percent,
+    plural,
+    ratio,
+    rough_percent,
+    seconds,
+    times,
+    worker,
+)
+from app.web.parts import Row
+
+# ---- How slow a session is: one number wherever the page says it, and what stands behind it ----
+
+
+# Digits behind the point of the slowdown and of its interval, and of exact figures.
+SHOWN_DIGITS: Final = 2
+EXACT_DIGITS: Final = 3
+
+
+def shown_interval(shown: Headline) -> str:
+    """Return the interval of the slowdown, rounded as the slowdown is."""
+    if shown.ci95 is None:
+        return "no interval"
+    text = interval(*shown.ci95, SHOWN_DIGITS)
+    low, high = (f"{bound:.{SHOWN_DIGITS}f}" for bound in shown.ci95)
+    return f"95{NBSP}%: {'within 0.01' if low == high else text}"
+
+
+def whole(shown: Headline) -> str:
+    """Return the slowdown in all its digits, with its interval or why it has none."""
+    if shown.ci95 is None:
+        why = f", no interval: {shown.ci95_reason}" if shown.ci95_reason else ", no interval"
+        return f"{times(shown.slowdown, EXACT_DIGITS)}{why}"
+    return f"{times(shown.slowdown, EXACT_DIGITS)}, {_exact(shown.ci95)}"
+
+
+def against(shown: Headline) -> str:
+    """Return what the slowdown is held against."""
+    if shown.kind.without_causes:
+        return "step time \N{DIVISION SIGN} step time without its causes"
+    return "step time as replayed \N{DIVISION SIGN} step time with all durations ideal"
+
+
+def step_slowdowns(report: Report) -> list[float]:
+    """Return the slowdown of each step, of which that of the job is the mean.
+
+    Reports have simulated time ÷ ideal time, whose mean is S. Where the slowdown is counted
+    against the job without its causes, an ideal step is as much too long in every step.
+    """
+    factor = report.headline.slowdown / report.slowdown
+    return [value * factor for value in report.step_slowdown]
+
+
+def exact_rows(report: Report) -> tuple[Row, ...]:
+    """Return what the slowdown is made of: exact figures, their intervals and definitions."""
+    shown = report.headline
+    published = shown.kind is HeadlineKind.PUBLISHED
+    why = f"; it is the published S: {why_published(named=bool(report.causes))}"
+    rows = [
+        Row(
+            "Slowdown",
+            times(shown.slowdown, EXACT_DIGITS),
+            _note(_interval_or_why(shown), against(shown) + (why if published else "")),
+        )
+    ]
+    if not published:
+        rows.append(
+            Row(
+                "S, as published",
+                times(report.slowdown, EXACT_DIGITS),
+                _note(
+                    "" if report.slowdown_ci95 is None else _exact(report.slowdown_ci95),
+                    "step time as replayed \N{DIVISION SIGN} step time with all durations ideal; "
+                    f"{WHY_S_DIFFERS}",
+                ),
+            )
+        )
+    slowdown, dp, pp = report.worst_worker()
+    between = {item.worker: item.ci95 for item in report.by_worker.worst}.get((dp, pp))
+    rows += [
+        Row(
+            Markup("S<sub>w</sub> of worker {}, the highest").format(worker(dp, pp)),
+            times(slowdown, EXACT_DIGITS),
+            _note(
+                "" if between is None else _exact(between),
+                "S of the job if only this worker kept its recorded durations; the map and the "
+                "table have that of each worker",
+            ),
+        ),
+        Row(
+            "Lost of each step",
+            percent(shown.waste),
+            "1 \N{MINUS SIGN} 1 \N{DIVISION SIGN} slowdown; no fix saves more",
+        ),
+        Row(
+            "Each step",
+            f"{times(min(step_slowdowns(report)), EXACT_DIGITS)} to "
+            f"{times(max(step_slowdowns(report)), EXACT_DIGITS)}",
+            "step time as replayed \N{DIVISION SIGN} ideal step time"
+            + (
+                ""
+                if published
+                else f", times {shown.slowdown / report.slowdown:.{EXACT_DIGITS}f}: the ideal "
+                "contains the causes"
+            ),
+        ),
+    ]
+    return tuple(rows)
+
+
+def _interval_or_why(shown: Headline) -> str:
+    if shown.ci95 is not None:
+        return _exact(shown.ci95)
+    return f"no interval: {shown.ci95_reason}" if shown.ci95_reason else "no interval"
+
+
+def _exact(ci95: Interval) -> str:
+    return f"95{NBSP}%: {interval(*ci95, EXACT_DIGITS)}"
+
+
+def _note(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+Ranked = list[tuple[float, int, int]]
+
+# Below this a slowdown is not worth a sentence of its own: 1 % of a step.
+NEGLIGIBLE: Final = 0.01
+# A worker explains the slowdown when it alone costs this share of what is lost.
+EXPLAINED_SHARE: Final = 0.9
+# Steps whose slowdowns differ by less are as slow as each other.
+ALIKE: Final = 0.1
+# A worker stands out when it costs at least this share of what the worst one costs.
+OUTSTANDING_SHARE: Final = 0.5
+# Most workers that are named one by one.
+NAMED_WORKERS: Final = 3
+# Forward and backward against the stage's peers: slower than this is slow.
+SLOW_RATIO: Final = 1.05
+# Every step is slow when the fastest keeps this share of the job's slowdown.
+STEADY_SHARE: Final = 0.5
+# A set explains a slowdown when it brings back this share of the lost time.
+MAJORITY: Final = 0.5
+# What costs less than this share of the worst is left out.
+WORTH_NAMING: Final = 0.1
+# Less lost time than this share of a step needs no cause.
+UNEXPLAINED: Final = 0.05
+# The paper's bound for sequence lengths as the cause.
+CORRELATION_BOUND: Final = 0.9
+
+
+def cost(slowdown: float) -> float:
+    """Return the share of a step that a slowdown costs: 1 − 1/S."""
+    return 1 - 1 / slowdown if slowdown > 0 else 0.0
+
+
+def map_finding(report: Report) -> str:
+    """Return the title of the worker map: who alone costs how much."""
+    ranked = report.ranked_workers()
+    worst = cost(ranked[0][0])
+    if worst < NEGLIGIBLE:
+        return f"No worker alone costs 1{NBSP}% of a step"
+    standing = [item for item in ranked if cost(item[0]) >= OUTSTANDING_SHARE * worst]
+    rest = ranked[len(standing) :]
+    if len(standing) <= NAMED_WORKERS:
+        return _named(standing, rest, report)
+    low, high = rough_percent(cost(standing[-1][0])), rough_percent(worst)
+    costs = high if low == high else f"{low} to {high}"
+    for axis, name in ((2, "Stage"), (1, "DP rank")):
+        places = {item[axis] for item in standing}
+        if len(places) == 1:
+            return f"{name} {places.pop()} stands out: its workers alone cost {costs} of a step"
+    return f"No one place stands out: {count(len(standing))} workers alone cost {costs} of a step"
+
+
+def _named(standing: Ranked, rest: Ranked, report: Report) -> str:
+    names = listing([worker(dp, pp) for _, dp, pp in standing])
+    if len(standing) == 1 and _explains(standing[0][0], report):
+        head = f"Worker {names} alone explains the slowdown"
+    elif len(standing) == 1:
+        head = f"Worker {names} alone costs {rough_percent(cost(standing[0][0]))} of every step"
+    else:
+        costs = listing([rough_percent(cost(item[0])) for item in standing])
+        head = f"Workers {names} alone cost {costs} of every step"
+    if not rest:
+        return head
+    bound = max(1, math.ceil(100 * max(0.0, cost(rest[0][0])) + 1e-9))
+    return f"{head}; no other costs {bound}{NBSP}%"
+
+
+def _explains(slowdown: float, report: Report) -> bool:
+    """Return whether a worker of a slowdown is all there is to say; it needs no other number."""
+    lost = min(cost(report.slowdown), report.headline.waste)
+    most = max(cost(report.slowdown), report.headline.waste)
+    return cost(slowdown) >= EXPLAINED_SHARE * lost and cost(slowdown) >= MAJORITY * most
+
+
+def workers_finding(report: Report) -> str:
+    """Return the title of the worker table: who computes slower than its peers."""
+    slow = slow_workers(report)
+    if not slow:
+        bound = percent(SLOW_RATIO - 1, 0)
+        return f"No worker computes {bound} slower than its stage's peers"
+    if len(slow) == 1:
+        dp, pp, forward, backward = slow[0]
+        return (
+            f"Only {worker(dp, pp)} is slow: forward {times(forward)}, backward {times(backward)}"
+        )
+    if len(slow) <= NAMED_WORKERS:
+        names = listing([worker(dp, pp) for dp, pp, _, _ in slow])
+        return f"Workers {names} compute slower than their peers"
+    total = report.sizes.dp * report.sizes.pp
+    return f"{count(len(slow))} of {count(total)} workers compute slower than their peers"
+
+
+def slow_workers(report: Report) -> list[tuple[int, int, float, float]]:
+    """Return (dp, pp, forward, backward) of workers slower than their stage's peers."""
+    by_worker = report.by_worker
+    found = [
+        (dp, pp, forward or 1.0, backward or 1.0)
+        for dp, (forwards, backwards) in enumerate(
+            zip(by_worker.forward_ratio, by_worker.backward_ratio, strict=True)
+        )
+        for pp, (forward, backward) in enumerate(zip(forwards, backwards, strict=True))
+        if max(forward or 1.0, backward or 1.0) >= SLOW_RATIO
+    ]
+    return sorted(found, key=lambda item: -max(item[2], item[3]))
+
+
+def strip_finding(report: Report) -> str:
+    """Return the title of the strip: whether the cause comes and goes."""
+    slowdowns = step_slowdowns(report)
+    low, high = min(slowdowns), max(slowdowns)
+    total = report.headline.slowdown
+    if len(slowdowns) == 1:
+        return "One step: whether others are like it is not known"
+    if cost(high) < 2 * NEGLIGIBLE:
+        return "No step is slow"
+    if low - 1 >= STEADY_SHARE * (total - 1) and total > 1 + NEGLIGIBLE:
+        if high - low < ALIKE:
+            return "Every step is about equally slow: the cause is constant"
+        return f"Every step is slow, {times(low)} to {times(high)}: the cause is constant"
+    bound = 1 + (high - 1) / 2
+    beyond = sum(value > bound for value in slowdowns)
+    worst = report.steps.analyzed[slowdowns.index(high)]
+    return (
+        f"{count(beyond)} of {count(len(slowdowns))} steps exceed {times(bound)}; "
+        f"step {worst} reaches {times(high)}"
+    )
+
+
+def fix_finding(report: Report) -> str:
+    """Return the title of the list of fixes."""
+    best = best_fix(report)
+    if best is not None:
+        title = best.title
+        most = "up to " if best.at_most else ""
+        return (
+            f"Best fix: {title[:1].lower()}{title[1:]}; steps {most}"
+            f"{rough_percent(best.predicted_gain)} shorter"
+        )
+    if report.headline.waste < NEGLIGIBLE:
+        return "Nothing to fix"
+    if report.verdict.level == "ok":
+        return "Nothing to act on"
+    return "No single change is known to help"
+
+
+def best_fix(report: Report) -> Recommendation | None:
+    """Return the recommendation with the largest predicted gain, or None."""
+    fixes = report.recommendations
+    return max(fixes, key=lambda fix: fix.predicted_gain, default=None)
+
+
+def timeline_finding(step: int, recorded_s: float, ideal_s: float) -> str:
+    """Return the title of the timeline of one step."""
+    lost = recorded_s - ideal_s
+    if lost <= NEGLIGIBLE * recorded_s:
+        return f"Step {step} took {seconds(recorded_s)}, its ideal time"
+    return f"Step {step} took {seconds(recorded_s)}, {seconds(lost)} of it above ideal"
+
+
+def attribution_finding(report: Report) -> str:
+    """Return the title of the attribution by operation type."""
+    ranked = sorted(
+        report.by_optype.items(),
+        key=lambda item: -item[1],
+    )
+    worst = cost(ranked[0][1]) if ranked else 0.0
+    slow = [item for item in ranked if cost(item[1]) >= max(NEGLIGIBLE, WORTH_NAMING * worst)]
+    if not slow:
+        return f"No operation type alone costs 1{NBSP}% of a step"
+    first, rest = slow[0], slow[1:2]
+    if {name for name, _ in slow} <= {"forward-compute", "backward-compute"}:
+        parts = ", ".join(f"{name.split('-')[0]} {times(value)}" for name, value in slow)
+        return f"Computing explains it: {parts}"
+    text = f"{first[0]} costs most: {times(first[1])}"
+    return f"{text}, then {rest[0][0]} {times(rest[0][1])}" if rest else text
+
+
+def causes_finding(report: Report) -> str:
+    """Return the title of the list of causes."""
+    causes = report.causes
+    if not causes and report.headline.waste < UNEXPLAINED:
+        return "There is too little to explain"
+    if not causes or causes[0].cause == "unknown":
+        return "The cause is not known"
+    first = causes[0]
+    name = title_of(first.cause)
+    share = first.contribution or 0.0
+    if share >= 1 - NEGLIGIBLE:
+        return f"{name}: explains all of it"
+    return f"{name}: explains {rough_percent(share)} of it"
+
+
+def recovery_finding(report: Report) -> str:
+    """Return the title of what recovers the lost time."""
+    m_w, m_s, k50 = report.m_w.rem, report.m_s.rem, report.k50
+    if m_w is None or m_s is None:
+        return "Too little is lost to say what would recover it"
+    if m_w >= MAJORITY and m_w >= m_s:
+        taken = len(report.m_w.workers)
+        if k50 is not None and k50 < taken:
+            few = f"{plural(k50, 'worker')} would recover half of the lost time"
+            return f"{few}, {count(taken)} {_of_all(m_w)} it"
+        return f"{plural(taken, 'worker')} would recover {_of_all(m_w)} the lost time"
+    if m_s >= MAJORITY:
+        return f"The last stage would recover {_of_all(m_s)} the lost time"
+    if k50 is not None:
+        return f"It takes {plural(k50, 'worker')} to recover half of the lost time"
+    return "Neither a few workers nor the last stage would recover half of it"
+
+
+def _of_all(share: float) -> str:
+    """Return a share in words; idealized, what is worse than the mean brings back more than all."""
+    return "all of" if share >= 1 - NEGLIGIBLE / 2 else f"{rough_percent(share)} of"
+
+
+def recorded_finding(report: Report) -> str:
+    """Return the title of the recorded step times."""
+    recorded = report.step_times.recorded
+    low, high = seconds(min(recorded)), seconds(max(recorded))
+    return f"Steps took {low} to {high}" if low != high else f"Every step took {low}"
+
+
+def correlation_finding(report: Report) -> str:
+    """Return the title of the forward–backward scatter."""
+    r = report.fb_correlation.pearson
+    if r is None:
+        return "Sequence lengths: unknown"
+    if r >= CORRELATION_BOUND:
+        return f"Forward and backward rise together: r = {ratio(r)}, over 0.90"
+    return f"Sequence lengths are not the cause: r = {ratio(r)}, under 0.90"
+
+
+def launch_finding(report: Report) -> str:
+    """Return the title of the launch delays."""
+    share = report.launch_slowdown - 1
+    shares = report.launch_by_optype
+    name = max(shares, key=lambda key: shares[key])
+    if shares[name] < max(NEGLIGIBLE / 10, MAJORITY * sum(shares.values())):
+        return f"Launch delays: {percent(share)} of a step"
+    return f"Launch delays: {percent(share)} of a step, most before {name}"
+
+
+def coverage_finding(report: Report) -> str:
+    """Return the title of what arrived."""
+    coverage, dropped = report.coverage, report.steps.dropped
+    parts = []
+    if coverage.missing:
+        parts.append(f"{plural(len(coverage.missing), 'worker')} missing")
+    if report.steps.odd:
+        parts.append(f"{plural(len(report.steps.odd), 'step')} unlike the others left out")
+    if dropped:
+        parts.append(f"{plural(len(dropped), 'step')} left out")
+    if coverage.chunks and coverage.chunks.ended_early:
+        early = coverage.chunks.ended_early
+        parts.append(
+            f"the recording of {early[0].producer} ended early"
+            if len(early) == 1
+            else f"{plural(len(early), 'recording')} ended early"
+        )
+    if coverage.recreated.operations:
+        parts.append(f"{plural(coverage.recreated.operations, 'lost operation')} re-created")
+    if coverage.unanswered:
+        unanswered = sum(coverage.unanswered.values())
+        parts.append(f"{plural(unanswered, 'send')} without receives left out")
+    if coverage.chunks and coverage.chunks.dropped.operations:
+        repeated = coverage.chunks.dropped.operations
+        parts.append(f"{plural(repeated, 'repeated operation')} dropped")
+    if coverage.unknown_op_types:
+        parts.append(f"{plural(len(coverage.unknown_op_types), 'unknown type')} of operation")
+    if coverage.unmapped:
+        things = plural(sum(one.count for one in coverage.unmapped), "thing")
+        parts.append(f"{things} of the recording not mapped")
+    text = listing(parts)
+    return f"{text[:1].upper()}{text[1:]}" if parts else "Nothing is missing"
+
+
+# ---- Where workers run, as the page's script needs it: short also for thousands of them --------
+
+
+# In place of the host of a worker of which nothing was recorded.
+_MISSING: Final = "missing"
+
+
+class GpuNames(TypedDict):
+    """The names of GPUs, and by worker the place of its own among them; -1 where unknown."""
+
+    names: list[str]
+    of: list[int]
+
+
+class Places(TypedDict):
+    """Where each worker runs, stage by stage and there by DP rank.
+
+    `hosts` are (name as it is shown, number of consecutive workers), None where unknown; of those
+    `ranks` are named, which are given as soon as one host is unknown.
+    """
+
+    hosts: list[tuple[str | None, int]]
+    gpus: GpuNames | None
+    ranks: list[int] | None
+
+
+def places_of(report: Report) -> Places:
+    """Return where the workers of a report run."""
+    by_rank = report.workers.rank
+    ranks = [row[stage] for stage in range(len(by_rank[0])) for row in by_rank]
+    guessed = report.whereabouts.guessed_hosts
+    missing = {one.rank for one in report.coverage.missing}
+    hosts = [
+        (host and called(host, guessed=host in guessed), sum(1 for _ in alike))
+        for host, alike in groupby(
+            _MISSING if rank in missing else report.hosts.get(rank) for rank in ranks
+        )
+    ]
+    return Places(
+        hosts=hosts,
+        gpus=_gpus(_names(report)) if report.gpus else None,
+        ranks=ranks if any(host is None for host, _ in hosts) else None,
+    )
+
+
+def _names(report: Report) -> list[str]:
+    """Return what is known of each worker's GPU, stage by stage; "" where that is nothing."""
+    by_rank, gpu_of = report.workers.rank, GpuOfWorker(report)
+    missing = {one.worker for one in report.coverage.missing}
+    return [
+        "" if (dp, stage) in missing else gpu_of.words((dp, stage))
+        for stage in range(len(by_rank[0]))
+        for dp in range(len(by_rank))
+    ]
+
+
+def _gpus(gpus: list[str]) -> GpuNames:
+    known = {gpu: place for place, gpu in enumerate(filter(None, dict.fromkeys(gpus)))}
+    return GpuNames(names=list(known), of=[known.get(gpu, -1) for gpu in gpus])

@@ -1,0 +1,199 @@
+"""A what-if question, from JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    Strict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from app.analysis.replay.adaptations.kind import Name
+from app.analysis.replay.what_if import (
+    MOST_SCALE,
+    TYPE_NAMES,
+    BaseDurations,
+    Change,
+    Question,
+    Selection,
+)
+from app.analysis.trace.limits import MIB
+from app.errors import BodyTooLargeError, Fault, InvalidQuestionError, PacelineError
+from app.platform.validation import Written, faults_of
+
+# ---- A batch of chunks in one body, as a host sends those of its ranks -------------------------
+# A line of JSON, ``{"chunks": [{"producer", "n", "final", "bytes"}, …]}``; behind it these bytes of
+# one chunk after the other.
+
+
+MAX_CHUNKS: Final = 256
+# A batch is in memory while it is stored.
+MAX_BATCH_BYTES: Final = 64 * MIB
+MAX_LISTING_BYTES: Final = MIB
+
+
+class InvalidBatchError(PacelineError):
+    """A body that is no batch of chunks."""
+
+    code = "batch.malformed"
+
+
+class ListedChunk(BaseModel):
+    """One chunk of a batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    producer: str
+    n: Annotated[int, Field(ge=0, lt=1 << 31)]
+    final: bool = False
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class Listing(BaseModel):
+    """The chunks of a batch."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chunks: Annotated[list[ListedChunk], Field(min_length=1, max_length=MAX_CHUNKS)]
+
+
+def read_batch(path: Path) -> list[tuple[ListedChunk, bytes]]:
+    """Return the chunks of a batch, with the bytes of each.
+
+    Raises
+    ------
+    BodyTooLargeError
+        It has over `MAX_BATCH_BYTES`.
+    InvalidBatchError
+        The listing is none, or the body is longer or shorter than it says.
+    """
+    size = path.stat().st_size
+    if size > MAX_BATCH_BYTES:
+        raise BodyTooLargeError(f"A batch has at most {MAX_BATCH_BYTES} bytes.")
+    with path.open("rb") as file:
+        line = file.readline(MAX_LISTING_BYTES + 1)
+        if len(line) > MAX_LISTING_BYTES:
+            raise InvalidBatchError(f"The list of chunks has over {MAX_LISTING_BYTES} bytes.")
+        try:
+            listed = Listing.model_validate_json(line).chunks
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            message = f"The list of chunks is not valid: {first['msg']}"
+            column = ".".join(map(str, first["loc"]))
+            fault = Fault("malformed", message, line=1, column=column or None)
+            raise InvalidBatchError(message, faults=(fault,)) from error
+        announced = sum(one.bytes for one in listed)
+        if len(line) + announced != size:
+            raise InvalidBatchError(
+                f"The list announces {announced} bytes of chunks, and {size - len(line)} came."
+            )
+        return [(one, file.read(one.bytes)) for one in listed]
+
+
+# Each change is one more pass over all operations while the answer holds a slot of the server;
+# without a limit one question keeps everybody else from asking for minutes.
+MOST_CHANGES: Final = 100
+
+# Our codes of pydantic's types; every other one is `type`.
+CODES: Final = {
+    "extra_forbidden": "unknown_key",
+    "enum": "choice",
+    "literal_error": "choice",
+    "too_long": "too_many_changes",
+    "float_type": "scale",
+    "finite_number": "scale",
+    "greater_than_equal": "scale",
+    "less_than_equal": "scale",
+}
+
+
+def _as_one(what: str) -> WrapValidator:
+    """Return a check whose fault is the whole list's."""
+
+    def check(value: object, inner: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return inner(value)
+        except ValidationError:
+            message = f"must be a list of {what}"
+            raise PydanticCustomError("type", message) from None
+
+    return WrapValidator(check)
+
+
+Count = Annotated[int, Strict(), Field(ge=0)]
+
+
+def _known(value: str) -> str:
+    if value not in TYPE_NAMES:
+        raise PydanticCustomError("type", "unknown type")
+    return value
+
+
+OpType = Annotated[str, AfterValidator(_known), Field(json_schema_extra={"enum": [*TYPE_NAMES]})]
+
+
+class WrittenSelection(Written):
+    """Operations that meet every condition given."""
+
+    op_types: Annotated[tuple[OpType, ...], _as_one(", ".join(TYPE_NAMES))] = ()
+    steps: Annotated[tuple[Count, ...], _as_one("steps")] = ()
+    stages: Annotated[tuple[Count, ...], _as_one("stages")] = ()
+    dp_ranks: Annotated[tuple[Count, ...], _as_one("DP ranks")] = ()
+    workers: Annotated[tuple[tuple[Count, Count], ...], _as_one("[DP rank, stage]")] = ()
+
+
+class WrittenChange(Written):
+    """What is selected takes its recorded or ideal duration, or its peers', × `scale`."""
+
+    select: WrittenSelection = WrittenSelection()
+    duration: BaseDurations = BaseDurations.IDEAL
+    scale: Annotated[float, Strict(), Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)] = 1.0
+
+
+class WrittenQuestion(Written):
+    """What the step time would be; of several changes that select an operation the last holds."""
+
+    base: Annotated[
+        Literal[BaseDurations.RECORDED, BaseDurations.IDEAL],
+        Field(description="Durations of operations that no change selects"),
+    ] = BaseDurations.RECORDED
+    changes: Annotated[tuple[WrittenChange, ...], Field(max_length=MOST_CHANGES)] = ()
+    without: Annotated[
+        tuple[Name, ...], Field(description="Adaptations that the replay is made without")
+    ] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, value: object, inner: ModelWrapValidatorHandler[Self]) -> Self:
+        """Raise our own error, which passes through whoever checks a body."""
+        try:
+            found = inner(value)
+        except ValidationError as error:
+            faults = tuple(faults_of(error, CODES, "type", root="the question"))
+            raise InvalidQuestionError(faults[0].message, faults=faults) from error
+        if not found.changes and not found.without:
+            fault = Fault("no_changes", "changes has to be a list with a change", column="changes")
+            raise InvalidQuestionError(fault.message, faults=(fault,))
+        return found
+
+    def question(self) -> Question:
+        """Return the question."""
+        return Question(
+            self.base,
+            tuple(
+                Change(Selection(**dict(change.select)), change.duration, change.scale)
+                for change in self.changes
+            ),
+            tuple(dict.fromkeys(self.without)),
+        )

@@ -1,0 +1,454 @@
+"""Archives of a folder: tar, plain or compressed with gzip or zstd, and zip.
+
+An archive may have been made to harm. Its entries go to files of our own names, one after the
+other, counted while they come; what could lead out of the folder, or is no file, is refused with
+its entry. What is in memory is one piece of an entry and the list of names.
+
+Codes of `InvalidArchiveError`, each with the entry's 0-based position and its name:
+
+===========================  ======================================================================
+``archive.truncated``        the archive ends too early
+``archive.corrupt``          its bytes contradict its format, or a check sum
+``archive.bomb``             it unpacks to over 250 times its size, or an entry's header is too long
+``archive.too_many_entries`` it has over 10,000 entries
+``archive.unsafe_name``      a name is absolute, or has ``..`` in it
+``archive.duplicate_name``   a name comes twice
+``archive.link``             an entry is a link
+``archive.device``           an entry is a device or a pipe
+``archive.encrypted``        an entry of a zip is encrypted
+``archive.unsupported``      another kind of archive, compression or entry
+===========================  ======================================================================
+
+`BodyTooLargeError`, `body.too_large`: it unpacks to more than the limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import stat
+import struct
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, NoReturn, Protocol, cast
+
+from app.analysis.trace.compression import opened, read_text
+from app.analysis.trace.limits import MAX_RATIO, MIB, UNJUDGED_BYTES, Limits
+from app.errors import (
+    BodyTooLargeError,
+    Fault,
+    InsufficientStorageError,
+    InvalidArchiveError,
+    InvalidTraceError,
+)
+from app.platform.identity import clipped
+from app.sessions.recordings.choose import (
+    META_NAME,
+    TAR_BLOCK,
+    ArchiveKind,
+    NamedFile,
+    archive_at,
+    may_be_trace,
+    other_archive,
+)
+
+# ---- How long the directory of a zip is, which a reader takes into memory whole ----------------
+
+
+# Its entries have 46 bytes, a name, and at most some dozens of bytes more.
+MAX_DIRECTORY_BYTES: Final = 4 * MIB
+# APPNOTE.TXT 6.3.10, 4.3.16: the end of the directory, before a comment of at most 64 KiB.
+_END: Final = struct.Struct("<4s4H2LH")
+_END_MAGIC: Final = b"PK\x05\x06"
+_MAX_COMMENT: Final = (1 << 16) - 1
+# 4.3.14 and 4.3.15: of a zip of over 4 GiB or 65,535 entries, before that.
+_LOCATOR: Final = struct.Struct("<4sLQL")
+_LOCATOR_MAGIC: Final = b"PK\x06\x07"
+_END_64: Final = struct.Struct("<4sQ2H2L4Q")
+_END_64_MAGIC: Final = b"PK\x06\x06"
+_ELSEWHERE_16: Final = 0xFFFF
+_ELSEWHERE_32: Final = 0xFFFFFFFF
+
+
+def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
+    """Refuse a zip whose directory is missing or too long.
+
+    Raises
+    ------
+    InvalidArchiveError
+        ``archive.truncated``, ``archive.corrupt``, ``archive.too_many_entries``.
+    """
+    size = file.seek(0, 2)
+    length = min(size, _MAX_COMMENT + _END.size)
+    file.seek(size - length)
+    tail = file.read(length)
+    at = tail.rfind(_END_MAGIC)
+    if at < 0 or len(tail) - at < _END.size:
+        message = "the zip ends before its directory, which is at its end"
+        raise InvalidArchiveError(message, code="archive.truncated")
+    _, _, _, _, entries, length_bytes, _, _ = _END.unpack_from(tail, at)
+    sizes = [(entries, length_bytes)]
+    large = _of_zip64(file, size - length + at)
+    if large is not None:
+        sizes.append(large)
+    for count, directory_bytes in sizes:
+        # These stand for what the other end of the directory says.
+        told = count if count != _ELSEWHERE_16 else 0
+        told_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
+        if told > max_entries or told_bytes > MAX_DIRECTORY_BYTES:
+            message = f"the archive has over {max_entries} entries, or too long names"
+            raise InvalidArchiveError(message, code="archive.too_many_entries")
+
+
+def _of_zip64(file: io.BufferedIOBase, end: int) -> tuple[int, int] | None:
+    """Return number and bytes of the directory as a large zip says them; None of another one."""
+    if end < _LOCATOR.size:
+        return None
+    file.seek(end - _LOCATOR.size)
+    magic, _, _, _ = _LOCATOR.unpack(file.read(_LOCATOR.size))
+    if magic != _LOCATOR_MAGIC or end < _LOCATOR.size + _END_64.size:
+        return None
+    # Readers look for it right here, whatever the locator says.
+    file.seek(end - _LOCATOR.size - _END_64.size)
+    found = _END_64.unpack(file.read(_END_64.size))
+    if found[0] != _END_64_MAGIC:
+        return None
+    return found[7], found[8]
+
+
+MAX_ENTRIES: Final = 10_000
+# Of an extended header of a tar, which is read whole: names and comments.
+MAX_HEADER_BYTES: Final = MIB
+MAX_NAME_CHARS: Final = 4096
+SHOWN_NAME_CHARS: Final = 120
+_PIECE_BYTES: Final = 64 * 1024
+_ENCRYPTED: Final = 0x1
+_STORED_OR_DEFLATED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What refusals of compressed text are called where that is an archive.
+_CODES: Final = {
+    "trace.truncated": "archive.truncated",
+    "trace.corrupt": "archive.corrupt",
+    "trace.decompression_bomb": "archive.bomb",
+}
+
+
+class Files(Protocol):
+    """Where entries are written to."""
+
+    def new(self, number: int) -> AbstractContextManager[tuple[IO[bytes], Path]]:
+        """Return an empty file to write, and where it can be opened once more."""
+
+
+@contextmanager
+def unpacked(
+    body: Path | bytes, limits: Limits, *, directory: Path | None, nameless: bool
+) -> Iterator[list[NamedFile]]:
+    """Unpack an archive for as long as the context lasts.
+
+    Parameters
+    ----------
+    body : Path or bytes
+        An archive, as `archive_at` says.
+    limits : Limits
+        What it may unpack to.
+    directory : Path or None
+        Where to put the files; None is the temporary directory.
+    nameless : bool
+        The files have no name, so that a killed process leaves nothing behind; each takes an open
+        file of the process. Else they lie in a directory of their own.
+
+    Yields
+    ------
+    list of NamedFile
+        The files that may be recordings or their metadata, in the archive's order.
+
+    Raises
+    ------
+    InvalidArchiveError, BodyTooLargeError, InsufficientStorageError
+        See the table in this module. Nothing is left of it.
+    OSError
+        The archive cannot be read.
+    """
+    with ExitStack() as stack:
+        store: Files
+        if nameless:
+            store = _Nameless(stack, directory)
+        else:
+            made = stack.enter_context(tempfile.TemporaryDirectory(dir=directory))
+            store = _Named(Path(made))
+        yield _entries(body, limits, store)
+
+
+def _entries(body: Path | bytes, limits: Limits, store: Files) -> list[NamedFile]:
+    kind = archive_at(body)
+    size = len(body) if isinstance(body, bytes) else body.stat().st_size
+    unpacking = _Unpacking(store, limits, size)
+    if kind is ArchiveKind.ZIP:
+        with opened(body) as file:
+            return _of_zip(file, unpacking)
+    if kind is ArchiveKind.TAR:
+        return _of_tar(body, limits, unpacking)
+    words = other_archive(body) or "of no kind that is known"
+    message = f"the archive is {words}: .tar, .tar.gz, .tar.zst and .zip are read"
+    raise InvalidArchiveError(message, code="archive.unsupported")
+
+
+class _Nameless:
+    def __init__(self, stack: ExitStack, directory: Path | None) -> None:
+        self._stack, self._directory = stack, directory
+
+    @contextmanager
+    def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:  # noqa: ARG002 - they have no names
+        # Closed with the context of all of them.
+        made = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see above
+        file = self._stack.enter_context(made)
+        yield file, Path(f"/dev/fd/{file.fileno()}")
+
+
+class _Named:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @contextmanager
+    def new(self, number: int) -> Iterator[tuple[IO[bytes], Path]]:
+        path = self._directory / str(number)
+        with path.open("wb", buffering=0) as file:
+            yield file, path
+
+
+class _Unpacking:
+    """What has come of an archive so far, against what may."""
+
+    def __init__(self, store: Files, limits: Limits, size: int) -> None:
+        self._store, self._limits = store, limits
+        self._most = max(UNJUDGED_BYTES, MAX_RATIO * size)
+        self._total = 0
+        self._names: set[str] = set()
+        self._entries = 0
+        self.files: list[NamedFile] = []
+
+    def entry(self, raw_name: str) -> _Entry:
+        """Return the next entry, whose name is checked."""
+        entry = _Entry(self._entries, raw_name)
+        self._entries += 1
+        if self._entries > MAX_ENTRIES:
+            entry.refuse("too_many_entries", f"the archive has over {MAX_ENTRIES} entries")
+        parts = [part for part in raw_name.split("/") if part not in ("", ".")]
+        drive = parts[0][1:2] == ":" if parts else False
+        if raw_name.startswith("/") or drive:
+            entry.refuse("unsafe_name", "the name is absolute: pack the folder by a relative name")
+        if ".." in parts:
+            entry.refuse("unsafe_name", "the name leads out of the archive's folder")
+        if len(raw_name) > MAX_NAME_CHARS:
+            entry.refuse("unsafe_name", f"the name has over {MAX_NAME_CHARS} characters")
+        entry.name = "/".join(parts)
+        return entry
+
+    def keep(self, entry: _Entry, pieces: Iterator[bytes]) -> None:
+        """Write an entry that is a file, unless it is none that is looked at."""
+        if not entry.name:
+            entry.refuse("corrupt", "an entry has no name")
+        if entry.name in self._names:
+            entry.refuse("duplicate_name", "the name is there twice")
+        self._names.add(entry.name)
+        wanted = may_be_trace(entry.name) or entry.name.rpartition("/")[2] == META_NAME
+        if not wanted:
+            for piece in pieces:
+                self._count(entry, piece)
+            return
+        try:
+            with self._store.new(entry.number) as (file, path):
+                for piece in pieces:
+                    self._count(entry, piece)
+                    _write(file, piece)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                message = "There is no room on the disk to unpack the archive."
+                raise InsufficientStorageError(message) from error
+            raise
+        self.files.append(NamedFile(entry.name, path))
+
+    def _count(self, entry: _Entry, piece: bytes) -> None:
+        self._total += len(piece)
+        if self._total > self._limits.max_decompressed_bytes:
+            most = self._limits.max_decompressed_bytes
+            raise BodyTooLargeError(f"the archive unpacks to over {most} bytes")
+        if self._total > self._most:
+            entry.refuse("bomb", f"the archive unpacks to over {MAX_RATIO} times its size")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An entry, by what refusals call it."""
+
+    number: int
+    raw_name: str
+    name: str = ""
+
+    def refuse(self, code: str, message: str, cause: Exception | None = None) -> NoReturn:
+        """Refuse the archive for this entry."""
+        shown = clipped(self.raw_name, SHOWN_NAME_CHARS)
+        raise InvalidArchiveError(
+            f"{shown}: {message} (entry {self.number})",
+            code=f"archive.{code}",
+            faults=(Fault(code, message, row=self.number, file=shown),),
+        ) from cause
+
+
+def _write(file: IO[bytes], piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _of_zip(file: io.BufferedIOBase, unpacking: _Unpacking) -> list[NamedFile]:
+    check_directory(file, MAX_ENTRIES)
+    try:
+        archive = zipfile.ZipFile(cast("IO[bytes]", file))
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidArchiveError(f"the zip is damaged: {error}", code="archive.corrupt") from error
+    with archive:
+        for info in archive.infolist():
+            # As Windows writes them.
+            entry = unpacking.entry(info.filename.replace("\\", "/"))
+            mode = info.external_attr >> 16
+            if info.flag_bits & _ENCRYPTED:
+                entry.refuse("encrypted", "it is encrypted: pack it without a password")
+            if stat.S_ISLNK(mode):
+                _refuse_link(entry)
+            if stat.S_IFMT(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                _refuse_device(entry)
+            if info.is_dir():
+                continue
+            if info.compress_type not in _STORED_OR_DEFLATED:
+                entry.refuse("unsupported", "its compression is not deflate")
+            with closing(_pieces_of_zip(archive, info, entry)) as pieces:
+                unpacking.keep(entry, pieces)
+    return unpacking.files
+
+
+def _pieces_of_zip(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, entry: _Entry
+) -> Generator[bytes]:
+    try:
+        with archive.open(info) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+    except EOFError as error:
+        entry.refuse("truncated", "the archive ends within it", error)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError) as error:
+        entry.refuse("corrupt", f"it is damaged: {error}", error)
+
+
+def _of_tar(body: Path | bytes, limits: Limits, unpacking: _Unpacking) -> list[NamedFile]:
+    entry = _Entry(0, "" if isinstance(body, bytes) else body.name)
+    try:
+        with closing(read_text(body, limits)) as text:
+            stream = _Forward(text)
+            with tarfile.TarFile(fileobj=stream, mode="r") as archive:
+                while (member := archive.next()) is not None:
+                    entry = unpacking.entry(member.name)
+                    if _is_file(member, entry):
+                        unpacking.keep(entry, _pieces_of_tar(stream, member.size, entry))
+            _check_end(stream, entry)
+    except tarfile.TarError as error:
+        entry.refuse("corrupt", f"the tar is damaged after it: {error}", error)
+    except InvalidTraceError as error:
+        code = _CODES.get(error.stable_code, "archive.corrupt")
+        message = error.message.replace("the body", "the archive")
+        raise InvalidArchiveError(message, code=code) from error
+    return unpacking.files
+
+
+def _is_file(member: tarfile.TarInfo, entry: _Entry) -> bool:
+    """Return whether an entry of a tar is a file, not a folder; what is neither is refused."""
+    if member.issym() or member.islnk():
+        _refuse_link(entry)
+    if member.ischr() or member.isblk() or member.isfifo():
+        _refuse_device(entry)
+    if member.isdir():
+        return False
+    if not member.isreg() or member.issparse() or member.size < 0:
+        entry.refuse("unsupported", "it is no plain file")
+    return True
+
+
+def _check_end(stream: _Forward, entry: _Entry) -> None:
+    """Refuse a tar that does not end with a block of zeros; the library takes any end for one."""
+    if len(stream.last) < TAR_BLOCK:
+        entry.refuse("truncated", "the archive ends after it, without an end mark")
+    if stream.last.strip(b"\0"):
+        entry.refuse("corrupt", "what follows it is no entry")
+    # The rest is padding; behind it is the check sum of what was compressed.
+    while stream.read(_PIECE_BYTES):
+        pass
+
+
+def _pieces_of_tar(stream: _Forward, size: int, entry: _Entry) -> Iterator[bytes]:
+    left = size
+    while left:
+        piece = stream.read(min(left, _PIECE_BYTES))
+        if not piece:
+            entry.refuse("truncated", "the archive ends within it")
+        left -= len(piece)
+        yield piece
+
+
+class _Forward(io.RawIOBase):
+    """What is decompressed, as a file that is read once and to which nothing leads back."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+        self._held = b""
+        self._at = 0  # in what is held
+        self._position = 0
+        self.last = b""  # what was read last
+
+    def read(self, size: int = -1) -> bytes:
+        """Return that many bytes, fewer at the end only."""
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            message = f"the header of an entry is over {MAX_HEADER_BYTES} bytes"
+            raise InvalidArchiveError(message, code="archive.bomb")
+        parts, left = [], size
+        while left:
+            part = self._held[self._at : self._at + left]
+            if not part:
+                more = next(self._pieces, None)
+                if more is None:
+                    break
+                self._held, self._at = more, 0
+                continue
+            self._at += len(part)
+            left -= len(part)
+            parts.append(part)
+        self.last = b"".join(parts)
+        self._position += len(self.last)
+        return self.last
+
+    def tell(self) -> int:
+        """Return how much was read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Skip what is before `offset`."""
+        if whence != io.SEEK_SET or offset < self._position:
+            raise InvalidArchiveError("the tar leads back", code="archive.corrupt")
+        while self._position < offset:
+            if not self.read(min(offset - self._position, _PIECE_BYTES)):
+                break
+        return self._position
+
+
+def _refuse_link(entry: _Entry) -> NoReturn:
+    entry.refuse("link", "it is a link: pack the files themselves (tar --dereference, zip)")
+
+
+def _refuse_device(entry: _Entry) -> NoReturn:
+    entry.refuse("device", "it is a device or a pipe")

@@ -1,0 +1,156 @@
+"""What a browser says of a folder before it sends its files: names, sizes, beginnings and ends.
+
+A line of JSON, ``{"files": [{"name", "size", "head", "tail"}, …]}``, where ``head`` and ``tail``
+are numbers of bytes; behind it these bytes of one file after the other. So it is known which files
+are worth sending, and whether the same ones were sent before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.analysis.trace.formats.kind import head_of
+from app.analysis.trace.limits import MIB
+from app.analysis.trace.recordings.files import names_of
+from app.errors import Fault, InvalidFolderError, InvalidTraceError
+from app.sessions.recordings.choose import META_NAME, Looked, NotRead, choose, look, may_be_trace
+
+MAX_FILES: Final = 10_000
+MAX_LINE_BYTES: Final = 8 * MIB
+# As much of a file says what it is: a block of zstd has up to 128 KiB.
+HEAD_BYTES: Final = 160 * 1024
+# The end of a compressed file has a check sum, that of another one its last events.
+TAIL_BYTES: Final = 4096
+# Of the beginnings of all files: of very many each is shorter.
+MAX_BEGINNINGS: Final = 64 * MIB
+# The same limits for the scripts of the pages.
+UPLOADED_BYTES: Final = {"head": HEAD_BYTES, "tail": TAIL_BYTES, "all": MAX_BEGINNINGS}
+MAX_FILE_NAME_CHARS: Final = 1000
+
+
+class ListedFile(BaseModel):
+    """A file of a folder that a browser has."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_FILE_NAME_CHARS)]
+    size: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0, le=HEAD_BYTES)]
+    tail: Annotated[int, Field(ge=0, le=TAIL_BYTES)]
+
+
+class Listing(BaseModel):
+    """The files of a folder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: Annotated[list[ListedFile], Field(max_length=MAX_FILES)]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderLook:
+    """What is to be sent of a folder."""
+
+    folder: str
+    """SHA-256 of the files' names, sizes, beginnings and ends: the same folder has the same."""
+    format: str
+    """The name of the recordings' format."""
+    title: str
+    """What people call that format."""
+    files: tuple[str, ...]
+    """The recordings, by name."""
+    ranks: int | None
+    """How many there are, where their names say that they are those of all ranks; else null."""
+    meta: str | None
+    """The file of metadata, which goes along with each recording."""
+    not_read: tuple[NotRead, ...]
+    """The other files."""
+
+
+def look_at_listing(path: Path) -> FolderLook:
+    """Return what is to be sent of a folder.
+
+    Raises
+    ------
+    InvalidFolderError
+        ``folder.malformed``: the listing is none; ``file.no_trace``, ``file.mixed_formats``.
+    """
+    with path.open("rb") as file:
+        listing = _listing(file)
+        looked: list[Looked] = []
+        digests: dict[str, bytes] = {}
+        for one in listing.files:
+            head, tail = _taken(file, one.head), _taken(file, one.tail)
+            digests[one.name] = _digest(one, head, tail)
+            if may_be_trace(one.name):
+                looked.append(_looked(one, head))
+    metas = [one.name for one in listing.files if PurePosixPath(one.name).name == META_NAME]
+    meta = min(metas, key=lambda name: (name.count("/"), name), default=None)
+    chosen = choose(looked, "the folder")
+    names = (*sorted(chosen.names), *filter(None, [meta]))
+    return FolderLook(
+        folder=hashlib.sha256(b"".join(digests[name] for name in names)).hexdigest(),
+        format=chosen.known.name,
+        title=chosen.known.title,
+        files=tuple(sorted(chosen.names)),
+        ranks=names_of("", chosen.names).world,
+        meta=meta,
+        not_read=chosen.not_read,
+    )
+
+
+def _looked(file: ListedFile, head: bytes) -> Looked:
+    if file.head == 0 and file.size:
+        return Looked(file.name, None, "it is too large a folder to look at all of its files")
+    try:
+        found = look(file.name, head_of(head))
+    except InvalidTraceError as error:
+        return Looked(file.name, None, error.message)
+    if found.known is not None and found.known.local_only:
+        why = f"it is {found.known.title}, which the command line reads: paceline upload FOLDER"
+        return Looked(file.name, None, why)
+    if found.known is not None and found.known.numbers_ranks:
+        # Only all of them together say which rank each is.
+        why = f"it is {found.known.title}, which comes as an archive of its folder"
+        return Looked(file.name, None, why)
+    return found
+
+
+def _listing(file: IO[bytes]) -> Listing:
+    line = file.readline(MAX_LINE_BYTES + 1)
+    try:
+        if len(line) > MAX_LINE_BYTES:
+            raise _malformed(f"the list of files has over {MAX_LINE_BYTES} bytes")
+        listing = Listing.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        column = ".".join(map(str, first["loc"]))
+        raise _malformed(f"the list of files is not valid: {first['msg']}", column) from error
+    names = {one.name for one in listing.files}
+    if len(names) != len(listing.files):
+        raise _malformed("a name is there twice")
+    return listing
+
+
+def _taken(file: IO[bytes], count: int) -> bytes:
+    taken = file.read(count)
+    if len(taken) != count:
+        raise _malformed("the beginnings of the files end too early")
+    return taken
+
+
+def _digest(file: ListedFile, head: bytes, tail: bytes) -> bytes:
+    whole = hashlib.sha256(f"{len(file.name)} {file.name} {file.size} ".encode())
+    for part in (head, tail):
+        whole.update(hashlib.sha256(part).digest())
+    return whole.digest()
+
+
+def _malformed(message: str, column: str = "") -> InvalidFolderError:
+    faults = (Fault("malformed", message, column=column),) if column else ()
+    return InvalidFolderError(message, code="folder.malformed", faults=faults)

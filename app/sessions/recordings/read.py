@@ -1,0 +1,307 @@
+"""Files of one session, a file a rank as a rule, read together as one trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Final
+
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.decode import decode
+from app.analysis.trace.formats.kind import Decoded, head_of
+from app.analysis.trace.formats.registry import FORMATS
+from app.analysis.trace.limits import Limits
+from app.analysis.trace.merge import Merged, TraceChunk, merge
+from app.analysis.trace.metadata import Unmapped, join_metadata, said, saying, total
+from app.analysis.trace.model import SessionMeta, Trace
+from app.analysis.trace.recordings.files import (
+    FileNames,
+    check_cells,
+    check_one_recording,
+    check_ranks,
+    in_order,
+    names_of,
+    number_ranks,
+)
+from app.analysis.trace.recordings.labels import OwnRanges
+from app.errors import (
+    BodyTooLargeError,
+    InvalidFolderError,
+    InvalidMetadataError,
+    InvalidTraceError,
+    PacelineError,
+    UnanalyzableError,
+)
+from app.sessions.recordings.choose import NamedFile, NotRead
+
+# How a file is refused that holds nothing, as where a profiler's schedule was cut off in its next
+# cycle: the session is judged without it.
+_EMPTY: Final = "trace.no_rows"
+# Files that are named one by one among what was left out of a session.
+NAMED: Final = 8
+_NAME_CHARS: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A trace, and what of the recordings is not in it."""
+
+    trace: Trace
+    trace_format: str  # the name of the format of all of them
+    unmapped: tuple[Unmapped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files are read."""
+
+    limits: Limits
+    # The limits are those of all files together, as of one body; else of each.
+    together: bool = False
+    format_name: str | None = None  # None lets the decoder look
+    local: bool = False  # they are this machine's own
+    own: OwnRanges | None = None  # what the job calls ranges of its own
+
+
+def read_files(
+    files: Sequence[NamedFile],
+    meta: SessionMeta | None,
+    reading: Reading,
+    *,
+    shown: Callable[[Sequence[NamedFile]], Iterable[NamedFile]] = iter,
+) -> Recorded:
+    """Read files of one session together.
+
+    A file that holds nothing is left out, and named, unless no other one holds anything.
+
+    Parameters
+    ----------
+    meta : SessionMeta or None
+        The session's metadata, where the files do not say them.
+    shown : callable
+        Returns the files one by one, while it shows how far it is.
+
+    Raises
+    ------
+    InvalidTraceError, InvalidMetadataError, UnsupportedFormatError, BodyTooLargeError
+        As of a body, with the name of the file; ``metadata.conflict`` names both files.
+    UnanalyzableError
+        The files contradict each other: see `merge`, `in_order`, `check_one_recording`,
+        `check_cells` and `check_ranks`.
+    OSError
+        A file cannot be read.
+    """
+    alone = len(files) == 1
+    left = _Left(reading)
+    names = [one.name for one in files]
+    read, empty = _read_all(shown(files), meta, left, names)
+    files, parts = [one for one, _ in read], [part for _, part in read]
+    names = [one.name for one in files]
+    unmapped = total((*(one for part in parts for one in part.unmapped), *left_out(empty)))
+    if alone:
+        return Recorded(parts[0].trace, parts[0].trace_format, unmapped)
+    if all(FORMATS[part.trace_format].numbers_ranks for part in parts):
+        numbered = number_ranks(names, [part.trace for part in parts], meta)
+        parts = [replace(part, trace=one) for part, one in zip(parts, numbered, strict=True)]
+    joint = _joint(files, parts)
+    chunks = [
+        TraceChunk(one.name, number, part.trace)
+        for number, (one, part) in enumerate(zip(files, parts, strict=True))
+    ]
+    merged = join_files(chunks, joint, parts[0].trace_format)
+    copies = merged.trace.copies + sum(one.operations for one in merged.dropped)
+    return Recorded(replace(merged.trace, copies=copies), parts[0].trace_format, unmapped)
+
+
+def join_files(chunks: Sequence[TraceChunk], meta: SessionMeta, trace_format: str) -> Merged:
+    """Put the files of one session together, each a chunk.
+
+    Raises
+    ------
+    UnanalyzableError
+        They contradict each other: see `merge`, `in_order`, `check_one_recording`, `check_cells`
+        and `check_ranks`.
+    """
+    ordered = list(chunks)
+    if FORMATS[trace_format].whole_steps:
+        ordered = in_order(ordered, of_files=True)
+    check_one_recording(ordered)
+    check_cells(ordered, meta.sizes)
+    try:
+        return merge(ordered, meta)
+    except UnanalyzableError as error:
+        if error.stable_code == "trace.duplicate_operation":
+            check_ranks(ordered)
+        raise
+
+
+def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
+    """Return what was recorded; its metadata say which files were not read."""
+    if not not_read:
+        return recorded
+    before = recorded.trace.meta
+    meta = saying(before, (*said(before.extra), *left_out(not_read)))
+    return replace(recorded, trace=replace(recorded.trace, meta=meta))
+
+
+def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
+    """Yield files that are not read as metadata and reports say them."""
+    for one in not_read[:NAMED]:
+        text = f"file that is not read, {one.name[-_NAME_CHARS:]}: {one.why}"
+        yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
+    if len(not_read) > NAMED:
+        yield Unmapped("more files that are not read", len(not_read) - NAMED)
+
+
+class _Left:
+    """What the next file may cost."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.limits = reading.limits
+
+    def check(self, file: NamedFile) -> None:
+        """Count what a file decompresses to, of files that have one limit together."""
+        if not self.reading.together:
+            return
+        left = self.limits.max_decompressed_bytes - file.path.stat().st_size
+        if head_of(file.path).compressed:
+            left = self.limits.max_decompressed_bytes
+            with closing(read_text(file.path, self.reading.limits)) as text:
+                for piece in text:
+                    left -= len(piece)
+                    if left < 0:
+                        break
+        if left < 0:
+            most = self.reading.limits.max_decompressed_bytes
+            raise BodyTooLargeError(f"the files decompress to over {most} bytes together")
+        self.limits = replace(self.limits, max_decompressed_bytes=left)
+
+    def count(self, rows: int) -> None:
+        """Count the operations of a file that was read."""
+        if not self.reading.together:
+            return
+        left = self.limits.max_rows - rows
+        if left < 0:
+            message = f"the files have over {self.reading.limits.max_rows} operations together"
+            raise BodyTooLargeError(message, code="body.too_many_rows")
+        self.limits = replace(self.limits, max_rows=left)
+
+
+def _read_all(
+    files: Iterable[NamedFile], meta: SessionMeta | None, left: _Left, names: Sequence[str]
+) -> tuple[list[tuple[NamedFile, Decoded]], list[NotRead]]:
+    """Return what files hold, and those that hold nothing."""
+    read: list[tuple[NamedFile, Decoded]] = []
+    empty: list[NotRead] = []
+    refusal: InvalidTraceError | None = None
+    for one in files:
+        try:
+            part = _read(one, meta, left, names_of(one.name, names), part=len(names) > 1)
+        except InvalidTraceError as error:
+            if error.stable_code != _EMPTY:
+                raise
+            refusal = refusal or error
+            empty.append(NotRead(one.name, error.message.removeprefix(f"{one.name}: ")))
+        else:
+            read.append((one, part))
+    if refusal is not None and not read:
+        raise refusal
+    return read, empty
+
+
+def _read(
+    file: NamedFile, meta: SessionMeta | None, left: _Left, names: FileNames, *, part: bool
+) -> Decoded:
+    reading = left.reading
+    try:
+        left.check(file)
+        decoded = decode(
+            file.path,
+            meta,
+            limits=reading.limits,
+            format_name=reading.format_name,
+            local=reading.local,
+            part=part,
+            names=names,
+            own=reading.own,
+        )
+        left.count(len(decoded.trace))
+    except PacelineError as error:
+        message = f"{file.name}: {error.message}"
+        raise type(error)(message, code=error.stable_code, faults=error.faults) from error
+    return decoded
+
+
+def _joint(files: Sequence[NamedFile], parts: Sequence[Decoded]) -> SessionMeta:
+    """Return the metadata of all files; of two that contradict each other both are named."""
+    metas = [part.trace.meta for part in parts]
+    try:
+        return reduce(join_metadata, metas)
+    except InvalidMetadataError as error:
+        for number, meta in enumerate(metas):
+            for earlier in range(number):
+                _name_both(files[earlier], files[number], metas[earlier], meta)
+        raise error from None
+
+
+def _name_both(
+    one: NamedFile, other: NamedFile, its_meta: SessionMeta, others_meta: SessionMeta
+) -> None:
+    try:
+        join_metadata(its_meta, others_meta)
+    except InvalidMetadataError as error:
+        what = next((fault.column for fault in error.faults if fault.column), "their metadata")
+        message = (
+            f"{one.name} and {other.name} are not of one job: they contradict each other in {what}"
+        )
+        raise InvalidMetadataError(message, code=error.stable_code, faults=error.faults) from error
+
+
+# ---- The files of a folder with its subfolders -------------------------------------------------
+
+
+# Above it a folder is taken for a wrong one, such as that of all runs.
+MAX_FILES: Final = 20_000
+
+
+def files_of(folder: Path) -> tuple[list[NamedFile], list[NotRead]]:
+    """Return the files of a folder in the order of their names, and what is not followed.
+
+    Raises
+    ------
+    InvalidFolderError
+        ``folder.too_many_files``.
+    OSError
+        The folder cannot be read.
+    """
+    found: list[NamedFile] = []
+    links: list[NotRead] = []
+    for at, folders, names in os.walk(folder, onerror=_raise):
+        here = Path(at)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links += [
+            NotRead(_name(here / name, folder), "it is a link to a folder")
+            for name in folders
+            if (here / name).is_symlink()
+        ]
+        for name in names:
+            path = here / name
+            if path.is_file():
+                found.append(NamedFile(_name(path, folder), path))
+        if len(found) > MAX_FILES:
+            message = f"{folder} has over {MAX_FILES} files: name the folder of one recording"
+            raise InvalidFolderError(message, code="folder.too_many_files")
+    return sorted(found, key=lambda one: one.name), links
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _raise(error: OSError) -> None:
+    raise error

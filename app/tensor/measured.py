@@ -1,0 +1,257 @@
+"""What is measured of a tensor-parallel group, as people and jobs write it.
+
+=================  ============================================================================
+code of a fault    meaning
+=================  ============================================================================
+``missing``        a required key is absent
+``unknown_key``    a key that means nothing here
+``bad_type``       not of the type that is wanted
+``not_finite``     NaN or an infinity
+``out_of_range``   a number outside its range
+``bad_length``     a list that is empty, too long, or not as long as there are ranks
+``unknown_value``  not one of the words that are allowed
+``unknown_rank``   a rank that the group does not have
+``duplicate``      a rank stands twice
+``conflict``       two statements contradict each other
+=================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import numpy as np
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+
+from app.analysis.documents import UnreadableDocumentError, load_document
+from app.analysis.mitigation.tensor.advice import ALL_METHODS
+from app.analysis.mitigation.tensor.document import Method
+from app.analysis.mitigation.tensor.group import (
+    FREE,
+    Affine,
+    Costs,
+    Group,
+    Shares,
+    fit,
+    fit_constant,
+    without_plan,
+)
+from app.analysis.mitigation.tensor.prediction import Kind, Plans, Sizes
+from app.errors import Fault, InvalidTensorError
+from app.platform.validation import FromYaml, Written, faults_of, word
+
+MOST_RANKS: Final = 256
+MOST_COLUMNS: Final = 10_000_000
+MOST_SAMPLES: Final = 1000
+# Kinds of layers.
+MOST_SIZES: Final = 32
+# Multiplications that are a smaller share of the slowest rank's time shed nothing worth a plan, and
+# level nothing in floating point.
+LEAST_MATMUL: Final = 1e-6
+# By so much a part may be measured as longer than the whole.
+ROUNDING: Final = 1e-9
+
+# Our codes of pydantic's types; every other one is `bad_type`.
+CODES: Final = {
+    "missing": "missing",
+    "extra_forbidden": "unknown_key",
+    "finite_number": "not_finite",
+    "enum": "unknown_value",
+    "literal_error": "unknown_value",
+    "too_short": "bad_length",
+    "too_long": "bad_length",
+    "too_many_keys": "bad_length",
+    "string_too_long": "bad_length",
+    "greater_than": "out_of_range",
+    "greater_than_equal": "out_of_range",
+    "less_than_equal": "out_of_range",
+}
+
+Time = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False), FromYaml]
+Times = Annotated[list[Time], Field(min_length=2, max_length=MOST_RANKS)]
+Columns = Annotated[int, Field(ge=1, le=MOST_COLUMNS), FromYaml]
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), FromYaml]
+_Amount = Annotated[int, Field(ge=0, le=MOST_COLUMNS), FromYaml]
+_Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False), FromYaml]
+Samples = Annotated[list[tuple[_Amount, _Seconds]], Field(min_length=1, max_length=MOST_SAMPLES)]
+_Size = Annotated[int, Field(ge=1, le=2**40), FromYaml]
+_Bytes = Annotated[int, Field(ge=1, le=1024), FromYaml]
+
+
+class WrittenCosts(Written):
+    """Samples of a pre-test, each [columns, seconds a step]; what is absent costs nothing."""
+
+    communicate: Annotated[Samples | None, Field(description="Φ1: send, and bring back")] = None
+    compute: Annotated[Samples | None, Field(description="Φ2: compute on a receiver")] = None
+    allocate: Annotated[Samples | None, Field(description="Ω1: room to resize")] = None
+    extract: Annotated[Samples | None, Field(description="Ω2: take columns apart")] = None
+    lend: Annotated[
+        Samples | None, Field(description="Hand columns over, on the rank that sheds them")
+    ] = None
+
+    def costs(self) -> Costs:
+        """Return the fitted functions."""
+        return Costs(
+            communicate=_fitted(self.communicate),
+            compute=None if self.compute is None else fit(self.compute),
+            allocate_s=0.0 if self.allocate is None else fit_constant(self.allocate),
+            extract=_fitted(self.extract),
+            lend=_fitted(self.lend),
+        )
+
+
+def _fitted(samples: Sequence[tuple[float, float]] | None) -> Affine:
+    return FREE if samples is None else fit(samples)
+
+
+class WrittenSizes(Written):
+    """Sizes of the layers, or of one kind of them."""
+
+    kind: Annotated[Kind, BeforeValidator(word)]
+    width: Annotated[_Size, Field(description="Of the model; rows of W for a column or a row")]
+    tokens: _Size
+    layers: Annotated[int, Field(ge=1, le=100_000), FromYaml] = 1
+    value_bytes: _Bytes = 2
+    state_bytes: Annotated[_Bytes, Field(description="Of a parameter with its optimizer")] = 16
+    units: Annotated[
+        Columns | None, Field(description="Units of a rank's columns there: heads, for one")
+    ] = None
+    share: Annotated[
+        float,
+        Field(gt=0, le=1e6, allow_inf_nan=False, description="Of a rank's multiplications"),
+        FromYaml,
+    ] = 1.0
+    plans: Annotated[
+        Annotated[Plans, BeforeValidator(word)] | None,
+        Field(description="Plans that shed so: step, once (sticky) or, without it, all"),
+    ] = None
+
+    def sizes(self) -> Sizes:
+        """Return the sizes."""
+        return Sizes(**dict(self))
+
+
+def _how_many(value: object) -> str:
+    return "[several]" if isinstance(value, list) else "[one]"
+
+
+WrittenKinds = Annotated[
+    Annotated[WrittenSizes, Tag("[one]")]
+    | Annotated[list[WrittenSizes], Field(min_length=1, max_length=MOST_SIZES), Tag("[several]")],
+    Discriminator(_how_many),
+]
+
+
+class WrittenGroup(Written):
+    """What both a specification and a job's report say of a group."""
+
+    times_s: Annotated[Times, Field(description="T: a step of each rank without waiting, s")]
+    matmul_s: Annotated[Times, Field(description="M: its matrix multiplications, s")]
+    columns: Annotated[Columns, Field(description="K: of each rank, without a plan")]
+    unit: Annotated[Columns, Field(description="Columns that stay together")] = 1
+    methods: Annotated[
+        list[Annotated[Method, BeforeValidator(word)]] | None,
+        Field(min_length=1, max_length=len(Method), description="Those that the job knows"),
+    ] = None
+    costs: WrittenCosts | None = None
+    sizes: Annotated[
+        WrittenKinds | None, Field(description="Of the layers, or of each kind of them")
+    ] = None
+
+    def each_size(self) -> tuple[Sizes, ...]:
+        """Return the sizes of each kind of layers; none where they are not said."""
+        if self.sizes is None:
+            return ()
+        written = self.sizes if isinstance(self.sizes, list) else [self.sizes]
+        return tuple(item.sizes() for item in written)
+
+    @property
+    def known_methods(self) -> frozenset[Method]:
+        """Return what the job can do; nothing at all is always possible."""
+        return ALL_METHODS if self.methods is None else frozenset({Method.NONE, *self.methods})
+
+    def contradictions(self) -> list[Fault]:
+        """Return what fields say against each other."""
+        ranks = len(self.times_s)
+        found = []
+        if len(self.matmul_s) != ranks:
+            message = f"matmul_s has {len(self.matmul_s)} entries, times_s has {ranks}"
+            found.append(Fault("bad_length", message, column="matmul_s"))
+        if self.columns % self.unit:
+            message = f"unit {self.unit} does not divide columns {self.columns}"
+            found.append(Fault("conflict", message, column="unit"))
+        for rank, (time_s, matmul_s) in enumerate(zip(self.times_s, self.matmul_s, strict=False)):
+            if matmul_s > time_s * (1 + ROUNDING):
+                place = f"matmul_s[{rank}]"
+                message = f"{place} is over times_s[{rank}], of which it is a part"
+                found.append(Fault("conflict", message, column=place))
+        for number, item in enumerate(self.each_size()):
+            if item.units is not None and item.units > self.columns:
+                at = f"sizes[{number}]" if isinstance(self.sizes, list) else "sizes"
+                message = f"{at}.units is over the {self.columns} columns that a rank has"
+                found.append(Fault("conflict", message, column=f"{at}.units"))
+        return found
+
+    def group(self, in_force: Shares | None, computed: Sequence[float] | None = None) -> Group:
+        """Return the group without the plan under which it was measured.
+
+        Parameters
+        ----------
+        computed : sequence of float, optional
+            What ranks computed, where that is not to the column what the plan says.
+
+        Raises
+        ------
+        InvalidTensorError
+            Multiplications are next to nothing.
+        """
+        time_s = np.array(self.times_s)
+        matmul_s = np.minimum(np.array(self.matmul_s), time_s)
+        shares = in_force or Shares.nothing(len(time_s))
+        group = without_plan(
+            time_s,
+            matmul_s,
+            self.columns,
+            shares,
+            self.unit,
+            None if computed is None else np.array(computed),
+        )
+        too_little = np.flatnonzero(group.matmul_s < LEAST_MATMUL * group.time_s.max())
+        if len(too_little):
+            place = f"matmul_s[{too_little[0]}]"
+            message = f"{place} is under a millionth of the slowest rank's time"
+            raise refused([Fault("out_of_range", message, column=place)])
+        return group
+
+
+def read_text(text: str, name: str) -> object:
+    """Return what a text of YAML or JSON says.
+
+    Raises
+    ------
+    InvalidTensorError
+        ``tensor.malformed`` or ``tensor.too_large``, with the line.
+    """
+    try:
+        return load_document(text)
+    except UnreadableDocumentError as error:
+        raise unreadable(error, name) from error
+
+
+def unreadable(error: UnreadableDocumentError, name: str) -> InvalidTensorError:
+    """Return the error of a text that is no document."""
+    message = f"{name} is {error.message}"
+    fault = Fault(error.code, message, line=error.line)
+    return InvalidTensorError(message, code=f"tensor.{error.code}", faults=(fault,))
+
+
+def refused(faults: Sequence[Fault]) -> InvalidTensorError:
+    """Return the error of a document with faults."""
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return InvalidTensorError(f"{faults[0].message}{more}", faults=tuple(faults))
+
+
+def refused_by_pydantic(error: ValidationError, root: str) -> InvalidTensorError:
+    """Return the error of a document that pydantic refuses."""
+    return refused(faults_of(error, CODES, "bad_type", root=root))

@@ -1,0 +1,536 @@
+"""What the page of a tensor-parallel group shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from app.access.guard import Here
+from app.analysis.json_text import to_json
+from app.analysis.mitigation.tensor.advice import advise
+from app.analysis.mitigation.tensor.document import Method, MitigationDocument
+from app.analysis.mitigation.tensor.group import STRAGGLES
+from app.analysis.mitigation.tensor.methods import pruning_ratios
+from app.errors import NotFoundError
+from app.platform.database.states import TensorMode, TensorPlanState
+from app.tensor.pages.parts import (
+    AlternativeRow,
+    ColumnsBar,
+    TimesFigure,
+    alternative_row,
+    alternatives_title,
+    columns_bar,
+    groups_page,
+    replace_note,
+    replace_title,
+    standing_of,
+    state_of,
+    times_figure,
+)
+from app.tensor.read import GroupView, JobGroups, PlanRow, group_view, list_groups
+from app.tensor.versions import Switched
+from app.web.format import EN_DASH, NBSP, count, heat_color, percent, plural, seconds, times
+from app.web.moments import when
+from app.web.pages import Pages
+from app.web.parts import Fact, StateLabel
+from app.web.tables import Table, csv_file
+
+PLAN_STATES: Final = {
+    TensorPlanState.ADVISED: "advised",
+    TensorPlanState.OFFERED: "offered",
+    TensorPlanState.IN_FORCE: "in force",
+    TensorPlanState.REFUSED: "refused",
+    TensorPlanState.WITHDRAWN: "withdrawn",
+    TensorPlanState.SUPERSEDED: "superseded",
+    TensorPlanState.EXPIRED: "expired",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank in the table."""
+
+    rank: str
+    where: str
+    color: str
+    over: str
+    before: str
+    now: str
+    columns: ColumnsBar
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """A version in the history."""
+
+    version: int
+    steps: str
+    method: str
+    state: str
+    predicted: str
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchView:
+    """The switch and who turned it."""
+
+    on: bool
+    job_applies: bool
+    budget: str
+    own_budget: str
+    expires: int
+    note: str
+    history: tuple[Switched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """A group's page."""
+
+    job: str
+    name: str
+    title: str
+    subject: str
+    state: StateLabel
+    line: str
+    heading: str
+    facts: tuple[Fact, ...]
+    now: datetime
+    version: str
+    standing: PlanRow | None
+    slow: str
+    others: int
+    figure: TimesFigure | None
+    figure_title: str
+    slow_now: str
+    others_now: str
+    ranks_title: str
+    ranks_note: str
+    ranks: tuple[RankRow, ...]
+    switch: SwitchView
+    history_title: str
+    plans: tuple[PlanLine, ...]
+    replace_title: str
+    replace_note: str
+    alternatives_title: str
+    alternatives: tuple[AlternativeRow, ...]
+    costs_sampled: bool
+    neighbors: tuple[str, ...]
+
+
+def group_page(view: GroupView) -> GroupPage:
+    """Return a group's page."""
+    row, latest = view.row, view.row.latest
+    standing = standing_of(row)
+    document = advise(view.problem)
+    slow = _slow_rank(view, standing)
+    name_of = _names(view)
+    figure = times_figure(view.reports, slow, view.plans)
+    others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
+    ranked = tuple(alternative_row(item, document, standing) for item in document.alternatives)
+    return GroupPage(
+        job=view.job,
+        name=row.name,
+        title=f"{view.job}, tensor group {row.name}",
+        subject=_subject(view),
+        state=state_of(standing, straggles=bool(document.stragglers)),
+        line=(
+            f"acts above {times(STRAGGLES)}, plans anew above |Δγ| 0.05, expires after "
+            f"{plural(view.switch.expires_after_steps, 'step')} unless renewed"
+        ),
+        heading=_heading(view, standing, document, name_of[slow]),
+        facts=_facts(view, standing, document, name_of[slow]),
+        now=view.now,
+        version=f"{row.attempt}.{len(view.plans)}.{row.step}.{view.switch.mode}.{len(view.history)}",
+        standing=standing,
+        slow=name_of[slow],
+        others=row.world_size - 1,
+        figure=figure,
+        figure_title=_figure_title(view, standing, slow, name_of[slow]),
+        slow_now=seconds(latest.times_s[slow]),
+        others_now=seconds(sum(others) / len(others)),
+        ranks_title=_ranks_title(standing, name_of),
+        ranks_note=f"K = {count(row.columns)} columns a rank; per rank without a plan and now",
+        ranks=_rank_rows(view, standing, slow, name_of),
+        switch=_switch(view),
+        history_title=_history_title(view.plans),
+        plans=tuple(_plan_line(plan) for plan in view.plans),
+        replace_title=replace_title(view, document, _straggler(view, name_of)),
+        replace_note=replace_note(view, document),
+        alternatives_title=alternatives_title(document),
+        alternatives=ranked,
+        costs_sampled=document.costs_sampled,
+        neighbors=tuple(name for name in view.others if name != row.name),
+    )
+
+
+def _names(view: GroupView) -> list[str]:
+    numbers = view.row.ranks or range(view.row.world_size)
+    return [str(number) for number in numbers]
+
+
+def _subject(view: GroupView) -> str:
+    row = view.row
+    of = f"TP{NBSP}{row.world_size}"
+    if row.ranks:
+        of += f", ranks {row.ranks[0]}{EN_DASH}{row.ranks[-1]}"
+    return f"{of}, attempt {row.attempt}"
+
+
+def _slow_rank(view: GroupView, standing: PlanRow | None) -> int:
+    if standing is not None:
+        shed = [rank.resized_columns + rank.migrated_columns for rank in standing.ranks]
+        return max(range(len(shed)), key=shed.__getitem__)
+    free = view.row.latest.free_times_s
+    return max(range(len(free)), key=free.__getitem__)
+
+
+def _straggler(view: GroupView, names: list[str]) -> str:
+    """Return what would be replaced: the host where the job says it."""
+    rank = _slow_rank(view, None)
+    return view.hosts[rank] if view.hosts else f"rank {names[rank]}"
+
+
+def _heading(
+    view: GroupView, standing: PlanRow | None, document: MitigationDocument, slow: str
+) -> str:
+    if standing is None:
+        if not document.stragglers:
+            return (
+                f"The {view.row.world_size} ranks compute evenly: none is over {times(STRAGGLES)}"
+            )
+        over = document.slowest_time_s / document.fastest_time_s
+        return f"Rank {slow} takes {times(over)} as long as the fastest of its group"
+    each = [rank.resized_columns + rank.migrated_columns for rank in standing.ranks]
+    shedding = sum(shed > 0 for shed in each)
+    gain = 1 - standing.predicted_time_s / standing.slowest_time_s
+    columns = (
+        f"{count(sum(each))} of {plural(view.row.columns, 'column')} of rank {slow}"
+        if shedding == 1
+        else f"{plural(sum(each), 'column')} of {plural(shedding, 'rank')}"
+    )
+    if standing.state is TensorPlanState.IN_FORCE and standing.measured_time_s is not None:
+        took = 1 - standing.measured_time_s / standing.slowest_time_s
+        return (
+            f"Shedding {columns} took {percent(took)} off its group’s computing; "
+            f"predicted {percent(gain)}"
+        )
+    return f"Shedding {columns} would take {percent(gain)} off its group’s computing"
+
+
+def _facts(
+    view: GroupView, standing: PlanRow | None, document: MitigationDocument, slow: str
+) -> tuple[Fact, ...]:
+    row, latest = view.row, view.row.latest
+    over = document.slowest_time_s / document.fastest_time_s
+    index = _slow_rank(view, standing)
+    found = [
+        Fact("Slowest rank", slow, view.hosts[index] if view.hosts else "without a plan"),
+        Fact(
+            "Slower by",
+            times(over),
+            f"{seconds(document.fastest_time_s)} → {seconds(document.slowest_time_s)} a step",
+        ),
+        Fact(
+            "Slowest rank now",
+            seconds(max(latest.times_s)),
+            "" if standing is None else f"predicted {seconds(standing.predicted_time_s)}",
+        ),
+        Fact(
+            "Excess work", f"γ {_to_shed(view):.3f}", "columns that the slowest rank has too many"
+        ),
+        Fact(
+            "Accuracy budget", f"γ {view.problem.accuracy_budget:g}", _budget_note(view, standing)
+        ),
+    ]
+    if standing is not None:
+        step = standing.applied_step or standing.created_step
+        acknowledged = f"{standing.acknowledged} of {row.world_size} acknowledged"
+        note = acknowledged if standing.apply else "advice: nothing is applied"
+        found.append(
+            Fact("Plan since", f"Step {count(step)}", f"version {standing.version}, {note}")
+        )
+    found.append(Fact("Timings", "", f"step {count(row.step)}", moment=row.reported_at))
+    return tuple(found)
+
+
+def _to_shed(view: GroupView) -> float:
+    """Return the share of its columns that the slowest rank has too many by Eq. 1."""
+    group = view.problem.group
+    return float(pruning_ratios(group.time_s, group.matmul_s, group.fastest_s).max())
+
+
+def _budget_note(view: GroupView, standing: PlanRow | None) -> str:
+    if standing is None or not standing.resized_columns:
+        return "nothing is resized"
+    most = max(rank.resized_columns for rank in standing.ranks)
+    return f"{count(most)} of {plural(view.row.columns, 'column')} resized"
+
+
+def _figure_title(view: GroupView, standing: PlanRow | None, slow: int, name: str) -> str:
+    latest = view.row.latest.times_s
+    rest = [value for rank, value in enumerate(latest) if rank != slow]
+    share = latest[slow] / (sum(rest) / len(rest)) - 1
+    near = f"{percent(abs(share), 0)} {'above' if share >= 0 else 'below'} its peers"
+    if standing is not None and standing.applied_step is not None:
+        return f"Rank {name} is {near} since step {count(standing.applied_step)}"
+    return f"Rank {name} is {near}"
+
+
+def _ranks_title(standing: PlanRow | None, names: list[str]) -> str:
+    if standing is None:
+        return "Every rank computes its own columns"
+    shedding = [rank for rank in standing.ranks if rank.resized_columns or rank.migrated_columns]
+    if len(shedding) > 1:
+        return (
+            f"{plural(len(shedding), 'rank')} leave out {count(standing.resized_columns)} columns "
+            f"and hand {count(standing.migrated_columns)} to the others"
+        )
+    one = shedding[0]
+    parts = []
+    if one.resized_columns:
+        parts.append(f"leaves out {plural(one.resized_columns, 'column')}")
+    if one.migrated_columns:
+        takers = len(one.to)
+        parts.append(f"hands {count(one.migrated_columns)} to {plural(takers, 'other')}")
+    would = "" if standing.state is TensorPlanState.IN_FORCE else ", once it is applied"
+    return f"Rank {names[one.rank]} {' and '.join(parts)}{would}"
+
+
+def _rank_rows(
+    view: GroupView, standing: PlanRow | None, slow: int, names: list[str]
+) -> tuple[RankRow, ...]:
+    latest, columns = view.row.latest, view.row.columns
+    fastest = min(latest.free_times_s)
+    shares = None if standing is None else standing.ranks
+    most = (
+        columns + max((rank.received_columns for rank in shares), default=0) if shares else columns
+    )
+    found = []
+    for rank, (free_s, now_s) in enumerate(zip(latest.free_times_s, latest.times_s, strict=True)):
+        share = None if shares is None else shares[rank]
+        over = free_s / fastest
+        found.append(
+            RankRow(
+                rank=names[rank],
+                where=view.hosts[rank] if view.hosts else "",
+                color=heat_color(over),
+                over=times(over),
+                before=seconds(free_s),
+                now=seconds(now_s),
+                columns=columns_bar(
+                    columns,
+                    most,
+                    resized=0 if share is None else share.resized_columns,
+                    given=0 if share is None else share.migrated_columns,
+                    received=0 if share is None else share.received_columns,
+                ),
+                slow=rank == slow and (standing is not None or over > STRAGGLES),
+            )
+        )
+    return tuple(found)
+
+
+def _switch(view: GroupView) -> SwitchView:
+    switch, on = view.switch, view.switch.mode is TensorMode.APPLY
+    if view.history:
+        last = view.history[0]
+        note = Markup("Switched to {} by {}, {}.").format(
+            last.mode, last.by, when(last.at, view.now)
+        )
+    else:
+        note = Markup("It was never switched: plans are advice.")
+    if on and not view.apply:
+        note += " The job’s own code does not apply plans."
+    return SwitchView(
+        on=on,
+        job_applies=view.apply,
+        budget=f"{switch.budget(view.max_gamma):g}",
+        own_budget=f"{view.max_gamma:g}",
+        expires=switch.expires_after_steps,
+        note=note,
+        history=view.history,
+    )
+
+
+def _history_title(plans: tuple[PlanRow, ...]) -> str:
+    off = [
+        abs(plan.measured_time_s / plan.predicted_time_s - 1)
+        for plan in plans
+        if plan.measured_time_s is not None and plan.method is not Method.NONE
+    ]
+    if not plans:
+        return "No plan yet"
+    if not off:
+        return f"{plural(len(plans), 'version')}, none measured yet"
+    each = "The plan" if len(off) == 1 else f"Each of {len(off)} plans"
+    return f"{each} measured within {percent(max(off))} of its prediction"
+
+
+def _plan_line(plan: PlanRow) -> PlanLine:
+    since = plan.applied_step if plan.applied_step is not None else plan.created_step
+    end = "" if plan.ended_step is None else count(plan.ended_step)
+    measured = plan.method is not Method.NONE and plan.measured_time_s is not None
+    return PlanLine(
+        version=plan.version,
+        steps=f"{count(since)}{EN_DASH}{end}",
+        method="taken back" if plan.method is Method.NONE else plan.method.short,
+        state=PLAN_STATES[plan.state] + (f": {plan.reason}" if plan.reason else ""),
+        predicted="" if plan.method is Method.NONE else seconds(plan.predicted_time_s),
+        measured=seconds(plan.measured_time_s or 0.0) if measured else "",
+    )
+
+
+# ---- Files behind the figures of a tensor-parallel group's page --------------------------------
+
+
+def _times(view: GroupView) -> Table:
+    names = [str(rank) for rank in view.row.ranks or range(view.row.world_size)]
+    header = ["step", "plan", *(f"rank_{name}_s" for name in names)]
+    header += [f"rank_{name}_without_plan_s" for name in names]
+    return Table(
+        header,
+        (
+            [r.step, "" if r.plan_version is None else r.plan_version, *r.times_s, *r.free_times_s]
+            for r in view.reports
+        ),
+    )
+
+
+def _ranks(view: GroupView) -> Table:
+    latest, plan = view.row.latest, view.row.plan
+    return Table(
+        ["rank", "without_plan_s", "now_s", "predicted_s", "resized", "migrated", "received"],
+        (
+            [
+                rank,
+                latest.free_times_s[rank],
+                latest.times_s[rank],
+                "" if plan is None else plan.ranks[rank].predicted_time_s,
+                0 if plan is None else plan.ranks[rank].resized_columns,
+                0 if plan is None else plan.ranks[rank].migrated_columns,
+                0 if plan is None else plan.ranks[rank].received_columns,
+            ]
+            for rank in range(view.row.world_size)
+        ),
+    )
+
+
+def _plans(view: GroupView) -> Table:
+    return Table(
+        ["version", "state", "method", "created_step", "applied_step", "ended_step",
+         "acknowledged", "resized", "migrated", "predicted_s", "measured_s"],
+        (
+            [
+                plan.version, plan.state, plan.method, plan.created_step, plan.applied_step,
+                plan.ended_step, plan.acknowledged, plan.resized_columns, plan.migrated_columns,
+                plan.predicted_time_s, plan.measured_time_s,
+            ]
+            for plan in view.plans
+        ),
+    )  # fmt: skip
+
+
+def _alternatives(view: GroupView) -> Table:
+    return Table(
+        ["method", "criterion", "predicted_s", "speedup", "gamma", "migrated", "extra_bytes",
+         "loss_risk"],
+        (
+            [
+                item.method, item.criterion, item.predicted_time_s, item.speedup, item.gamma,
+                item.migrated_columns, item.extra_bytes, item.loss_risk,
+            ]
+            for item in advise(view.problem).alternatives
+        ),
+    )  # fmt: skip
+
+
+def _advice(view: GroupView) -> str:
+    return to_json(advise(view.problem))
+
+
+FILES: Final[Mapping[str, Callable[[GroupView], Table | str]]] = {
+    "times.csv": _times,
+    "ranks.csv": _ranks,
+    "plans.csv": _plans,
+    "alternatives.csv": _alternatives,
+    "switches.csv": lambda view: Table.of(Switched, view.history),
+    "advice.json": _advice,
+}
+
+
+def groups_csv(found: JobGroups) -> Table:
+    """Return the groups of a job."""
+    return Table(
+        ("group", "attempt", "ranks", "columns", "step", "reported_at", "slowest_s", "plan",
+         "plan_state", "predicted_s", "replace_node"),
+        (
+            [
+                row.name, row.attempt, row.ranks, row.columns, row.step, row.reported_at,
+                max(row.latest.times_s), row.plan and row.plan.version,
+                row.plan and row.plan.state, row.plan and row.plan.predicted_time_s,
+                row.replace_node,
+            ]
+            for row in found.groups
+        ),
+    )  # fmt: skip
+
+
+# ---- The pages of a job's tensor-parallel groups -----------------------------------------------
+
+
+# A group reports all the time.
+FILE_HEADERS: Final = {"Cache-Control": "no-store"}
+
+
+def add_tensor_pages(routes: APIRouter, pages: Pages) -> None:
+    """Add the pages of tensor-parallel groups to the dashboard."""
+
+    @routes.get("/jobs/{job}/tensor")
+    def groups_route(container: Here, job: str) -> Response:
+        with pages.reading(container) as (tx, nav):
+            try:
+                found = list_groups(tx, job)
+            except NotFoundError:
+                return pages.not_found(f"tensor-parallel group of job {job}", nav)
+        return pages.render("tensor/list.html", nav, page=groups_page(found), now=found.now)
+
+    @routes.get("/jobs/{job}/tensor.csv")
+    def groups_file_route(container: Here, job: str) -> Response:
+        with container.reading() as tx:
+            found = list_groups(tx, job)
+        return csv_file("paceline-tensor-groups.csv", groups_csv(found))
+
+    @routes.get("/jobs/{job}/tensor/{group}")
+    def group_route(container: Here, job: str, group: str) -> Response:
+        with pages.reading(container) as (tx, nav):
+            try:
+                found = group_view(tx, job, group)
+            except NotFoundError:
+                return pages.not_found(f"tensor-parallel group {group} of job {job}", nav)
+        return pages.render("tensor/page.html", nav, page=group_page(found), now=found.now)
+
+    @routes.get("/jobs/{job}/tensor/{group}/{name}")
+    def file_route(container: Here, job: str, group: str, name: str) -> Response:
+        make = FILES.get(name)
+        if make is None:
+            raise NotFoundError(f"There is no {name} of a tensor-parallel group.")
+        with container.reading() as tx:
+            found = group_view(tx, job, group)
+        made, file_name = make(found), f"paceline-tensor-{found.row.name}-{name}"
+        if isinstance(made, Table):
+            return csv_file(file_name, made)
+        disposition = f'attachment; filename="{file_name}"'
+        return Response(
+            made,
+            media_type="application/json",
+            headers=FILE_HEADERS | {"Content-Disposition": disposition},
+        )

@@ -1,0 +1,295 @@
+"""Use case: a job reports times of a tensor-parallel group, and gets the plan that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from app.analysis.mitigation.tensor.advice import Problem
+from app.analysis.mitigation.tensor.control import (
+    LOOKED_BACK,
+    Act,
+    Clarity,
+    Decision,
+    Rung,
+    Standing,
+    Streak,
+    clarity,
+    decide,
+)
+from app.analysis.mitigation.tensor.document import Method
+from app.analysis.mitigation.tensor.group import Group
+from app.analysis.mitigation.tensor.prediction import layers_of
+from app.errors import ConflictError, Fault
+from app.platform.container import Container
+from app.platform.database.states import TensorPlanState
+from app.platform.database.unit_of_work import UnitOfWork
+from app.quotas.usage import TENSOR_GROUPS, count_made
+from app.sessions.receive import check_job_name, make_job
+from app.tensor.groups import Switch, plan_of, refuse_old_attempt, shares_in, switch_of
+from app.tensor.models import TensorGroup, TensorPlan, TensorReport
+from app.tensor.spec import WrittenTimings
+from app.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
+
+# Reports of a group that are kept: hours of steps, drawn on its page.
+REPORTS_KEPT: Final = 2000
+# Old reports are deleted this number at a time.
+_PRUNED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a report led to."""
+
+    plan_version: int | None
+    """The newest version of the group's plan; None before the first."""
+    expires_step: int | None
+    """The first step at which it no longer holds."""
+    plan: OfferedPlan | None
+    """That version, where the job does not have it yet."""
+
+
+def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:
+    """Store a report and, in the same transaction, the version of the plan that it leads to.
+
+    Raises
+    ------
+    PacelineError
+        The job's name cannot be used, or the report contradicts what is stored: see
+        docs/tensor.md. Nothing is stored then.
+    """
+    check_job_name(job)
+    with container.uow() as tx:
+        row = _locked(container, tx, job, name, timings)
+        switch = switch_of(tx, row.job_id)
+        under = _measured_under(tx, row, timings)
+        in_force = None if under is None else shares_in(under.ranks, row.unit)
+        group = timings.group(in_force, timings.computed)
+        _take_over(row, timings)
+        if under is not None:
+            _count_measurement(under, timings)
+        standing = _standing(tx, row, timings.step)
+        decision = decide(
+            _problem(row, group, switch),
+            timings.step,
+            _streak(row),
+            _as_standing(row, standing, switch),
+            max(timings.times_s) if under is not None and under is standing else None,
+            _clarity(tx, row, group),
+        )
+        _store_streak(row, decision)
+        if decision.act is Act.WITHDRAW and standing is not None:
+            withdraw(tx, row, standing, timings.step)
+        elif decision.alternative is not None:
+            make_plan(tx, row, group, decision.alternative, switch)
+        elif standing is not None:
+            expires = timings.step + switch.expires_after_steps
+            standing.expires_step = max(standing.expires_step, expires)
+        new = row.reports == 0
+        _store_report(tx, row, timings, group)
+        tx.session.flush()
+        if new:
+            count_made(tx, container.settings, container.project_id, TENSOR_GROUPS)
+        newest = plan_of(tx, row.id, row.version)
+        if newest is None:
+            return Received(None, None, None)
+        news = newest.version > timings.known_version
+        return Received(newest.version, newest.expires_step, offered(row, newest) if news else None)
+
+
+def _locked(
+    container: Container, tx: UnitOfWork, job: str, name: str, timings: WrittenTimings
+) -> TensorGroup:
+    """Return the group, made where it is not known; the next report waits for this one."""
+    job_id = make_job(container, tx, job)
+    refuse_old_attempt(tx, job_id, name, timings.attempt)
+    tx.session.execute(
+        insert(TensorGroup)
+        .values(
+            job_id=job_id,
+            name=name,
+            attempt=timings.attempt,
+            world_size=timings.world_size,
+            columns=timings.columns,
+            unit=timings.unit,
+            max_gamma=timings.max_gamma,
+            apply=timings.apply,
+            methods=[],
+        )
+        .on_conflict_do_nothing()
+    )
+    row = tx.session.execute(
+        select(TensorGroup)
+        .where(
+            TensorGroup.job_id == job_id,
+            TensorGroup.name == name,
+            TensorGroup.attempt == timings.attempt,
+        )
+        .with_for_update()
+    ).scalar_one()
+    _check(row, timings)
+    if row.reports == 0:
+        _end_earlier_attempts(tx, row)
+    return row
+
+
+def _check(row: TensorGroup, timings: WrittenTimings) -> None:
+    faults = [
+        Fault(
+            "conflict",
+            f"{field} was {getattr(row, field)} in this attempt, not {getattr(timings, field)}",
+            column=field,
+        )
+        for field in ("world_size", "columns", "unit")
+        if getattr(row, field) != getattr(timings, field)
+    ]
+    if (
+        timings.sizes is not None
+        and row.sizes
+        and layers_of(row.sizes) != layers_of(timings.each_size())
+    ):
+        message = "sizes are of other layers than those of this attempt"
+        faults.append(Fault("conflict", message, column="sizes"))
+    if faults:
+        raise ConflictError(
+            f"The group differs: {faults[0].message}.",
+            code="tensor.group_differs",
+            faults=tuple(faults),
+        )
+    if row.step is not None and timings.step <= row.step:
+        message = f"Step {timings.step} was reported already: the latest one is {row.step}."
+        fault = Fault("conflict", message, column="step")
+        raise ConflictError(message, code="tensor.out_of_order", faults=(fault,))
+
+
+def _end_earlier_attempts(tx: UnitOfWork, row: TensorGroup) -> None:
+    """End what stands of attempts that are over, and forget their times; plans stay on record."""
+    earlier = select(TensorGroup.id).where(
+        TensorGroup.job_id == row.job_id,
+        TensorGroup.name == row.name,
+        TensorGroup.attempt < row.attempt,
+    )
+    tx.session.execute(
+        update(TensorPlan)
+        .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.STANDING))
+        .values(state=TensorPlanState.EXPIRED)
+    )
+    tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
+
+
+def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -> TensorPlan | None:
+    if timings.plan_version is None:
+        return None
+    plan = plan_of(tx, row.id, timings.plan_version)
+    if plan is None:
+        message = f"Attempt {row.attempt} of the group has no plan {timings.plan_version}."
+        fault = Fault("conflict", message, column="plan_version")
+        raise ConflictError(message, code="tensor.unknown_plan", faults=(fault,))
+    return plan
+
+
+def _take_over(row: TensorGroup, timings: WrittenTimings) -> None:
+    """Note what the job says of itself; costs and sizes that it leaves out stay."""
+    row.step = timings.step
+    row.max_gamma, row.apply = timings.max_gamma, timings.apply
+    row.methods = sorted(method.value for method in timings.known_methods)
+    if timings.costs is not None:
+        row.costs = timings.costs.costs()
+    if timings.sizes is not None:
+        row.sizes = timings.each_size()
+    row.ranks = timings.ranks or row.ranks
+    row.hosts = timings.hosts or row.hosts
+
+
+def _count_measurement(under: TensorPlan, timings: WrittenTimings) -> None:
+    """Add a report to the mean of its plan. A measured plan is in force, acknowledged or not."""
+    count = under.measured_reports
+    slowest_s = max(timings.times_s)
+    under.measured_time_s = ((under.measured_time_s or 0.0) * count + slowest_s) / (count + 1)
+    under.measured_reports = count + 1
+    if under.state is TensorPlanState.OFFERED:
+        under.state = TensorPlanState.IN_FORCE
+        under.applied_step = timings.step
+
+
+def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
+    newest = plan_of(tx, row.id, row.version)
+    if newest is None or not newest.state.standing or newest.method == Method.NONE.value:
+        return None
+    if newest.expires_step <= step:
+        end_plan(newest, TensorPlanState.EXPIRED, newest.expires_step)
+        return None
+    return newest
+
+
+def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
+    if plan is None:
+        return None
+    allowed = plan.method in row.methods and plan.method not in row.refused
+    shares = shares_in(plan.ranks, row.unit)
+    fits = allowed and all(entry.gamma <= switch.budget(row.max_gamma) for entry in plan.ranks)
+    return Standing(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
+
+
+def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
+    known = {Method(method) for method in row.methods if method not in row.refused}
+    return Problem(
+        group=group,
+        accuracy_budget=switch.budget(row.max_gamma),
+        costs=row.costs,
+        sizes=row.sizes or (),
+        methods=frozenset({Method.NONE, *known}),
+    )
+
+
+def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
+    """Return what this report says beyond doubt, by those before it."""
+    newest_first = tx.session.execute(
+        select(TensorReport.free_times_s)
+        .where(TensorReport.group_id == row.id)
+        .order_by(TensorReport.number.desc())
+        .limit(LOOKED_BACK)
+    ).scalars()
+    earlier = list(newest_first)[::-1]
+    return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
+
+
+def _streak(row: TensorGroup) -> Streak:
+    return Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step)
+
+
+def _store_streak(row: TensorGroup, decision: Decision) -> None:
+    streak = decision.streak
+    row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
+    row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
+    row.replace_node = decision.replace_node
+
+
+def _store_report(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings, group: Group) -> None:
+    row.reports += 1
+    row.reported_at = tx.now
+    tx.session.add(
+        TensorReport(
+            group_id=row.id,
+            number=row.reports,
+            step=timings.step,
+            times_s=timings.times_s,
+            matmul_s=timings.matmul_s,
+            free_times_s=group.time_s.tolist(),
+            free_matmul_s=group.matmul_s.tolist(),
+            measured_step_s=timings.measured_step_s,
+            plan_version=timings.plan_version,
+            received_at=func.now(),
+        )
+    )
+    if row.reports % _PRUNED == 0:
+        tx.session.execute(
+            delete(TensorReport).where(
+                TensorReport.group_id == row.id,
+                TensorReport.number <= row.reports - REPORTS_KEPT,
+            )
+        )

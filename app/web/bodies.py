@@ -1,0 +1,236 @@
+"""Bodies on their way in: how large one may be and how slowly it may come, on every route.
+
+Whatever a route does with its body, and whether it reads one at all, it reads through this: no
+route can forget a limit. Those that take traces raise theirs, see `arriving`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import anyio
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import BodyTooLargeError, PacelineError
+from app.platform.settings import MIB
+
+# Of every route but those that take traces: a plan of a thousand layers has 400 kB.
+MAX_BODY_BYTES: Final = MIB
+
+_KEY: Final = "paceline.body"
+
+
+class BodyTimeoutError(PacelineError):
+    """A body came too slowly, or not at all."""
+
+    code = "body.timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slowly a body may come."""
+
+    idle_s: float
+    """No byte for so long is the end. As much may be waited altogether, at first."""
+    min_bytes_per_s: float
+    """Bytes that bring another second of waiting: on average a body comes faster."""
+
+    def left_s(self, size: int, waited_s: float) -> float:
+        """Return for how long the next byte may be waited for; not above 0 if for no longer.
+
+        Parameters
+        ----------
+        size : int
+            Bytes that have come.
+        waited_s : float
+            For how long they were waited for; the time in which nothing was read does not count.
+
+        Examples
+        --------
+        >>> Pace(idle_s=30, min_bytes_per_s=1000).left_s(size=5000, waited_s=20)
+        15.0
+        """
+        return min(self.idle_s, self.idle_s + size / self.min_bytes_per_s - waited_s)
+
+
+class ArrivingBody:
+    """The body of one request, counted and timed while it is read.
+
+    Parameters
+    ----------
+    receive : callable
+        Of the server.
+    announced : int or None
+        Bytes, as the sender says before it sends them.
+    pace : Pace
+    clock : callable
+        Returns seconds.
+
+    Attributes
+    ----------
+    limit : int
+        Bytes; a route may raise it before it reads.
+    size : int
+        Bytes that have come.
+    """
+
+    def __init__(
+        self,
+        receive: Receive,
+        announced: int | None,
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit = MAX_BODY_BYTES
+        self.size = 0
+        self._receive = receive
+        self._announced = announced or 0
+        self._pace = pace
+        self._clock = clock
+        self._waited_s = 0.0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """Return the server's next message.
+
+        Raises
+        ------
+        BodyTooLargeError
+            Before the first byte where the sender says so, else with the first one above the limit.
+        BodyTimeoutError
+        """
+        if self._complete:
+            # The next one tells that the sender is gone, in its own time.
+            return await self._receive()
+        self._refuse_above_limit(self._announced)
+        message = await self._in_time()
+        self.size += len(message.get("body", b""))
+        self._refuse_above_limit(self.size)
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def _in_time(self) -> Message:
+        left_s = self._pace.left_s(self.size, self._waited_s)
+        before = self._clock()
+        try:
+            with anyio.fail_after(left_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise self._too_slow() from error
+        self._waited_s += self._clock() - before
+        size = self.size + len(message.get("body", b""))
+        if message.get("more_body", False) and self._pace.left_s(size, self._waited_s) <= 0:
+            raise self._too_slow()
+        return message
+
+    def _refuse_above_limit(self, size: int) -> None:
+        if size > self.limit:
+            raise BodyTooLargeError(f"The body is over the limit of {self.limit} bytes.")
+
+    def _too_slow(self) -> BodyTimeoutError:
+        return BodyTimeoutError(
+            f"No byte came for {self._pace.idle_s:g} seconds, or on average fewer than "
+            f"{self._pace.min_bytes_per_s:g} a second."
+        )
+
+
+class BodyLimits:
+    """ASGI middleware that gives every route an `ArrivingBody` to read.
+
+    Parameters
+    ----------
+    app : ASGI application
+    pace : Pace
+    """
+
+    def __init__(self, app: ASGIApp, pace: Pace) -> None:
+        self.app = app
+        self.pace = pace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length")
+        body = ArrivingBody(receive, None if length is None else int(length), self.pace)
+        scope[_KEY] = body
+        await self.app(scope, body.receive, send)
+
+
+def arriving(request: Request) -> ArrivingBody:
+    """Return the body of a request, whose limit the route may raise before it reads."""
+    body: ArrivingBody = request.scope[_KEY]
+    return body
+
+
+# ---- What a request asks for in its path and query, read by one model each ---------------------
+# For routes that are called thousands of times in a row: the framework takes parameter by
+# parameter, which costs as much as all else that it does for a request.
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def asked(model: type[M], where: Literal["path", "query"], values: Mapping[str, Any]) -> M:
+    """Return parameters of a request.
+
+    Raises
+    ------
+    RequestValidationError
+        As the framework does.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        raise RequestValidationError(
+            [{**fault, "loc": (where, *fault["loc"])} for fault in faults]
+        ) from error
+
+
+def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[dict[str, Any]]:
+    """Return how OpenAPI describes the parameters of a model."""
+    schema = model.model_json_schema()
+    found = []
+    for name, known in schema["properties"].items():
+        one = {"name": name, "in": where, "required": name in schema.get("required", ())}
+        # The framework shows no default of nothing.
+        one["schema"] = {
+            key: value for key, value in known.items() if key != "default" or value is not None
+        }
+        if "description" in known:
+            one["description"] = known["description"]
+        found.append(one)
+    return found
+
+
+# ---- What answers have in common ---------------------------------------------------------------
+
+
+class ReadBody(BaseModel):
+    """What is answered with attributes of what a service returns: `model_validate` takes it.
+
+    A field of another name there is named by `validation_alias`.
+    """
+
+    model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
+
+
+# ---- The API's documentation: the OpenAPI document, and a page made of it that needs no other host
+
+
+REFERENCE: Final = "#/components/schemas/{model}"
+
+
+def described_body(model: type) -> dict[str, Any]:
+    """Return how OpenAPI describes a body that the route reads itself."""
+    schema = {"$ref": REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,207 @@
+"""Forms made from the types that the API checks: one control for every field, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter
+
+# text, secret: a line; area: several; lines: one value a line; pairs: ``name=value`` a line;
+# flag: yes or no; checks: any of some.
+Control = Literal["text", "secret", "area", "number", "flag", "select", "lines", "pairs", "checks"]
+
+_BY_TYPE: Final[Mapping[str, Control]] = {
+    "object": "pairs",
+    "integer": "number",
+    "number": "number",
+    "boolean": "flag",
+}
+
+# Longer values have line breaks, as certificates do.
+LINE_CHARACTERS: Final = 5000
+
+NAMES: Final = {"url": "URL", "urls": "URLs", "ca_certificate": "CA certificate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One of what may be chosen: the value that is sent, and the word that people read."""
+
+    value: str
+    word: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form."""
+
+    id: str
+    """Of its control on the page."""
+    path: str
+    """In what is sent, and in the faults that come back: ``config.url``."""
+    label: str
+    """`hint` and `example` may be empty."""
+    control: Control
+    optional: bool = False
+    """Whether it may be empty, and is so by itself."""
+    removable: bool = False
+    """Whether what is set may be taken away."""
+    hint: str = ""
+    """`hint` and `example` may be empty."""
+    example: str = ""
+    """`hint` and `example` may be empty."""
+    value: str = ""
+    """Of everything but checks; lines are separated as such."""
+    inline: bool = False
+    """Whether lines and pairs stand in one line, separated by commas."""
+    options: Sequence[Option] = ()
+    """Of selections and checks."""
+    chosen: Sequence[str] = ()
+    """Of checks."""
+    minimum: int | None = None
+    """Of numbers."""
+    maximum: int | None = None
+    """Of numbers."""
+    is_secret: bool = False
+    """Never shown again: left empty it stays."""
+    is_set: bool = False
+    """Whether there is such a secret."""
+    known_by: str = ""
+    """The host of a secret address."""
+
+
+def fields_of(  # noqa: PLR0913 - what fields depend on
+    adapter: TypeAdapter[Any],
+    path: str,
+    *,
+    values: Mapping[str, Any] | None = None,
+    secrets: frozenset[str] = frozenset(),
+    stored: Mapping[str, str | None] | None = None,
+    prefix: str = "",
+) -> list[Field]:
+    """Return the fields of a dataclass.
+
+    Parameters
+    ----------
+    values : mapping of str to Any, optional
+        What is there already; without it, the defaults.
+    secrets : frozenset of str
+        Names of fields that are never shown again.
+    stored : mapping of str to str or None, optional
+        Which secrets are set, and the hosts of addresses.
+    prefix : str
+        Of the ids, where several forms are on a page.
+    """
+    schema = adapter.json_schema()
+    required = schema.get("required", ())
+    return [
+        _field(
+            name,
+            _given(described),
+            f"{path}.{name}",
+            prefix=prefix,
+            required=name in required,
+            value=described.get("default") if values is None else values.get(name),
+            secret=name in secrets,
+            stored=stored or {},
+        )
+        for name, described in schema["properties"].items()
+    ]
+
+
+def _given(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a value is where there is one."""
+    merged = dict(described)
+    for other in described.get("anyOf", ()):
+        if other.get("type") != "null":
+            merged |= other
+    return merged
+
+
+def _field(  # noqa: PLR0913 - what a field depends on
+    name: str,
+    described: Mapping[str, Any],
+    path: str,
+    *,
+    prefix: str,
+    required: bool,
+    value: Any,  # noqa: ANN401 - of any type
+    secret: bool,
+    stored: Mapping[str, str | None],
+) -> Field:
+    control = _control(described, secret=secret)
+    example = next(iter(described.get("examples", ())), "")
+    return Field(
+        id=f"{prefix}{path.replace('.', '-')}",
+        path=path,
+        label=NAMES.get(name, name.replace("_", " ").capitalize()),
+        control=control,
+        optional=not required and described.get("default") in (None, []),
+        removable=name in stored and not required,
+        hint=described.get("description", ""),
+        example=_text(example),
+        value="" if secret or control == "checks" else _text(value),
+        options=[
+            Option(value, value)
+            for value in described.get("enum") or described.get("items", {}).get("enum", ())
+        ],
+        chosen=tuple(value or ()) if control == "checks" else (),
+        minimum=described.get("minimum"),
+        maximum=described.get("maximum"),
+        is_secret=secret,
+        is_set=name in stored,
+        known_by=stored.get(name) or "",
+    )
+
+
+def _control(described: Mapping[str, Any], *, secret: bool) -> Control:
+    if "enum" in described:
+        return "select"
+    kind = described.get("type", "")
+    if kind == "array":
+        return "checks" if "enum" in described.get("items", {}) else "lines"
+    if kind in _BY_TYPE:
+        return _BY_TYPE[kind]
+    # People check an address before they send it; any other secret stays hidden.
+    is_address = described.get("pattern", "").startswith("^http")
+    if secret and not is_address:
+        return "secret"
+    return "area" if described.get("maxLength", 0) > LINE_CHARACTERS else "text"
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - of any type
+    """Return a value as its control holds it."""
+    if value is None or value is False:
+        return ""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={content}" for name, content in value.items())
+    if isinstance(value, list | tuple):
+        return "\n".join(map(str, value))
+    return str(value)
+
+
+# ---- What a page lets choose: the order of a table by its columns, and one of several values ----
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The heading of a column."""
+
+    label: str
+    classes: str
+    hint: str = ""  # what it says more of itself
+    url: str = ""  # the page in its order; empty where rows are not sorted by it
+    order: str = ""  # ``ascending`` or ``descending`` where the rows are sorted by it, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of what may be chosen; `url` is the page with it, where it is a link."""
+
+    value: str
+    label: str
+    chosen: bool
+    url: str = ""

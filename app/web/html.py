@@ -1,0 +1,137 @@
+"""Small parts of pages as HTML: what cells of tables are made of, and templates call by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from markupsafe import Markup, escape
+
+from app.web.format import heat_color, times
+from app.web.links import host_url
+from app.web.parts import Sparkline, StateLabel
+
+NOTHING: Final = Markup()
+_HATCHED: Final = Markup(
+    '<svg class="swatch" width="10" height="10" aria-hidden="true"><use href="#g-hatched"/></svg>'
+)
+
+
+def element(tag: str, *content: object, **attributes: str | bool) -> Markup:
+    """Return an element around what it holds, of which only text that is no markup is escaped.
+
+    Parameters
+    ----------
+    **attributes : str or bool
+        Those that are empty or false are left out; an underscore at the end of a name is taken
+        away, and others are hyphens.
+
+    Examples
+    --------
+    >>> element("a", "a < b", href="/x", class_="plain", title="")
+    Markup('<a href="/x" class="plain">a &lt; b</a>')
+    """
+    # Written by hand: `Markup.format` takes ten times as long, and a page has thousands of these.
+    given = "".join(
+        f" {key}" if value is True else f' {key}="{escape(value)}"'
+        for key, value in (
+            (name.removesuffix("_").replace("_", "-"), value) for name, value in attributes.items()
+        )
+        if value not in ("", False)
+    )
+    return Markup(f"<{tag}{given}>{''.join(map(escape, content))}</{tag}>")  # noqa: S704 - escaped here
+
+
+def join(parts: Iterable[object]) -> Markup:
+    """Return parts after each other."""
+    return NOTHING.join(parts)  # type: ignore[arg-type]
+
+
+def link(url: str, *content: object, plain: bool = False, title: str = "") -> Markup:
+    """Return a link; a plain one looks like the text around it."""
+    return element("a", *content, class_="plain" if plain else "", href=url, title=title)
+
+
+def muted(text: object) -> Markup:
+    """Return what is said by the way."""
+    return element("span", text, class_="muted")
+
+
+def note(*content: object) -> Markup:
+    """Return a remark in small letters."""
+    return element("span", *content, class_="note")
+
+
+def narrow(*parts: str) -> Markup:
+    """Return what stands in a row's first cell where columns are hidden, on a narrow page."""
+    return element("span", " · ".join(filter(None, parts)), class_="only")
+
+
+def glyph(name: str, word: str, *, quiet: bool = False) -> Markup:
+    """Return a word behind its glyph."""
+    muted = " muted" if quiet else ""
+    return Markup(  # noqa: S704 - escaped here
+        f'<span class="state{muted}"><svg aria-hidden="true">'
+        f'<use href="#g-{escape(name)}"/></svg>{escape(word)}</span>'
+    )
+
+
+def state(label: StateLabel) -> Markup:
+    """Return a state as its glyph and its word."""
+    return glyph(label.glyph, label.word, quiet=label.quiet)
+
+
+def severity(value: str) -> Markup:
+    """Return a severity, whose color is that of its class."""
+    return element("span", value, class_=f"sev {value}")
+
+
+def swatch(color: str) -> Markup:
+    """Return a square of a color; a hatched one where there is none."""
+    if not color:
+        return _HATCHED
+    return Markup(  # noqa: S704 - escaped here
+        '<svg class="swatch" width="10" height="10" aria-hidden="true">'
+        f'<rect width="10" height="10" rx="1" fill="{escape(color)}"/></svg>'
+    )
+
+
+def slowdown(value: float | None) -> Markup:
+    """Return a slowdown behind its color on the fixed scale."""
+    if value is None:
+        return swatch("") + "none"
+    return swatch(heat_color(value)) + times(value)
+
+
+def spark(value: Sparkline | None) -> Markup:
+    """Return a sparkline."""
+    if value is None:
+        return NOTHING
+    line = Markup('<path d="{}" fill="none" stroke="var(--text-2)" stroke-width="1.25"/>')
+    parts = [
+        *(
+            Markup('<rect x="{}" y="4" width="{}" height="12" fill="url(#hatch)"/>').format(*gap)
+            for gap in value.gaps
+        ),
+        *(line.format(path) for path in value.lines),
+        *(Markup('<path d="{}" fill="var(--text-2)"/>').format(path) for path in value.above),
+    ]
+    if value.dot:
+        parts.append(
+            Markup(
+                '<circle cx="{}" cy="{}" r="2.5" fill="{}" stroke="var(--text-2)"'
+                ' stroke-width=".75"/>'
+            ).format(*value.dot)
+        )
+    return Markup(
+        '<svg class="spark" width="112" height="18" viewBox="0 0 112 18" role="img"'
+        ' aria-label="{}"><line x1="0" x2="112" y1="16" y2="16" stroke="var(--line-strong)"/>{}'
+        "</svg>"
+    ).format(value.label, join(parts))
+
+
+def where(place: str, host: str = "") -> Markup:
+    """Return a place, whose first part leads to its host, if there is one."""
+    first, comma, rest = place.partition(", ")
+    shown = element("a", first, class_="within", href=host_url(host)) if host else first
+    return join((shown, comma, rest))

@@ -1,0 +1,76 @@
+"""What an address asks for, and the addresses of the same page that ask for something else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from fastapi import Query
+
+T = TypeVar("T")
+
+# Pages are forgiving: what cannot be read asks for nothing.
+QueryText = Annotated[str, Query()]
+
+# Of a page's number in an address; more is no number of a page.
+MAX_DIGITS = 6
+
+
+def asked_for(kind: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    """Return a dependency of a route: what an address asks for, by the parameters of a class.
+
+    Asynchronous, as it waits for nothing: the framework makes an instance of a class in another
+    thread, and a page would wait for that and for the event loop once more.
+    """
+
+    async def make(**given: Any) -> T:  # noqa: ANN401 - as the class takes them
+        return kind(**given)
+
+    make.__signature__ = inspect.signature(kind, eval_str=True)  # type: ignore[attr-defined]
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A page's path and its parameters, those without a value left out."""
+
+    path: str
+    parameters: Mapping[str, str]
+
+    def but(self, **changes: str | int | None) -> str:
+        """Return the address with other parameters; an empty one is taken away."""
+        merged = {**self.parameters, **changes}
+        query = urlencode({name: value for name, value in merged.items() if value})
+        return f"{self.path}?{query}" if query else self.path
+
+
+def page_number(text: str) -> int:
+    """Return the number of the page that an address asks for; the first where it is none."""
+    digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return max(1, int(text)) if digits else 1
+
+
+# ---- Where pages of things are that several drawers link to ------------------------------------
+
+
+def host_url(host: str) -> str:
+    """Return the path of a host's page."""
+    return f"/hosts/{quote(host, safe='')}"
+
+
+def actions_url(host: str) -> str:
+    """Return the page of what was done to a host."""
+    return f"/actions?{urlencode({'host': host})}"
+
+
+def job_url(job: str) -> str:
+    """Return the path of a job's page."""
+    return f"/jobs/{quote(job)}"
+
+
+def compare_url(a: object, b: object) -> str:
+    """Return the path of the page that holds two sessions side by side, the earlier one first."""
+    return f"/compare?{urlencode({'a': str(a), 'b': str(b)})}"

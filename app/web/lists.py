@@ -1,0 +1,343 @@
+"""A list, declared once: what its rows are, where they come from, and which orders they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Final, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    DateTime,
+    Select,
+    String,
+    Subquery,
+    Text,
+    case,
+    cast,
+    func,
+    inspect,
+    literal,
+    select,
+)
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.orm import InstrumentedAttribute
+
+from app.platform.database.unit_of_work import Reads
+
+# ---- A page of a list --------------------------------------------------------------------------
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[R]):
+    """A page of a list."""
+
+    rows: Sequence[R]
+    number: int  # from 1
+    total: int  # rows on all pages together
+    size: int  # rows of a full page
+
+    @property
+    def pages(self) -> int:
+        """Return how many pages there are."""
+        return pages_of(self.total, self.size)
+
+    @property
+    def first(self) -> int:
+        """Return the place of its first row in the whole list, from 1."""
+        return self.size * (self.number - 1) + 1
+
+    @property
+    def last(self) -> int:
+        """Return the place of its last row."""
+        return self.first + len(self.rows) - 1
+
+
+def pages_of(total: int, size: int) -> int:
+    """Return how many pages rows take; where there are none one that is empty."""
+    return max(1, -(-total // size))
+
+
+def last_page(number: int, total: int, size: int) -> int:
+    """Return the number of a page that there is: the last one where there are not that many."""
+    return min(max(number, 1), pages_of(total, size))
+
+
+# ---- What a row of a list says of each of its columns, in the type of its field ----------------
+
+
+Expression = ColumnElement[Any] | InstrumentedAttribute[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column of a list: ``steps: Annotated[int, Column(sort="-steps")]``.
+
+    Its name and its type are those of the field. Pydantic's `Field` stands after it where the API
+    describes it (``description``) or does not have it (``exclude``); then files do not have it
+    either.
+    """
+
+    # What the database reads it from; without it, the attribute of that name of the list's model,
+    # or nothing: the service fills it in itself.
+    expression: Expression | None = None
+    # What addresses call the order by it, with a minus sign where the largest comes first unless
+    # the other order is asked for; empty where no order is by it.
+    sort: str = ""
+    # What the order is by, where that is not `expression`.
+    by: Expression | None = None
+    # Its name in files where that differs, or where the API does not have it; None where only
+    # files leave it out.
+    csv: str | None = ""
+
+
+def columns_of(row: type[Any]) -> Mapping[str, Column]:
+    """Return the columns of what rows are, a dataclass, by name.
+
+    Examples
+    --------
+    >>> from typing import Annotated
+    >>> @dataclass
+    ... class Row:
+    ...     host: str
+    ...     cost: Annotated[float, Column(sort="-cost", csv="cost_gpu_hours")]
+    >>> columns_of(Row)["cost"].sort
+    '-cost'
+    """
+    hints = get_type_hints(row, include_extras=True)
+    return {field.name: _column(hints[field.name]) for field in fields(row)}
+
+
+def in_files(row: type[Any]) -> Mapping[str, str]:
+    """Return the columns that files of such rows have, by the names that they have there."""
+    hints = get_type_hints(row, include_extras=True)
+    return {
+        column.csv or name: name
+        for name, column in columns_of(row).items()
+        if column.csv or (column.csv is not None and not _excluded(hints[name]))
+    }
+
+
+def _column(hint: object) -> Column:
+    said = (one for one in _metadata(hint) if isinstance(one, Column))
+    return next(said, Column())
+
+
+def _excluded(hint: object) -> bool:
+    return any(isinstance(one, FieldInfo) and one.exclude for one in _metadata(hint))
+
+
+def _metadata(hint: object) -> Sequence[object]:
+    return getattr(hint, "__metadata__", ())
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What a page of a list is asked for by: its order, its number and its size."""
+
+    sort: str = ""
+    page: int = 1
+    size: int = 50
+
+
+@dataclass(frozen=True)
+class Listing(Generic[R]):
+    """A list."""
+
+    row: type[R]  # a dataclass; its fields are the columns, see `app.web.lists.Column`
+    # Takes the query of the columns and joins what they are read from.
+    source: Callable[[Select[Any]], Select[Any]] | None = None
+    # the order of rows that are equal by what they are sorted
+    # by, and of a list that is sorted by none of its columns
+    ties: Sequence[ColumnElement[Any]] = ()
+    default_sort: str = ""  # the order where none is asked for, or one that there is not
+    # Columns that say no expression are this model's attributes of their names.
+    model: type[object] | None = None
+    # What rows are sorted by and do not have themselves.
+    others: Mapping[str, Column] = field(default_factory=dict)
+    # Which row is which, where rows hold what takes long to read: those of a page are found first.
+    key: ColumnElement[Any] | None = None
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """Return the columns by name."""
+        found = dict(columns_of(self.row))
+        for name, column in found.items():
+            if column.expression is None and hasattr(self.model, name):
+                found[name] = replace(column, expression=getattr(self.model, name))
+        return {**found, **self.others}
+
+    @cached_property
+    def sorts(self) -> Mapping[str, str]:
+        """Return the orders: what addresses call each, and the name of its column."""
+        return {
+            column.sort.removeprefix("-"): name
+            for name, column in self.columns.items()
+            if column.sort
+        }
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[list[R]]:
+        return TypeAdapter(list[self.row])  # type: ignore[name-defined]
+
+    def sort(self, requested: str) -> str:
+        """Return the order that is in force."""
+        known = requested.removeprefix("-") in self.sorts
+        return requested if known else self.default_sort
+
+    def query(self) -> Select[Any]:
+        """Return the query of the columns, labeled with their names."""
+        query = select(
+            *(
+                column.expression.label(name)
+                for name, column in self.columns.items()
+                if column.expression is not None
+            )
+        )
+        return query if self.source is None else self.source(query)
+
+    def order(self, requested: str) -> list[ColumnElement[Any]]:
+        """Return the expressions of an order; rows without a value come last in each."""
+        sort = self.sort(requested)
+        name = self.sorts.get(sort.removeprefix("-"))
+        if name is None:
+            return [*self.ties]
+        column = self.columns[name]
+        by = column.expression if column.by is None else column.by
+        if by is None:
+            raise ValueError(f"{self.row.__name__}.{name} says nothing to sort by")
+        first = by.desc() if sort.startswith("-") else by.asc()
+        return [first if self._is_there(by.expression) else first.nulls_last(), *self.ties]
+
+    def _is_there(self, by: Any) -> bool:  # noqa: ANN401 - an expression, or a column of a table
+        """Return whether rows always have a value: an index serves no order that moves nulls."""
+        of_model = (
+            self.model is not None and getattr(by, "table", None) is inspect(self.model).local_table
+        )
+        return of_model and not by.nullable
+
+    def rows(self, found: Iterable[Mapping[Any, Any]]) -> list[R]:
+        """Return rows of what the database returned, by name; JSON becomes what fields say."""
+        return self._adapter.validate_python([dict(one) for one in found])
+
+
+def read(
+    tx: Reads,
+    listing: Listing[R],
+    *where: ColumnElement[bool],
+    sort: str = "",
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[R]:
+    """Return rows of a list.
+
+    Parameters
+    ----------
+    *where : SQLAlchemy conditions
+        Only rows that meet all of them.
+    sort : str
+        The name of an order, with a minus sign for the largest first.
+    limit, offset : int
+        At most `limit` rows, after `offset`.
+    """
+    order = listing.order(sort)
+    query = listing.query()
+    if limit is None or listing.key is None:
+        query = query.where(*where).order_by(*order).limit(limit).offset(offset)
+    else:
+        few = query.with_only_columns(listing.key).where(*where).order_by(*order)
+        few = few.limit(limit).offset(offset).correlate(None)
+        query = query.where(listing.key.in_(few)).order_by(*order)
+    return listing.rows(tx.session.execute(query).mappings())
+
+
+def read_page(
+    tx: Reads, listing: Listing[R], request: PageRequest, *where: ColumnElement[bool], total: int
+) -> Page[R]:
+    """Return a page of a list; the last one where there are not that many.
+
+    Parameters
+    ----------
+    *where : SQLAlchemy conditions
+    total : int
+        Rows on all pages together.
+    """
+    number = last_page(request.page, total, request.size)
+    first = request.size * (number - 1)
+    rows = read(tx, listing, *where, sort=request.sort, limit=request.size, offset=first)
+    return Page(rows, number, total, request.size)
+
+
+# ---- Lines of CSV that the database writes itself: for files of thousands of rows --------------
+
+
+# What spreadsheets take for the beginning of a formula.
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+# What a cell is in quotation marks for.
+_SPECIAL: Final = '[",\n\r]'
+_ISO: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'
+
+
+def csv_lines(
+    query: Select[*tuple[Any, ...]], columns: Sequence[str], order: Sequence[str], most: int
+) -> Select[*tuple[str | None]]:
+    r"""Return a statement of one text: a line for each row, without a line feed after the last.
+
+    No cell is a formula of a spreadsheet; null is empty, times are ISO 8601 in UTC, and the items
+    of an array stand apart by spaces.
+
+    Parameters
+    ----------
+    query : Select
+        What the rows are, with the columns below.
+    columns : sequence of str
+        What a line holds.
+    order : sequence of str
+        Columns that rows are in order by, with a minus sign for the largest first; rows without a
+        value come last.
+    most : int
+        Only the first rows.
+
+    Examples
+    --------
+    >>> query = select(literal("=1").label("host"), literal(True).label("blamed"))
+    >>> [column.name for column in csv_lines(query, ["host"], ["host"], 9).selected_columns]
+    ['lines']
+    """
+    found = query.subquery("found")
+    first = select(found).order_by(*_by(found, order)).limit(most).subquery("first")
+    cells = [func.coalesce(_cell(first.c[name]), "") for name in columns]
+    line = func.concat_ws(",", *cells)
+    in_order = aggregate_order_by(literal("\n"), *_by(first, order))
+    return select(func.string_agg(line, in_order).label("lines"))
+
+
+def _by(rows: Subquery, order: Sequence[str]) -> list[ColumnElement[Any]]:
+    columns = [(rows.c[name.removeprefix("-")], name.startswith("-")) for name in order]
+    return [(one.desc() if falls else one.asc()).nulls_last() for one, falls in columns]
+
+
+def _cell(value: ColumnElement[Any]) -> ColumnElement[str]:
+    """Return a value as it stands in a line."""
+    kind = value.type
+    if isinstance(kind, DateTime):
+        return func.to_char(func.timezone("UTC", value), _ISO)
+    if isinstance(kind, ARRAY):
+        return _words(func.array_to_string(value, " "))
+    return _words(value) if isinstance(kind, String) else cast(value, Text)
+
+
+def _words(text: ColumnElement[str]) -> ColumnElement[str]:
+    """Return text that a spreadsheet takes for text, in quotation marks where it must be."""
+    # Readers end a line at either.
+    plain = func.replace(text, "\r", "\n")
+    safe = case((func.left(plain, 1).in_(FORMULA), func.concat("'", plain)), else_=plain)
+    quoted = func.concat('"', func.replace(safe, '"', '""'), '"')
+    return case((safe.op("~")(_SPECIAL), quoted), else_=safe)

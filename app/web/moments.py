@@ -1,0 +1,149 @@
+"""Moments as pages write them: in UTC by the server, in the reader's zone by `js/zone.js`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from markupsafe import Markup, escape
+
+from app.web.format import age, exact_time
+
+_IN_MESSAGES: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d) UTC")
+_TAG: Final = re.compile("<[^>]*>")
+_BARE: Final = Markup(" data-bare")
+
+
+class Form(StrEnum):
+    """How a moment is written; `js/zone.js` writes the same forms in the reader's zone."""
+
+    SHORT = "short"
+    """``09:26 UTC``, and ``18 Nov 09:26 UTC`` unless it is today."""
+    MINUTE = "minute"
+    """``18 Nov 2026 09:26 UTC``."""
+    EXACT = "exact"
+    """``18 Nov 2026 09:26:12 UTC``."""
+    DAY = "day"
+    """``18 Nov``."""
+    DATE = "date"
+    """``18 Nov 2026``."""
+    WEEKLY = "weekly"
+    """``Mondays at 09:26 UTC``."""
+
+
+def written(at: datetime, form: Form, now: datetime | None = None, *, bare: bool = False) -> str:
+    """Return a moment as text in UTC.
+
+    Parameters
+    ----------
+    now : datetime, optional
+        Whose day and year a short form leaves out; without it, none is.
+    bare : bool
+        Whether the zone is said elsewhere, such as below an axis.
+    """
+    at = at.astimezone(UTC)
+    if form is Form.EXACT:
+        return exact_time(at)
+    day = f"{at.day} {at:%b}"
+    if form is Form.DAY:
+        return day
+    if form is Form.DATE:
+        return f"{day} {at:%Y}"
+    if form is Form.WEEKLY:
+        return f"{at:%A}s at {at:%H:%M} UTC"
+    today = None if now is None or form is Form.MINUTE else now.astimezone(UTC)
+    parts = [f"{at:%H:%M}"] if bare else [f"{at:%H:%M}", "UTC"]
+    if today is None or at.year != today.year:
+        parts = [day, f"{at:%Y}", *parts]
+    elif at.date() != today.date():
+        parts = [day, *parts]
+    return " ".join(parts)
+
+
+def _time(at: datetime, form: Form, now: datetime | None = None, *, bare: bool = False) -> Markup:
+    return Markup(  # noqa: S704 - numbers and names of months
+        f'<time datetime="{at.astimezone(UTC).isoformat()}" title="{exact_time(at)}"'
+        f' data-time="{form}"{_BARE if bare else ""}>{written(at, form, now, bare=bare)}</time>'
+    )
+
+
+def when(at: datetime, now: datetime) -> Markup:
+    """Return a moment with its day, unless that is today."""
+    return _time(at, Form.SHORT, now)
+
+
+def minute(at: datetime) -> Markup:
+    """Return a moment with its date, to the minute."""
+    return _time(at, Form.MINUTE)
+
+
+def exact(at: datetime) -> Markup:
+    """Return a moment with its date, to the second."""
+    return _time(at, Form.EXACT)
+
+
+def date(at: datetime) -> Markup:
+    """Return the date of a moment."""
+    return _time(at, Form.DATE)
+
+
+def weekly(at: datetime) -> Markup:
+    """Return the time of the week of a moment."""
+    return _time(at, Form.WEEKLY)
+
+
+def span(begin: datetime, end: datetime) -> Markup:
+    """Return the time between two moments, to the minute."""
+    return Markup("{} to {}").format(_time(begin, Form.MINUTE, bare=True), minute(end))
+
+
+def ago(at: datetime, now: datetime) -> Markup:
+    """Return how long ago a moment was, which scripts keep up to date."""
+    return Markup(  # noqa: S704 - numbers and names of months
+        f'<time datetime="{at.isoformat()}" title="{exact_time(at)}" data-ago>'
+        f"{age((now - at).total_seconds())}</time>"
+    )
+
+
+def timed(text: str) -> Markup:
+    """Return a text of a message with its times, which are written in UTC there, as elements."""
+    found, end = Markup(), 0
+    for at in _IN_MESSAGES.finditer(text):
+        found += escape(text[end : at.start()]) + minute(datetime.fromisoformat(f"{at[1]}Z"))
+        end = at.end()
+    return found + escape(text[end:])
+
+
+def plain(text: str) -> str:
+    """Return a text in which moments may stand, for a file or an attribute: in UTC."""
+    return Markup(_TAG.sub("", text)).unescape() if isinstance(text, Markup) else text  # noqa: S704 - no page
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A moment in a text that can hold no element, such as that of a figure or of a choice.
+
+    The script replaces the moment in the text of the element that has the `attributes`.
+    """
+
+    at: datetime
+    form: Form
+    now: datetime | None = None
+    bare: bool = False  # whether its zone is said elsewhere, such as below the figure
+
+    @property
+    def text(self) -> str:
+        """Return it in UTC."""
+        return written(self.at, self.form, self.now, bare=self.bare)
+
+    @property
+    def attributes(self) -> Markup:
+        """Return what tells the script of it."""
+        return Markup(' data-at="{}" data-time="{}"{}').format(
+            self.at.astimezone(UTC).isoformat(),
+            self.form,
+            _BARE if self.bare else "",
+        )

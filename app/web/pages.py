@@ -1,0 +1,248 @@
+"""How a page is made: one transaction to read from, one template to render."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.platform.container import Container
+from app.platform.database.unit_of_work import Reads
+from app.platform.identity import ActorKind, Right
+from app.web import format as fmt
+from app.web import html, moments
+from app.web.assets import PLOTLY_SIZE, Assets
+from app.web.links import host_url
+from app.web.project_paths import prefix_of
+from app.web.terms import explained, explains, glossary, labeled, term, with_terms
+
+TEMPLATES_DIR: Final = Path(__file__).resolve().parents[2] / "frontend" / "templates"
+
+# Paths in attributes, which lead to pages of the same project; files are everybody's. Text cannot
+# look so: its quotation marks are escaped.
+OWN_PATHS: Final = re.compile(r'="(/(?!static/|p/|sign-|api/docs|docs/|client/|/))')
+
+# What templates call by name.
+PARTS: Final = (
+    html.severity,
+    html.state,
+    html.glyph,
+    html.swatch,
+    html.spark,
+    explained,
+    explains,
+    labeled,
+    term,
+    moments.ago,
+    moments.when,
+    moments.minute,
+    moments.exact,
+    moments.date,
+    moments.timed,
+)
+
+# A page is the state of a moment: always fetched anew, also on "back".
+PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
+
+
+class Pages:
+    """Reads and renders what all pages have in common.
+
+    Parameters
+    ----------
+    assets : Assets
+        The static files of the pages.
+    navigation : callable
+        Reads the counts that the navigation of every page shows.
+    uploads : mapping of str to int
+        Bytes that scripts send of the beginning (``head``) and the end (``tail``) of each file of
+        a folder, and of all files together (``all``).
+    """
+
+    def __init__(
+        self,
+        assets: Assets,
+        navigation: Callable[[Reads], Navigation],
+        uploads: Mapping[str, int],
+    ) -> None:
+        self._navigation = navigation
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATES_DIR),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            static=assets.url,
+            plotly_style=assets.plotly_style,
+            plotly_size=PLOTLY_SIZE,
+            uploads=uploads,
+            fmt=fmt,
+            page_data=_page_data,
+            project_url=prefix_of,
+            host_url=host_url,
+            **{part.__name__: part for part in PARTS},
+        )
+        self._environment.filters["count"] = fmt.count
+        # An installation without it fails when it starts.
+        glossary()
+
+    @contextlib.contextmanager
+    def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
+        """Open the one transaction of a page; with it comes what every page shows.
+
+        Render after it has ended: it holds a connection.
+        """
+        with container.reading() as tx:
+            found = self._navigation(tx)
+            who = container.principal
+            yield (
+                tx,
+                replace(
+                    found,
+                    signed_in=who.name if who.kind is ActorKind.PERSON else "",
+                    operates=Right.OPERATE in who.rights_in(container.project_id),
+                    ingests=Right.INGEST in who.rights_in(container.project_id),
+                    administers=Right.ADMIN in who.everywhere,
+                    base=container.pages_at,
+                ),
+            )
+
+    def render(
+        self,
+        name: str,
+        nav: Navigation,
+        *,
+        status: int = HTTPStatus.OK,
+        **values: Any,  # noqa: ANN401 - what templates take
+    ) -> HTMLResponse:
+        """Return a rendered page."""
+        html = with_terms(self._environment.get_template(name).render(nav=nav, **values))
+        if nav.base:
+            html = OWN_PATHS.sub(rf'="{nav.base}\1', html)
+        return HTMLResponse(html, status, PAGE_HEADERS)
+
+    def render_alone(
+        self,
+        name: str,
+        *,
+        status: int = HTTPStatus.OK,
+        **values: Any,  # noqa: ANN401 - what templates take
+    ) -> HTMLResponse:
+        """Return a page that is of no project and needs no transaction."""
+        html = self._environment.get_template(name).render(**values)
+        return HTMLResponse(html, status, PAGE_HEADERS)
+
+    def not_found(self, what: str, nav: Navigation) -> HTMLResponse:
+        """Return the page that says what was not found."""
+        return self.render("not_found.html", nav, status=HTTPStatus.NOT_FOUND, what=what)
+
+
+def _page_data(data: Mapping[str, Any]) -> Markup:
+    """Return JSON for a data block: nothing in it can end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - escaped here
+
+
+# ---- Errors as people see them: pages in place of problem documents, where a browser asks for one
+
+
+PROBLEM: Final = "application/problem+json"
+# What programs ask for, and answer programs alone, whatever they say that they accept.
+OF_PROGRAMS: Final = ("/api/", "/static/", "/metrics", "/healthz", "/readyz")
+# The peer may be another user, or not signed in yet.
+SIGN_IN_HELPS: Final = frozenset({401, 403})
+
+
+class ErrorPages:
+    """ASGI middleware that makes a page of each problem document that a browser would get.
+
+    It stands twice in an application: within what compresses, for what the routes answer, and
+    outside of the guards, for what they refuse.
+
+    Parameters
+    ----------
+    app : ASGI application
+    pages : Pages
+    """
+
+    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+        self.app = app
+        self.pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or not _asks_for_page(scope):
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = b""
+
+        async def send_page(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start" and _is_problem(message):
+                start = message
+            elif start is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await self._send(start, body, send)
+
+        await self.app(scope, receive, send_page)
+
+    async def _send(self, start: Message, body: bytes, send: Send) -> None:
+        # Empty where only the head was asked for.
+        problem = json.loads(body) if body else {"title": "", "detail": "", "code": ""}
+        page = self.pages.render_alone(
+            "problem.html",
+            status=start["status"],
+            number=start["status"],
+            title=problem["title"],
+            detail=problem["detail"],
+            code=problem["code"],
+            sign_in_helps=start["status"] in SIGN_IN_HELPS,
+        )
+        MutableHeaders(scope=start).update(page.headers)
+        await send(start)
+        await send({"type": "http.response.body", "body": page.body if body else b""})
+
+
+def _asks_for_page(scope: Scope) -> bool:
+    accepted = Headers(scope=scope).get("accept", "")
+    return "text/html" in accepted and not scope["path"].startswith(OF_PROGRAMS)
+
+
+def _is_problem(start: Message) -> bool:
+    headers = Headers(raw=start["headers"])
+    return headers.get("content-type", "").startswith(PROBLEM) and "content-encoding" not in headers
+
+
+# ---- What every page shows: how many incidents fire, which channels are dead, what asks a person -
+
+
+@dataclass(frozen=True, slots=True)
+class Navigation:
+    """The counts and the name in the navigation."""
+
+    firing: int  # incidents that fire and are not acknowledged
+    # Names of the channels that deliver nothing although no user disabled them.
+    dead_channels: tuple[str, ...]
+    asked: int = 0  # actions on machines that wait for a person
+    signed_in: str = ""  # name of the person whose page it is; empty without sign-in
+    operates: bool = True  # whether they may act in the project
+    ingests: bool = True  # whether they may send recordings to it
+    administers: bool = False  # whether they administer the installation
+    base: str = ""  # what stands before the paths of the project's pages

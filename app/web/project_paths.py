@@ -1,0 +1,31 @@
+"""Pages of a project: `/p/{project}/…` is `/…` in that project; without it, in `default`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+PREFIX: Final = "/p/"
+
+
+class ProjectPaths:
+    """ASGI middleware that takes the project from the path, for the guard to look at."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, in the project that its path names."""
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            project, _, rest = scope["path"].removeprefix(PREFIX).partition("/")
+            # In place: those further out look at what the routes note in it.
+            scope.setdefault("state", {}).update(project=project, requested_path=scope["path"])
+            scope["path"] = f"/{rest}"
+            scope["raw_path"] = scope["path"].encode()
+        await self.app(scope, receive, send)
+
+
+def prefix_of(project: str) -> str:
+    """Return what stands before the paths of a project's pages."""
+    return f"{PREFIX}{project}"

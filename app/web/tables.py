@@ -1,0 +1,298 @@
+"""Tables of pages: which columns a list shows, declared once, and what templates draw of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar
+
+from fastapi.responses import StreamingResponse
+from markupsafe import Markup, escape
+
+from app.errors import NotFoundError
+from app.web.forms import Heading
+from app.web.links import Address
+from app.web.lists import FORMULA, Listing, Page, in_files
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[R]):
+    """A column that a page shows of a list."""
+
+    label: str  # its heading: text, or markup
+    # Takes a row and returns its cell: text, or parts of `app.web.html`.
+    cell: Callable[[R], object]
+    column: str = ""  # the column of the list that rows are sorted by where its heading is chosen
+    # Of its heading and its cells: ``num`` is a number, ``opt`` is left out on narrow pages.
+    classes: str = ""
+    hint: str = ""  # what the heading says more of itself
+    of_cells: str = ""  # classes of its cells alone
+    # Takes a row and returns what its cell says more of itself.
+    title: Callable[[R], str] | None = None
+    span: int = 1  # columns that its cells take
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell; `content` is text or markup."""
+
+    content: object
+    classes: str = ""
+    title: str = ""
+    span: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row; `attributes` are its own in HTML."""
+
+    cells: Sequence[Cell]
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def drawn(self) -> Markup:
+        """Return the row; a template takes several times as long, and tables have many."""
+        own = "".join(f' {name}="{escape(value)}"' for name, value in self.attributes.items())
+        cells = "".join(
+            f"<td{_given('class', cell.classes)}{_given('title', cell.title)}"
+            f"{_given('colspan', str(cell.span)) if cell.span > 1 else ''}>"
+            f"{escape(cell.content)}</td>"
+            for cell in self.cells
+        )
+        return Markup(f"<tr{own}>{cells}</tr>")  # noqa: S704 - escaped here
+
+
+def _given(name: str, value: str) -> str:
+    return f' {name}="{escape(value)}"' if value else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A table as `tables.html` draws it."""
+
+    csv: str  # where its file is
+    classes: str
+    headings: Sequence[Heading]
+    lines: Sequence[Line]
+    # previous_url, next_url: the neighboring pages; empty where there is none
+    previous_url: str = ""
+    next_url: str = ""
+
+
+def drawn(  # noqa: PLR0913 - everything that a table has
+    shown: Sequence[Shown[R]],
+    rows: Iterable[R],
+    *,
+    csv: str,
+    classes: str = "plain",
+    headings: Sequence[Heading] | None = None,
+    pager: tuple[str, str] = ("", ""),
+    attributes: Callable[[R], Mapping[str, str]] = lambda _: {},
+) -> Drawn:
+    """Return a table.
+
+    Parameters
+    ----------
+    headings : sequence of Heading, optional
+        See `sorted_by`; without them no heading is a link.
+    pager : pair of str
+        See `pager`.
+    attributes : callable, optional
+        Takes a row and returns the attributes of its own.
+    """
+    if headings is None:
+        headings = [Heading(one.label, one.classes, one.hint) for one in shown]
+    return Drawn(
+        csv, classes, headings, [Line(cells(shown, row), attributes(row)) for row in rows], *pager
+    )
+
+
+def cells(shown: Sequence[Shown[R]], row: R) -> list[Cell]:
+    """Return the cells of a row."""
+    return [
+        Cell(
+            one.cell(row),
+            " ".join(filter(None, (one.classes, one.of_cells))),
+            "" if one.title is None else one.title(row),
+            one.span,
+        )
+        for one in shown
+    ]
+
+
+def sorted_by(listing: Listing[Any], shown: Sequence[Shown[R]], address: Address) -> list[Heading]:
+    """Return headings that link to the list in their orders; that in force turns round."""
+    in_force = listing.sort(address.parameters.get("sort", ""))
+    found = []
+    for one in shown:
+        first = listing.columns[one.column].sort if one.column else ""
+        name = first.removeprefix("-")
+        if not name or in_force.removeprefix("-") != name:
+            turned, order = first, ""
+        else:
+            falls = in_force.startswith("-")
+            turned, order = name if falls else f"-{name}", "descending" if falls else "ascending"
+        sort = None if turned == listing.default_sort else turned
+        url = address.but(sort=sort, page=None) if name else ""
+        found.append(Heading(one.label, one.classes, one.hint, url, order))
+    return found
+
+
+def pager(page: Page[R], address: Address, name: str = "page", place: str = "") -> tuple[str, str]:
+    """Return the addresses of the pages before and after one, at a place of the page."""
+    before, after = page.number - 1, page.number + 1
+    return (
+        address.but(**{name: before if before > 1 else None}) + place if before else "",
+        address.but(**{name: after}) + place if after <= page.pages else "",
+    )
+
+
+# ---- Tables as CSV: one way to write them, in which no cell is a formula of a spreadsheet ------
+
+
+_Made = TypeVar("_Made")
+
+_NUMBERS: Final = frozenset((int, float))
+# Characters that are sent at once.
+_PIECE: Final = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    r"""A table that is written as CSV while it is sent.
+
+    Parameters
+    ----------
+    header : sequence of str
+    rows : iterable of sequence
+        Numbers stay as they are; None is empty; times are ISO 8601, and lengths of time seconds.
+
+    Examples
+    --------
+    >>> Table(("what", "change"), [("=1+1", -0.5), ("node-7", None)]).text()
+    "what,change\n'=1+1,-0.5\nnode-7,\n"
+    """
+
+    header: Sequence[str]
+    rows: Iterable[Sequence[object]]
+
+    @classmethod
+    def of(cls, kind: type[object], rows: Iterable[object], *names: str) -> Table:
+        """Return a table with the columns of a list.
+
+        Parameters
+        ----------
+        kind : type
+            Of the rows, a dataclass; see `app.web.lists.in_files`.
+        *names : str
+            Of these columns, or of other attributes, where not every column is meant.
+        """
+        columns = in_files(kind)
+        header = names or tuple(columns)
+        attributes = [columns.get(name, name) for name in header]
+        return cls(header, ([getattr(row, name) for name in attributes] for row in rows))
+
+    def pieces(self) -> Iterator[str]:
+        """Return the text of the table, a piece at a time."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.header)
+        for row in self.rows:
+            writer.writerow([_plain(cell) for cell in row])
+            if out.tell() >= _PIECE:
+                yield out.getvalue()
+                out.seek(0)
+                out.truncate()
+        yield out.getvalue()
+
+    def text(self) -> str:
+        """Return the whole text."""
+        return "".join(self.pieces())
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A table whose lines the database wrote, see `app.web.lists`."""
+
+    header: Sequence[str]
+    lines: str
+
+    def pieces(self) -> Iterator[str]:
+        """Return the text of the table, a piece at a time."""
+        yield ",".join(self.header) + "\n"
+        if self.lines:
+            yield self.lines
+            yield "\n"
+
+
+def csv_file(name: str, table: Table | Written) -> StreamingResponse:
+    """Return a table to download; it is of this moment.
+
+    What is wrong with its first rows is raised here, where it still is a status of the answer.
+    """
+    pieces = table.pieces()
+    first = next(pieces)
+    return StreamingResponse(
+        chain([first], pieces),
+        media_type="text/csv; charset=utf-8",
+        headers={
+            "Cache-Control": "no-store",
+            "Content-Disposition": f'attachment; filename="{name}"',
+        },
+    )
+
+
+def one_of(exports: Mapping[str, _Made], name: str) -> _Made:
+    """Return what makes a file.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no file of that name.
+    """
+    made = exports.get(name)
+    if made is None:
+        raise NotFoundError(f"There is no {name}.csv here.")
+    return made
+
+
+def _plain(cell: object) -> object:
+    """Return a cell that a spreadsheet takes for text, not for a formula."""
+    # Most cells are a number, nothing or plain text, and files have many.
+    if cell is None or type(cell) in _NUMBERS:
+        return cell
+    found = cell if type(cell) is str else _value(cell)
+    if not isinstance(found, str):
+        return found
+    # The writer quotes line feeds alone; readers end a line at either.
+    text = found.replace("\r", "\n")
+    return f"'{text}" if found.startswith(FORMULA) else text
+
+
+def _value(cell: object) -> object:
+    """Return a value as a number or as text."""
+    found: object = cell
+    match cell:
+        # Also of an enumeration, whose name is not what is meant.
+        case str() | uuid.UUID():
+            found = str(cell)
+        case bool():
+            found = str(cell).lower()
+        case datetime():
+            found = cell.isoformat()
+        case timedelta():
+            found = cell.total_seconds()
+        case Mapping():
+            found = " ".join(f"{name}={_value(value)}" for name, value in cell.items())
+        case frozenset():
+            found = " ".join(sorted(str(_value(one)) for one in cell))
+        case Sequence():
+            found = " ".join(str(_value(one)) for one in cell)
+    return found

@@ -1,0 +1,156 @@
+"""The terms of docs/glossary.md, which pages explain where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from markupsafe import Markup
+
+from app.errors import StartupError
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+# Of the wheel (pyproject.toml), and of the repository.
+PLACES: Final = (_ROOT / "frontend" / "glossary.md", _ROOT / "docs" / "glossary.md")
+
+# Labels of facts and columns that are a term under another name.
+LABELS: Final = {
+    "Attempt": "attempt",
+    "Attempts": "attempt",
+    "Best fix": "fix",
+    "Best fix then": "fix",
+    "Cause": "cause",
+    "Runner-up": "cause",
+    "Computing": "computing",
+    "Confidence": "confidence",
+    "Sure": "confidence",
+    "Costs": "GPU-hours lost",
+    "Discrepancy": "discrepancy",
+    "GPU-hours lost": "GPU-hours lost",
+    "GPU time idle": "pipeline bubble",
+    "Gain": "gain",
+    "Gap so far": "optimality gap",
+    "Known loss": "GPU-hours lost",
+    "Lost": "GPU-hours lost",
+    "Lost each hour": "GPU-hours lost",
+    "Mark": "mark",
+    "Migrated": "migration",
+    "Most launch delay": "launch delay",
+    "Parallelism": "parallelism",
+    "Predicted": "gain",
+    "Proof": "optimality gap",
+    "Published S": "S",
+    "Resized": "resizing",
+    "S": "S",
+    "Slowdown": "slowdown",
+    "Slowdown now": "slowdown",
+    "Slowdown then": "slowdown",
+    "Step replayed": "replay",
+    "Straggling jobs": "straggler",
+    "Trace quality": "trace quality",
+    "Accuracy budget": "accuracy budget",
+    "Waste": "waste",
+    "γ": "γ",
+    "Session": "profiling session",
+    "Worker": "worker",
+}
+
+_ROW: Final = re.compile(r"^\| (?!term \||---)([^|]+) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+_USED: Final = re.compile(r' data-term="([^"]+)"')
+_TAG: Final = re.compile(r"<[^>]+>")
+# Where a page has the sentences of its terms.
+HERE: Final = "<!-- terms -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term; `meaning` is a sentence or two."""
+
+    anchor: str  # of its row in the glossary
+    meaning: Markup
+
+
+def anchor_of(cell: str) -> str:
+    """Return the anchor of a term as its row begins: ``data-parallelism``, ``mw``."""
+    first = re.split(r", | \(", _TAG.sub("", cell))[0]
+    return re.sub(r"\W+", "-", first.lower()).strip("-")
+
+
+def parsed(text: str) -> dict[str, Term]:
+    """Return the terms of a glossary by each of their names, in lower case.
+
+    A row may have several names: ``median, p90``, ``data parallelism (DP)``.
+    """
+    found: dict[str, Term] = {}
+    for cell, meaning in _ROW.findall(text):
+        # The file is ours, and its elements are those of pages: ``S<sub>w</sub>``.
+        plain = Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", meaning))  # noqa: S704 - as above
+        term = Term(anchor_of(cell), plain)
+        for name in re.split(r", | \(", _TAG.sub("", cell)):
+            found[name.rstrip(")").lower()] = term
+    return found
+
+
+@cache
+def glossary() -> Mapping[str, Term]:
+    """Return the terms by each of their names, in lower case.
+
+    Raises
+    ------
+    StartupError
+        The installation is not whole.
+    """
+    for place in PLACES:
+        if place.is_file():
+            return parsed(place.read_text(encoding="utf-8"))
+    raise StartupError("The glossary is not installed: install Paceline again.")
+
+
+def term(name: str, label: str = "") -> Markup:
+    """Return a term that explains itself, as a link to its row in the glossary.
+
+    Parameters
+    ----------
+    label : str
+        What is shown; the name without one.
+    """
+    return Markup('<a class="term" href="/docs/glossary/#{}"{}>{}</a>').format(
+        glossary()[name.lower()].anchor, explains(name), label or name
+    )
+
+
+def labeled(label: str) -> str:
+    """Return the label of a fact or a column: as a term, where it is one."""
+    name = LABELS.get(label)
+    return label if name is None else term(name, label)
+
+
+def explains(name: str) -> Markup:
+    """Return the attributes of an element that is a term, such as a heading that sorts."""
+    anchor = glossary()[name.lower()].anchor
+    return Markup(' data-term="{0}" aria-describedby="term-{0}"').format(anchor)
+
+
+def explained(label: str) -> Markup:
+    """Return these attributes for the label of a column; nothing where it is no term."""
+    name = LABELS.get(label)
+    return Markup() if name is None else explains(name)
+
+
+def with_terms(page: str) -> str:
+    """Return a page with the sentences of the terms on it, each once."""
+    if HERE not in page:
+        return page
+    used = dict.fromkeys(_USED.findall(page))
+    by_anchor = {one.anchor: one for one in glossary().values()}
+    sentences = (
+        Markup('<p id="term-{}">{}</p>').format(anchor, by_anchor[anchor].meaning)
+        for anchor in used
+    )
+    return page.replace(
+        HERE, Markup('<div id="terms" hidden>{}</div>').format(Markup().join(sentences))
+    )

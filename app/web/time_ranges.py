@@ -1,0 +1,165 @@
+"""The time that a page is about: the last hour, day, week or month, or a time of one's own.
+
+It stands in the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from fastapi import Depends, Query
+from markupsafe import Markup
+
+from app.web.format import NBSP
+from app.web.links import QueryText, asked_for
+from app.web.moments import minute, span
+
+SPANS: Final = {
+    "1h": (timedelta(hours=1), f"1{NBSP}h"),
+    "24h": (timedelta(hours=24), f"24{NBSP}h"),
+    "7d": (timedelta(days=7), f"7{NBSP}d"),
+    "30d": (timedelta(days=30), f"30{NBSP}d"),
+}
+# What a page without a range in its address is about.
+DAY: Final = "24h"
+ALL: Final = "all"
+# A longer text is no time.
+MAX_CHARS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A time; without any bound it is all there is."""
+
+    name: str  # as the address says it; empty for one's own
+    words: str  # ``the last 24 h``, ``the chosen time``
+    span: timedelta | None = None  # counted back from now
+    # begin, end: of one's own; without an end it lasts until now
+    begin: datetime | None = None
+    end: datetime | None = None
+
+    def since(self, now: datetime) -> datetime | None:
+        """Return where it begins."""
+        return now - self.span if self.span is not None else self.begin
+
+    def parameters(self, default: str) -> dict[str, str]:
+        """Return how an address asks for it; `default` is the one that it need not name."""
+        return {
+            "range": "" if self.name == default else self.name,
+            "from": "" if self.begin is None else _written(self.begin),
+            "to": "" if self.end is None else _written(self.end),
+        }
+
+    def is_past(self, now: datetime) -> bool:
+        """Return whether it is over: what is going on now is not part of it."""
+        return self.end is not None and self.end < now
+
+
+@dataclass(frozen=True, slots=True)
+class RangeChoice:
+    """A range that a page offers."""
+
+    name: str
+    label: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RangeChoices:
+    """The ranges that a page offers; `begin` and `end` are what its own one is, for its fields."""
+
+    choices: Sequence[RangeChoice]
+    own: bool
+    begin: str
+    end: str
+    words: str  # what one's own is
+
+
+def range_of(name: str, begin: str, end: str, *, default: str = DAY) -> Range:
+    """Return the range that an address asks for; what cannot be read is not there.
+
+    Parameters
+    ----------
+    begin, end : str
+        Times of one's own, ISO 8601; without an offset they are UTC.
+    default : str
+        Name of the one without any of these.
+    """
+    first, last = moment_in(begin), moment_in(end)
+    if first is not None or last is not None:
+        if first is not None and last is not None and last < first:
+            first, last = last, first
+        return Range("", "the chosen time", begin=first, end=last)
+    name = name if name in SPANS or name == ALL else default
+    if name == ALL:
+        return Range(ALL, "the whole time")
+    span, label = SPANS[name]
+    return Range(name, f"the last {label}", span=span)
+
+
+def range_choices(chosen: Range, *, with_all: bool = False) -> RangeChoices:
+    """Return what a page offers next to the range that it is about."""
+    offered = [(name, label) for name, (_, label) in SPANS.items()]
+    if with_all:
+        offered.append((ALL, "All"))
+    return RangeChoices(
+        choices=[RangeChoice(name, label, name == chosen.name) for name, label in offered],
+        own=not chosen.name,
+        begin="" if chosen.begin is None else _written(chosen.begin),
+        end="" if chosen.end is None else _written(chosen.end),
+        words=_own_words(chosen.begin, chosen.end),
+    )
+
+
+def moment_in(text: str) -> datetime | None:
+    """Return a moment that an address names; None where it is none. Without an offset it is UTC."""
+    if not text or len(text) > MAX_CHARS:
+        return None
+    try:
+        # A plus sign of an address that was not escaped has become a space.
+        found = datetime.fromisoformat(text.strip().replace(" ", "+"))
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _written(moment: datetime) -> str:
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='minutes')}Z"
+
+
+def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
+    """Return between which moments one's own time is: ``20 Nov 2026 09:00 to …``."""
+    if begin is not None and end is not None:
+        return span(begin, end)
+    if begin is not None:
+        return Markup("Since {}").format(minute(begin))
+    return Markup("Until {}").format(minute(end)) if end is not None else Markup()
+
+
+# ---- The time that an address asks for, as routes take it; see `app.web.time_ranges` -------
+
+
+# What pages are about that look back over many sessions.
+MONTH: Final = "30d"
+
+
+class TimeQuery:
+    """The time that an address asks for."""
+
+    def __init__(
+        self,
+        range: QueryText = "",  # noqa: A002 - name of the parameter
+        begin: Annotated[str, Query(alias="from")] = "",
+        end: Annotated[str, Query(alias="to")] = "",
+    ) -> None:
+        self.parameters = {"range": range, "from": begin, "to": end}
+
+    def about(self, default: str = DAY) -> Range:
+        """Return the time; `default` is the name of the one that an address need not name."""
+        return range_of(*self.parameters.values(), default=default)
+
+
+TimeQueryParam = Annotated[TimeQuery, Depends(asked_for(TimeQuery))]

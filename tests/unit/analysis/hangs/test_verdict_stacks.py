@@ -1,0 +1,86 @@
+"""Who is waited for by stacks alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.analysis.hangs.findings import HangKind
+from app.analysis.hangs.state import Frame, JobState, Process, RankState
+from app.analysis.hangs.verdict import judge_hang, standing
+
+REDUCING = (
+    Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3012),
+    Frame("train", "train.py", 40),
+)
+ITEM = (Frame("train", "train.py", 51), Frame("main", "train.py", 90))
+LOADING = (Frame("__next__", "loader.py", 212), Frame("train", "train.py", 30))
+
+
+def ranks(*stacks: tuple[Frame, ...]) -> dict[int, RankState]:
+    return {rank: RankState(rank, stack=stack) for rank, stack in enumerate(stacks)}
+
+
+def test_the_rank_that_is_in_no_wait_is_named_with_its_line() -> None:
+    job = JobState(groups=(), ranks=ranks(REDUCING, REDUCING, LOADING, REDUCING))
+
+    hang = judge_hang(job)
+
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(2, HangKind.NEVER_ENTERED)]
+    assert hang.waiting == (0, 1, 3)
+    assert "is in __next__ (loader.py:212) while the others stand in all_reduce" in hang.sentence
+    assert hang.chain[0].waits_for == (2,)
+    assert "by the stacks alone" in hang.unknown[-1]
+
+
+def test_ranks_that_stand_in_one_line_of_the_users_wait_there() -> None:
+    found = standing(ranks(ITEM, ITEM, ITEM, LOADING))
+
+    assert found is not None
+    assert (found.waiting, found.others) == ((0, 1, 2), (3,))
+    assert found.line == ITEM[0]
+
+
+def test_stacks_that_do_not_tell_blame_no_rank() -> None:
+    all_wait = ranks(REDUCING, REDUCING)
+    half_elsewhere = ranks(REDUCING, REDUCING, LOADING, ITEM)
+    one_alone = ranks(LOADING)
+    mostly_unknown = ranks(REDUCING, LOADING, (), (), ())
+    for told in (all_wait, half_elsewhere, one_alone, mostly_unknown):
+        assert standing(told) is None
+        hang = judge_hang(JobState(groups=(), ranks=told))
+        assert (hang.kind, hang.culprits) == (HangKind.NOTHING_PENDING, ())
+
+
+def test_ranks_without_a_stack_are_named_as_unknown() -> None:
+    hang = judge_hang(JobState(groups=(), ranks=ranks(REDUCING, REDUCING, LOADING, ())))
+
+    assert [one.rank for one in hang.culprits] == [2]
+    assert "There is no stack of rank 3." in hang.unknown
+
+
+def test_what_the_client_put_around_a_wait_hides_none() -> None:
+    ours = Frame("Awaited.wait", "site-packages/paceline_client/torch/tap.py", 271)
+    found = standing(ranks((ours, *REDUCING), LOADING))
+
+    assert found is not None
+    assert (found.waiting, found.others, found.line) == ((0,), (1,), REDUCING[0])
+
+
+def test_a_rank_that_says_nothing_is_named_where_nothing_pending_leads_to_it() -> None:
+    stopped = JobState(
+        groups=(),
+        ranks=ranks(REDUCING, REDUCING),
+        processes={2: Process(7, "T")},
+        silent=frozenset({2}),
+    )
+    hang = judge_hang(stopped)
+
+    assert [(one.rank, one.kind) for one in hang.culprits] == [(2, HangKind.SILENT)]
+    assert (hang.waiting, hang.chain[0].waits_for) == ((0, 1), (2,))
+    assert "process 7 is stopped" in hang.sentence
+    assert "ranks 0 and 1 wait in all_reduce" in hang.sentence
+
+    # Of a host that is gone no one says how its processes are.
+    unheard = judge_hang(replace(stopped, processes={}))
+    assert "says nothing any more" in unheard.sentence
+    assert 0.5 <= unheard.confidence < hang.confidence

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from app.analysis.trace.recordings.files import FileNames, names_of, rank_in
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank3.json.gz", 3),
+        ("job/rank_0012/trace.json", 12),
+        ("Rank-7.pt.trace.json", 7),
+        ("rank1/attempt2/rank4.json", 4),
+        ("host_rank5", 5),
+        ("frank3.json", None),
+        ("rank.json", None),
+        ("node3.json", None),
+        ("rank12345678.json", None),
+    ],
+)
+def test_a_name_says_the_rank(name: str, rank: int | None) -> None:
+    assert rank_in(name) == rank
+
+
+def test_names_of_all_ranks_say_how_many_there_are() -> None:
+    names = [f"trace/rank{rank}.json" for rank in range(12)]
+    assert names_of(names[3], names) == FileNames(3, 12)
+    # One is missing, one is there twice, one has no rank, one is alone.
+    for among in (names[1:], [*names, "again/rank0.json"], [*names, "log.json"], names[:1]):
+        assert names_of(names[0], among) == FileNames(0, None)

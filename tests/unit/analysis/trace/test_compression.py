@@ -1,0 +1,77 @@
+"""Compressed text is read for as long as it is text that was recorded."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from app.analysis.synthesis.job import JobModel
+from app.analysis.synthesis.synthesize import synthesize
+from app.analysis.trace.compression import read_text
+from app.analysis.trace.encode import to_ndjson_gz
+from app.analysis.trace.limits import MAX_RATIO, MIB, UNJUDGED_BYTES, Limits
+from app.analysis.trace.model import Sizes
+from app.errors import BodyTooLargeError, InvalidTraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A valid line again and again, as nothing else is refused in it before its end.
+LINES = (
+    b'{"rank":0,"dp":0,"pp":0,"step":1,"op":"forward-compute","start_ns":0,"dur_ns":1}\n' * 200_000
+)
+MEMBERS = 32
+
+
+def compressors() -> dict[str, Callable[[bytes], bytes]]:
+    return {
+        "zstd": zstandard.ZstdCompressor().compress,
+        "gzip": lambda text: gzip.compress(text, 9),
+    }
+
+
+def read_on(body: bytes) -> tuple[int, str | None]:
+    """Read a body; return how many bytes it gave, and the code of what ended it early."""
+    read = 0
+    try:
+        for piece in read_text(body, Limits()):
+            read += len(piece)
+    except InvalidTraceError as error:
+        return read, error.stable_code
+    return read, None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+def test_what_gives_hundreds_of_bytes_for_one_is_ended_early(name: str) -> None:
+    body = compressors()[name](LINES) * MEMBERS
+    allowed = max(UNJUDGED_BYTES, MAX_RATIO * len(body))
+    assert allowed < len(LINES) * MEMBERS
+    read, refusal = read_on(body)
+    assert refusal == "trace.decompression_bomb"
+    assert read <= allowed
+
+
+def test_32_kilobytes_are_no_more_than_32_mebibytes() -> None:
+    body = zstandard.ZstdCompressor(level=19).compress(bytes(32 * MIB)) * 32
+    assert len(body) <= 128 * 1024
+    read, refusal = read_on(body)
+    assert refusal == "trace.decompression_bomb"
+    assert read <= 32 * MIB
+
+
+def test_the_limit_of_the_installation_comes_first_where_it_is_lower() -> None:
+    body = compressors()["zstd"](LINES)
+    with pytest.raises(BodyTooLargeError):
+        list(read_text(body, Limits(max_decompressed_bytes=MIB)))
+
+
+@pytest.mark.slow
+def test_recorded_text_is_far_from_the_ratio() -> None:
+    job = JobModel(Sizes(dp=4, pp=4), microbatches=8, steps=40)
+    text = gzip.decompress(to_ndjson_gz(synthesize(job, seed=1).trace))
+    smallest = zstandard.ZstdCompressor(level=19).compress(text)
+    assert len(text) / len(smallest) < MAX_RATIO / 4

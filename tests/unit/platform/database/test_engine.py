@@ -1,0 +1,16 @@
+"""What connections to the database keep to themselves."""
+
+from __future__ import annotations
+
+from sqlalchemy.exc import OperationalError
+
+from app.platform.database.engine import make_engine
+
+
+def test_errors_do_not_say_what_was_to_be_stored() -> None:
+    engine = make_engine("postgresql://unknown@127.0.0.1:1/none")
+    error = OperationalError(
+        "INSERT", {"x": "of-a-sign-in"}, Exception("gone"), hide_parameters=engine.hide_parameters
+    )
+    assert "of-a-sign-in" not in str(error)
+    engine.dispose()

@@ -1,0 +1,90 @@
+"""Bodies that are decoded once they are known to be new."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.analysis.trace.encode import to_arrow, to_ndjson_gz, to_parquet
+from app.analysis.trace.formats.ndjson import NDJSON
+from app.analysis.trace.formats.parquet import PARQUET
+from app.errors import InvalidTraceError, UnsupportedFormatError
+from app.platform.settings import Settings
+from app.sessions.decoding import Body, decoding
+from tests.support.sessions import small_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from app.analysis.trace.formats.kind import TraceFormat
+    from app.analysis.trace.model import Trace
+
+SETTINGS = Settings(ingest_concurrency=1)
+
+
+def body(source: Path | bytes) -> Body:
+    content = source if isinstance(source, bytes) else source.read_bytes()
+    return Body(source, len(content), None, None, small_trace().meta)
+
+
+@pytest.mark.parametrize("encode", [to_parquet, to_ndjson_gz])
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_a_body_is_decoded_once_and_stored_as_it_came(
+    encode: Callable[[Trace], bytes], tmp_path: Path, *, in_memory: bool
+) -> None:
+    content = encode(small_trace())
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    with decoding(SETTINGS, body(content if in_memory else path)) as decoded:
+        assert len(decoded.result().decoded.trace) == len(small_trace())
+        assert decoded.result() is decoded.result()
+        assert b"".join(decoded.as_it_came()) == content
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "memory"])
+def test_what_is_wrong_with_a_body_is_said_to_who_asks(tmp_path: Path, *, in_memory: bool) -> None:
+    content = to_parquet(small_trace())[:-100]
+    path = tmp_path / "body"
+    path.write_bytes(content)
+    source = content if in_memory else path
+    # It was there already: nothing is asked.
+    with decoding(SETTINGS, body(source)):
+        pass
+    with decoding(SETTINGS, body(source)) as decoded, pytest.raises(InvalidTraceError):
+        decoded.result()
+
+
+def test_a_file_is_not_read_any_more_once_it_may_be_closed(tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(to_parquet(small_trace()))
+    with decoding(SETTINGS, body(path)) as first, decoding(SETTINGS, body(path)) as second:
+        # One thread: one of them may not have begun, and does not any more.
+        readings = [first.begin(), second.begin()]
+    assert all(one.done() for one in readings)
+
+
+def test_a_body_is_not_decoded_before_it_is_known_to_be_new(tmp_path: Path) -> None:
+    missing = Body(tmp_path / "none", 1, b"digest", None, None)
+    with decoding(SETTINGS, missing):
+        pass
+    with decoding(SETTINGS, missing) as decoded, pytest.raises(FileNotFoundError):
+        decoded.result()
+
+
+@pytest.mark.parametrize(
+    ("encode", "kept"),
+    [(to_parquet, PARQUET), (to_ndjson_gz, NDJSON), (to_arrow, None)],
+    ids=["parquet", "gzip", "arrow"],
+)
+def test_what_is_as_small_as_it_would_be_packed_stays_as_it_came(
+    encode: Callable[[Trace], bytes], kept: TraceFormat | None
+) -> None:
+    with decoding(SETTINGS, body(encode(small_trace()))) as decoded:
+        assert decoded.kept is kept
+
+
+def test_a_body_in_no_known_format_is_refused_before_it_is_decoded() -> None:
+    with decoding(SETTINGS, body(b"neither")) as decoded, pytest.raises(UnsupportedFormatError):
+        _ = decoded.kept
