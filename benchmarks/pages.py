@@ -39,10 +39,10 @@ from app.analysis.trace.model import Sizes
 from app.bootstrap import build
 from app.platform.database import migrate
 from app.platform.database.states import SessionState, TaskState
+from app.platform.database.task_runs import TaskRun
 from app.platform.embedded.server import EmbeddedPostgres
 from app.platform.resources import answering
 from app.platform.settings import Settings
-from app.platform.database.task_runs import TaskRun
 from app.platform.tasks.runs import claim
 from app.run.application import create_app
 from app.run.http import HttpServer, address_of, listen

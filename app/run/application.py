@@ -40,9 +40,8 @@ from app.pulse import api as pulse_reading
 from app.pulse.body import PulseBody
 from app.retention import api as retention
 from app.run import page_routes as dashboard
-from app.sessions.api import chunks
+from app.sessions.api import chunks, events
 from app.sessions.api import chunks as attempts
-from app.sessions.api import live as events
 from app.sessions.api import read as compare
 from app.sessions.api import read as sessions
 from app.sessions.api import read as what_if

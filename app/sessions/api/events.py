@@ -1,0 +1,81 @@
+"""Server-sent events: the states of all sessions, or of one.
+
+Each event is `state` with data ``{"session": id, "state": state}``; its id is the time of the
+change, with which a browser that lost the connection requests what it missed.
+
+Annotations are evaluated here: those of the endpoints name dependencies that are local functions.
+"""
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from app.access.guard import Here, api_router
+from app.errors import NotFoundError
+from app.sessions.api.live import LONGEST_TRANSACTION_S, LiveStates, Stream, recent, states
+
+# The largest integer that is exact in JavaScript; the year 2255 in microseconds.
+MAX_EVENT_ID: Final = 2**53 - 1
+
+LastEventId = Annotated[int | None, Header(ge=0, le=MAX_EVENT_ID)]
+
+
+def router(live: LiveStates) -> APIRouter:
+    """Return the routes of the event streams."""
+    routes = api_router("events", "/api/v1")
+
+    async def fleet_stream(
+        container: Here, last_event_id: LastEventId = None
+    ) -> AsyncIterator[Stream]:
+        # Subscribed first, read then: nothing falls between the two.
+        with live.stream(container.project_id) as stream:
+            margin_us = int(LONGEST_TRANSACTION_S * 1e6)
+            after_us = None if last_event_id is None else max(0, last_event_id - margin_us)
+            stream.push(await recent(container, LONGEST_TRANSACTION_S, after_us))
+            yield stream
+
+    async def session_stream(container: Here, session: uuid.UUID) -> AsyncIterator[Stream]:
+        with live.stream(container.project_id, session) as stream:
+            known = await states(container, [session])
+            if not known:
+                raise NotFoundError(f"There is no session {session}.")
+            stream.push(known)
+            yield stream
+
+    @routes.get(
+        "/events",
+        response_class=EventSourceResponse,
+        summary="Stream of all sessions' states",
+    )
+    async def fleet_events(
+        stream: Annotated[Stream, Depends(fleet_stream)],
+    ) -> AsyncIterator[ServerSentEvent]:
+        async for event in _events(stream):
+            yield event
+
+    @routes.get(
+        "/sessions/{session}/events",
+        response_class=EventSourceResponse,
+        summary="Stream of one session's states",
+    )
+    async def session_events(
+        stream: Annotated[Stream, Depends(session_stream)],
+    ) -> AsyncIterator[ServerSentEvent]:
+        async for event in _events(stream):
+            yield event
+
+    return routes
+
+
+async def _events(stream: Stream) -> AsyncIterator[ServerSentEvent]:
+    # An event source that was only just opened knows of the server from this, before any change.
+    yield ServerSentEvent(comment="open")
+    async for state in stream:
+        yield ServerSentEvent(
+            event="state",
+            id=str(state.changed_us),
+            data={"session": str(state.session), "state": state.state},
+        )
