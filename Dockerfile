@@ -12,7 +12,8 @@ RUN pip install --require-hashes --no-deps -r requirements/build.txt -r requirem
     && python -m venv /opt/paceline \
     && /opt/paceline/bin/pip install --require-hashes --no-deps -r requirements/image.txt
 COPY . .
-RUN mkdocs build --quiet \
+# The pages of fields are generated from the types of the program, which import what it needs.
+RUN PYTHONPATH=/build:$(echo /opt/paceline/lib/python3*/site-packages) mkdocs build --quiet \
     && pip wheel --no-deps --no-build-isolation --wheel-dir dist ./client . \
     && /opt/paceline/bin/pip install --no-deps --no-index dist/*.whl \
     && /opt/paceline/bin/python -m compileall -q /opt/paceline

@@ -21,7 +21,7 @@ ARGS ?=
 .SUFFIXES:
 .PHONY: help install install-dev install-helm demo serve test test-all marked computing all-computing others tensor test-client test-unit test-integration test-e2e test-golden \
 	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
-	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel report-docs plan-table bench-tp soak load lock upgrade image clean
+	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel plan-table bench-tp soak load lock upgrade image clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -273,10 +273,10 @@ chaos: install-dev ## Is anything lost while processes are killed and servers go
 
 FIDELITY_own := benchmarks.fidelity
 FIDELITY_independent := tests.referee.intervals
-fidelity: install-dev ## Hold estimates against true slowdowns; writes docs/fidelity.md and its plots; PHYSICS=independent prints
+fidelity: install-dev ## Compare estimates with true slowdowns; prints the tables of docs/fidelity.md, writes its plots; PHYSICS=independent
 	@$(BIN)/python -m $(FIDELITY_$(PHYSICS)) $(if $(ARGS),$(ARGS))
 
-fleet: install-dev ## Hold a synthetic fleet against the paper; writes docs/fleet.md
+fleet: install-dev ## Compare a synthetic fleet with the paper; prints the table of docs/fleet.md
 	@$(BIN)/python -m benchmarks.fleet $(ARGS)
 
 cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
@@ -291,12 +291,7 @@ docs-images: install-dev ## Photograph the demo; writes docs/images
 wheel: docs ## A wheel with the documentation in it, in dist/
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
-report-docs: install-dev ## The pages of fields: docs/report.md, docs/plan.md and docs/mitigation.md
-	@$(BIN)/python -m app.analysis.report.reference > docs/report.md
-	@$(BIN)/python -m app.analysis.planning.reference > docs/plan.md
-	@$(BIN)/python -m app.analysis.mitigation.tensor.reference > docs/mitigation.md
-
-plan-table: install-dev ## Ditto against the optimum, the table of docs/planner.md
+plan-table: install-dev ## Ditto and greedy recovery against the optimum, on the authors' examples
 	@$(BIN)/python -m benchmarks.planner --table
 
 bench-tp: $(VENV)/.installed-bench-tp ## Tensor-parallel plans, predicted and measured; writes docs/tensor-measured.md

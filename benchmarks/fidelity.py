@@ -1,4 +1,4 @@
-"""Hold the replay against jobs whose true slowdown is known, and write docs/fidelity.md.
+"""Compare the replay with jobs whose true slowdown is known: the tables of docs/fidelity.md.
 
 The executor that makes the jobs shares no code with the replay and knows what the replay does not:
 host launch overhead, unrecorded work on the CPU, contention between streams.
@@ -7,7 +7,6 @@ host launch overhead, unrecorded work on the CPU, contention between streams.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,71 +40,6 @@ _SLOWEST: Final = 3.0
 _WITHIN: Final = 0.02
 _FIRST_SEED: Final = 9_300_000
 _BLUE, _RED, _GRAY = "#2f6fb0", "#c0492f", "#9a9a9a"
-
-_PREFACE: Final = """\
-# Fidelity: how accurate the replay is
-
-Made by `make fidelity` on {date:%Y-%m-%d} from synthetic jobs. An event-driven executor that shares
-no code with the replay runs each job with and without its slow worker, so that the true slowdown is
-known. The executor also models effects that a trace does not contain: host launch overhead,
-unrecorded work on the CPU, and contention between transfers and computations. No GPU was used; a
-real cluster has further effects.
-
-## The reference
-
-The true slowdown is relative to the same job without its cause, with all other random draws
-unchanged. The work of the model stays the same: for a heavy stage, the reference is the job with
-its layers divided evenly and the same total computation. The headline, the second physics
-(`make score PHYSICS=independent`) and the table of intervals below use the same reference.
-Relative to a job without the surplus work, the slowdown would be up to a third larger, and no
-division of layers could gain that. (The strength of an injected fault is still set by the surplus;
-it is an input of the synthesizer and no reference for estimates.)
-
-## Three levels, as in section 6 of the paper
-
-DP 4 × PP 4 × TP 4, with the first worker slowed. *S* is the published definition. *Headline* is the
-slowdown relative to the job without its causes, which pages show first. *Replaced* comes
-from the recommended fix, in which the slow workers take the median durations of their stage's
-other DP ranks: the recorded step time ÷ (the recorded step time − the time that the replay saves).
-
-| in the paper | estimated there | true here | S | headline | replaced | discrepancy |
-| ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-"""
-_BIAS: Final = """
-## S underestimates strong stragglers
-
-The ideal duration of a computation is a mean that includes the straggler. The fewer peers a worker
-has, the larger is its weight in that mean. The headline does not have this bias, because its
-reference is the same job without its causes.
-
-![S and the headline against the true slowdown](fidelity-bias.svg)
-
-## S, the headline and replacing the worker, over {jobs} random jobs
-
-Sizes, schedules, costs and noise vary. The worker is slow always, from some step on, or
-intermittently, and some jobs have more than one slow worker. True slowdowns are 1.1 to 3. Seeds
-from {seed} on.
-
-![Estimates against the truth](fidelity-estimates.svg)
-"""
-_EARLIER: Final = """
-Earlier sets of 200 jobs, with other seeds, had larger errors, each of which led to a correction:
-
-| within 2 % | worst | corrected |
-| ---: | ---: | --- |
-| 96.0 % | 3.8 % | late launches were not counted |
-| 99.0 % | 47 % | one of two workers, slow in half of the steps, was not found |
-| 98.5 % | 23.6 % | a worker slow in fewer steps than another one was not counted; late launches \
-that a slow worker hides were assumed to stay hidden |
-
-In the first run of the set from 9300000 on, the worst replaced estimate was off by 1.3 %. Since
-then, no fix is predicted to gain more than the headline, so that both have the same error where a
-diagnosis is wrong: in one job with two DP ranks, one was slow in 18 of 20 steps, and a
-worker of the other one was named as well. The remaining error comes from the healthy speed of the
-slow worker, which is unknown: the speed of its peers is used, and workers differ by up to 1 %
-(sigma) here. With one peer, the error can reach 2 % and more; it did, by 0.03 %, in one of the 800
-jobs of the four sets before.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,22 +109,24 @@ def random_jobs(count: int, first_seed: int) -> list[Compared]:
     raise AssertionError("unreachable: seeds do not end")
 
 
-def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) -> Iterator[str]:
-    """Yield the lines of docs/fidelity.md."""
+def tables(levels: Sequence[Compared], many: Sequence[Compared]) -> Iterator[str]:
+    """Yield the tables of the paper's levels and of random jobs, Markdown."""
     errors = np.array([abs(one.replaced / one.true - 1) for one in many])
     published = np.array([abs(one.published / one.true - 1) for one in many])
     headlines = np.array([abs(one.headline / one.true - 1) for one in many])
     gaps = np.array([one.discrepancy for one in many])
     within, named = np.mean(errors <= _WITHIN), np.mean([one.worker_right for one in many])
     near = np.mean(headlines <= _WITHIN)
-    yield from _PREFACE.format(date=dt.datetime.now(tz=dt.UTC)).splitlines()
+    yield from (
+        "| in the paper | estimated there | true here | S | headline | replaced | discrepancy |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    )
     for (measured, estimated), one in zip(_PAPER, levels, strict=True):
         yield (
             f"| {measured:.2f} | {estimated:.2f} | {one.true:.3f} | {one.published:.3f} | "
             f"{one.headline:.3f} | {one.replaced:.3f} | {_percent(one.discrepancy)} |"
         )
     yield from (
-        *_BIAS.format(jobs=len(many), seed=seed).splitlines(),
         "",
         "| | median | 95 % | worst |",
         "| --- | ---: | ---: | ---: |",
@@ -199,11 +135,10 @@ def document(levels: Sequence[Compared], many: Sequence[Compared], seed: int) ->
         _row("error of the replaced estimate", errors),
         _row("replay against recording (discrepancy)", gaps),
         "",
-        f"{_percent(near, 1)} of the headlines and {_percent(within, 1)} of the replaced",
-        f"estimates are within {_percent(_WITHIN, 0)} of the true slowdown. The slow worker is",
-        f"found in {_percent(named, 1)} of the jobs; where it is not found, nothing is replaced",
-        "and the estimate is 1.",
-        *_EARLIER.splitlines(),
+        (
+            f"Within {_percent(_WITHIN, 0)}: {_percent(near, 1)} of the headlines, "
+            f"{_percent(within, 1)} of the replaced estimates, worker found in {_percent(named, 1)}"
+        ),
         "",
     )
 
@@ -250,7 +185,7 @@ def estimates_figure(many: Sequence[Compared]) -> str:
 
 
 def main() -> None:
-    """Write the page and its figures, and print the page."""
+    """Print the tables and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--jobs", type=int, default=_RANDOM_JOBS)
@@ -258,9 +193,8 @@ def main() -> None:
     arguments = parser.parse_args()
     levels = [compare(slowed(factor_for(measured))) for measured, _ in _PAPER]
     many = random_jobs(arguments.jobs, arguments.seed)
-    lines = [*document(levels, many, arguments.seed), *coverage.section(), *hosts.section()]
+    lines = [*tables(levels, many), *coverage.section(), *hosts.section()]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "fidelity.md").write_text("\n".join(lines), encoding="utf-8")
     (arguments.out / "fidelity-bias.svg").write_text(bias_figure(), encoding="utf-8")
     (arguments.out / "fidelity-estimates.svg").write_text(estimates_figure(many), encoding="utf-8")
     print("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Compare a synthetic fleet with the paper's sections 4 and 5, and write docs/fleet.md.
+"""Compare a synthetic fleet with the paper's sections 4 and 5: the table of docs/fleet.md.
 
 Each job of ``paceline synth --fleet`` is synthesized and analyzed. "Drawn" are the values in the
 plan of the fleet, "measured" those in the reports.
@@ -7,7 +7,6 @@ plan of the fleet, "measured" those in the reports.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import math
 import os
 import time
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -138,30 +136,12 @@ def _row(
     return f"| {' | '.join(cells)} |"
 
 
-def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) -> Iterator[str]:
-    """Yield the lines of docs/fleet.md."""
+def figures(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) -> Iterator[str]:
+    """Yield the table of docs/fleet.md, and what the jobs are and cost."""
     kept = [job for job in jobs if job.discrepancy <= DISCREPANCY_LIMIT]
     slow = [job for job in kept if job.slowdown >= STRAGGLING]
     named = np.mean([job.named_right for job in slow])
-    today = dt.datetime.now(tz=dt.UTC)
-    yield from (
-        "# A fleet like the paper's",
-        "",
-        "`paceline synth --fleet N --out DIR` writes N synthetic jobs with known causes, whose",
-        "statistics match sections 3.1, 4 and 5 of [Understanding Stragglers in Large Model",
-        "Training Using What-if Analysis](https://arxiv.org/abs/2505.05713). This page compares",
-        "the analyses of such a fleet with the paper.",
-        "",
-        f"Made by `make fleet` on {today:%Y-%m-%d}: {len(jobs):,} jobs (the paper has 3,079) with",
-        f"seed {seed}; the fleet was tuned with seeds 1 and 7 only. {len(jobs) - len(kept)} jobs",
-        f"with a discrepancy above {percent(DISCREPANCY_LIMIT, 0)} are left out, as in the paper.",
-        "*Drawn* is the value in the plan of the fleet, before a job is executed. Intervals are",
-        "bootstrapped over jobs.",
-        "",
-        *table(Fleet.planned(members), as_fleet(kept), seed),
-        "",
-    )
-    yield from _NOTES
+    yield from table(Fleet.planned(members), as_fleet(kept), seed)
     synthesis_s, analysis_s = (
         np.mean([getattr(job, name) for job in jobs]) for name in ("synthesis_s", "analysis_s")
     )
@@ -170,54 +150,25 @@ def page(members: Sequence[FleetMember], jobs: Sequence[Measured], seed: int) ->
     megabytes = np.array([job.trace_bytes for job in jobs]) / 1e6
     yield from (
         "",
-        "## Cost",
-        "",
-        f"A job has {operations.mean():,.0f} operations on average and {operations.max():,} at",
-        f"most. Its Parquet file has {megabytes.mean():.1f} MB on average and",
-        f"{megabytes.max():.1f} MB at most. Synthesis took {synthesis_s:.2f} s and analysis",
-        f"{analysis_s:.2f} s on average, together {slowest_s:.1f} s at most, with one job per core",
-        "on a machine with other load.",
-        "",
-        f"The cause that the report names first is a true one in {percent(float(named))} of the",
-        f"{len(slow):,} jobs that straggle; [diagnosis](diagnosis.md) has the harder test.",
-        "",
+        (
+            f"{len(jobs):,} jobs with seed {seed}, {len(jobs) - len(kept)} with a discrepancy "
+            f"above {percent(DISCREPANCY_LIMIT, 0)}; first cause right in {percent(float(named))} "
+            f"of the {len(slow):,} that straggle"
+        ),
+        (
+            f"operations: {operations.mean():,.0f} on average, {operations.max():,} at most; "
+            f"Parquet: {megabytes.mean():.1f} MB on average, {megabytes.max():.1f} MB at most"
+        ),
+        (
+            f"synthesis {synthesis_s:.2f} s and analysis {analysis_s:.2f} s on average, together "
+            f"{slowest_s:.1f} s at most"
+        ),
     )
 
 
-_NOTES: Final = """\
-## What is drawn and what follows
-
-The plan draws a job's causes, its *S*, its number of GPUs and whether it has a pipeline. A search
-finds the strength of each cause: the job is executed until its *S*, by the paper's definition, is
-the drawn one. Everything else follows from the executed job: *M_W*, *M_S*, the correlation, how
-much steps differ, and which operations waste time. The shares of the causes were set so that the
-signs occurred as often as in the paper with other seeds. Signs that agree show that such a fleet is
-possible, not that the paper's fleet was like this.
-
-- **Jobs** have 128 to 10,240 GPUs. Four or eight of them share a stage of a replica, so most jobs
-  have 16 or 32 workers, of which the slowest 3 % are one worker.
-- **Garbage collection** stops every worker every few steps, at random. The paper names it as one of
-  the three main causes without a share; here it has the share that the other causes leave.
-- **Slow workers**, or slow tensor-parallel ranks, are the only cause of threefold slowdowns. Memory
-  fragmentation affects a quarter of the workers: on a single worker it would count as a slow
-  worker, and the paper's slow workers are very slow.
-- **Long contexts** make sequences more unequal and attention heavier, in smaller jobs.
-- **The other jobs** are not all healthy: in more than half of them, the last stage, sequence
-  lengths or garbage collection cost less than a tenth.
-- Signs overlap, as in the paper: unequal lengths also affect the last stage, and a slow worker on
-  the second stage raises the correlation of forward and backward. Therefore the drawn shares are a
-  little lower.
-
-The paper's 39.3 % and its mean *S* of 1.28 are taken as values of the jobs that straggle. For
-GPU-hours, all jobs have the same duration. *M_W* here ranks workers by their exact slowdown;
-the paper uses the smaller one of the slowdowns of their DP rank and stage.
-""".splitlines()
-
-
 def main() -> None:
-    """Write the page and print it."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/fleet.md"))
     parser.add_argument("--jobs", type=int, default=_JOBS)
     parser.add_argument("--seed", type=int, default=_SEED)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -225,9 +176,7 @@ def main() -> None:
     if arguments.jobs < _FEWEST_JOBS:
         parser.error(f"statistics need {_FEWEST_JOBS} jobs or more")
     members = plan_fleet(arguments.jobs, arguments.seed)
-    text = "\n".join(page(members, run(members, arguments.processes), arguments.seed))
-    arguments.out.write_text(text, encoding="utf-8")
-    print(text)
+    print("\n".join(figures(members, run(members, arguments.processes), arguments.seed)))
 
 
 if __name__ == "__main__":

@@ -45,14 +45,8 @@ def compare(way: str, seed: int) -> HostRun:
 
 
 def section(jobs_of_a_way: int = JOBS_OF_A_WAY) -> Iterator[str]:
-    """Yield the lines of the section."""
+    """Yield the table, Markdown."""
     yield from (
-        "## Jobs outside the paper's dependency model",
-        "",
-        "The hosts of these jobs make one call after the other, each as soon as possible, in ways",
-        "that the paper's dependency model does not have; the replay adapts to the recording. One",
-        f"worker is slow. {jobs_of_a_way} random jobs of each way, seeds from {_FIRST_SEED} on.",
-        "",
         (
             "| way to run | headline off, median | worst | S off, median | discrepancy, worst "
             "| adapted | worker named |"
@@ -71,12 +65,7 @@ def section(jobs_of_a_way: int = JOBS_OF_A_WAY) -> Iterator[str]:
             str(sum(run.worker_right for run in runs)),
         )
         yield f"| {way} | {' | '.join(cells)} |"
-    yield from (
-        "",
-        "Not every job needs an adaptation: receives that are posted one computation ahead fit the",
-        "model, and an adaptation that would gain less than half a percentage point is not made.",
-        "",
-    )
+    yield ""
 
 
 def _percent(share: float) -> str:

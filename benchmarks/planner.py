@@ -1,7 +1,8 @@
 """Planning times of every method, and Ditto's templates held against the proven optimum.
 
 ``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
-the table of docs/planner.md, with ``--peer metis=DIR`` what a checkout of Metis plans.
+Ditto's and greedy templates against the optimum, with ``--peer metis=DIR`` what a checkout of
+Metis plans.
 The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile next to that in
 PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
 equal blocks are planned.
@@ -227,7 +228,7 @@ def _percent(share: float, form: str = "+.1f") -> str:
 
 
 def ditto_table() -> Iterator[str]:
-    """Yield the table of docs/planner.md."""
+    """Yield a Markdown table of Ditto's and greedy templates against the optimum."""
     yield "| example | layers | speeds | optimum, s | Ditto | greedy | simulated, s | Ditto |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for example in examples():
@@ -324,7 +325,7 @@ def peer_checkout(text: str) -> Path:
 def main() -> None:
     """Print what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
+    parser.add_argument("--table", action="store_true", help="Ditto against the optimum")
     parser.add_argument("--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of Metis")
     parser.add_argument("--job", type=int, choices=_JOBS, help="one whole job only, by its GPUs")
     parser.add_argument("--gpus", type=int, help="one large cluster only")

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mkdocs.structure.files import File
 
+from app.analysis.mitigation.tensor.document import MitigationDocument
+from app.analysis.planning.document import PlanDocument, SimulatedIteration
+from app.analysis.planning.job.document import JobDocument
+from app.analysis.reference import Reference
+from app.analysis.report.document import Report
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -30,6 +36,13 @@ UNUSED: Final = (
     *("search/main.js", "search/worker.js", "search/lunr.js"),
     *("sitemap.xml", "sitemap.xml.gz"),
 )
+
+# Pages that end with the fields of a document, generated from its types.
+REFERENCES: Final = {
+    "report.md": Reference((Report,)),
+    "plan.md": Reference((PlanDocument, JobDocument, SimulatedIteration)),
+    "mitigation.md": Reference((MitigationDocument,)),
+}
 
 # Links to what is outside the documentation: the site does not have it.
 _OUTSIDE: Final = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
@@ -54,8 +67,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
-    """Replace links to what is outside the documentation by their text."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:  # noqa: ANN401 - of MkDocs
+    """Add the generated fields, and replace links out of the documentation by their text."""
+    reference = REFERENCES.get(page.file.src_uri)
+    if reference is not None:
+        # The file's last paragraph points readers of the repository to the site.
+        words = markdown.rstrip().rpartition("\n\n")[0]
+        markdown = f"{words}\n\n{reference.tables()}"
     return _OUTSIDE.sub(r"\1", markdown)
 
 

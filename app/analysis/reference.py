@@ -1,7 +1,6 @@
 """The fields of a document: their types, and the docstrings below them.
 
-`app.analysis.report.reference` and `app.analysis.planning.reference` make pages of them, and the
-OpenAPI document takes its descriptions from here.
+The documentation's site lists them, and the OpenAPI document takes its descriptions from here.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A page of the docs about the types of a document."""
+    """The types of a document, as a page of the documentation lists them."""
 
-    introduction: str  # what comes before the types, Markdown
     roots: tuple[type, ...]  # dataclasses; those of their members follow each
 
     def types(self) -> list[type]:
@@ -54,9 +52,9 @@ class Reference:
             collect(root, found)
         return found
 
-    def page(self) -> str:
-        """Return the page, Markdown."""
-        lines = [self.introduction]
+    def tables(self) -> str:
+        """Return a section with a table of fields for each type, Markdown."""
+        lines = []
         for kind in self.types():
             lines += [f"## {kind.__name__}", "", _code(summary(kind)), ""]
             lines += ["| key | type | meaning |", "| --- | --- | --- |"]

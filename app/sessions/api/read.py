@@ -18,9 +18,9 @@ from app.analysis.budget.split import Shares
 from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.diagnosis.verdict import Level
 from app.analysis.json_text import plain
-from app.analysis.reference import members, summary
+from app.analysis.reference import Reference, members, summary
 from app.analysis.report.charts import Lanes, Timeline, encode_heatmap, replayed_timeline
-from app.analysis.report.reference import REFERENCE
+from app.analysis.report.document import Report
 from app.analysis.report.session_verdict import SessionVerdict, VerdictCause
 from app.platform.database.states import SessionState
 from app.sessions.compare import ArrivalChange, compare_sessions
@@ -55,7 +55,7 @@ def report_schemas() -> dict[str, Any]:
     """
     schema = REPORT.json_schema(ref_template=_REFERENCE.format(model=f"{NAME}.{{model}}"))
     parts = schema.pop("$defs")
-    for kind in REFERENCE.types():
+    for kind in Reference((Report,)).types():
         described = parts.get(kind.__name__, schema)
         described["description"] = summary(kind)
         for member in members(kind):
