@@ -133,15 +133,14 @@ def _listening() -> Iterator[Heard]:
 
 def _read(torch: Any, heard: Heard) -> Iterator[str]:  # noqa: ANN401 - not typed here
     """Read the device by NVML; yield what is wrong with that, and with what the pulse says."""
-    from paceline_client.pulse.hardware import Hardware  # noqa: PLC0415 - as PyTorch
-    from paceline_client.whereabouts import gpu_of  # noqa: PLC0415
+    from paceline_client.gpu import GpuMonitor, gpu_of  # noqa: PLC0415 - as PyTorch
 
     if importlib.util.find_spec("pynvml") is None:
         print("not read: nvidia-ml-py is not installed")
         return
     gpu = gpu_of(torch.cuda)
     uuid, address = gpu.get("gpu_uuids", ""), gpu.get("gpu_pci", "")
-    by_uuid, by_address = Hardware(uuid, ""), Hardware("", address)
+    by_uuid, by_address = GpuMonitor(uuid, ""), GpuMonitor("", address)
     reading, other = by_uuid.read(), by_address.read()
     began_s = time.perf_counter()
     for _ in range(_READINGS):

@@ -36,8 +36,8 @@ try_on() {
     "$2/bin/python" -m compileall -q client/src
     PYTHONPATH=client/src:. "$2/bin/python" -m pytest --quiet -c /dev/null --rootdir . \
         --confcutdir tests/unit/client --import-mode importlib -p no:cacheprovider \
-        tests/unit/client/test_{delivery,ndtimeline,planned_gc,recorder,runs,spool}.py \
-        tests/unit/client/pulse/test_{budget,sending}.py
+        tests/unit/client/test_{delivery,environment,ndtimeline,planned_gc,recorder,spool}.py \
+        tests/unit/client/pulse/test_{requests,sender}.py
 }
 
 # All at once, since each waits for the package index first; what they say stays together.

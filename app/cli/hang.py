@@ -24,7 +24,7 @@ from app.cli.files import reading
 from app.cli.server import Server, credentials, is_loopback
 from app.errors import PacelineError
 from app.hangs.files import HangFile, job_of, read_hang_file
-from paceline_client.probe.words import lines_of
+from paceline_client.probe import lines_of
 
 # Lines of the chain that are printed; JSON has all.
 _MOST_LINKS: Final = 12

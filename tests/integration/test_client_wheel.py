@@ -40,7 +40,7 @@ def test_wheel_and_source_have_everything_and_work_alone(tmp_path: Path) -> None
     assert {
         "paceline_client/py.typed",
         "paceline_client/torch/attaching.py",
-        "paceline_client/torch/targets/registry.py",
+        "paceline_client/torch/instrumentation/base.py",
     } <= names
     assert "Requires-Python: >=3.10" in metadata
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist")]

@@ -1,4 +1,4 @@
-"""``python -m paceline_client``: send what waits in a spool, or probe this machine."""
+"""``python -m paceline_client``: send the shares in a spool, or probe this machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 from paceline_client.delivery import DeliveryError
-from paceline_client.probe.machine import ProbeError, probe
-from paceline_client.probe.words import lines_of
+from paceline_client.probe import ProbeError, lines_of, probe
 from paceline_client.sending import send_waiting
 from paceline_client.spool import Spool, default_directory
 
 
 def main() -> int:
-    """Return 0 if all was done."""
+    """Return 0 if all shares were sent, or the machine was probed."""
     parser = argparse.ArgumentParser(prog="python -m paceline_client")
     commands = parser.add_subparsers(dest="command", required=True)
     send = commands.add_parser("send", help="send the shares that wait in a spool")
@@ -25,25 +24,18 @@ def main() -> int:
     probes.add_argument("server", nargs="?", help="where its ledger is; without, only printed")
     probes.add_argument("--seconds", type=float, default=2.0, help="of each measure")
     probes.add_argument("--busy", action="store_true", help="also GPUs that others use")
-    given = parser.parse_args()
-    return _send(given) if given.command == "send" else _probe(given)
-
-
-def _send(given: argparse.Namespace) -> int:
-    done = send_waiting(
-        Spool(given.spool), given.server, instead_of=given.recorded_for or given.server
-    )
-    print(f"{done.sent} sent, {done.left} left in {given.spool}")  # noqa: T201
-    return int(done.left > 0)
-
-
-def _probe(given: argparse.Namespace) -> int:
+    options = parser.parse_args()
+    if options.command == "send":
+        recorded_for = options.recorded_for or options.server
+        sent = send_waiting(Spool(options.spool), options.server, instead_of=recorded_for)
+        sys.stdout.write(f"{sent.sent} sent, {sent.left} left in {options.spool}\n")
+        return int(sent.left > 0)
     try:
-        measured = probe(seconds=given.seconds, busy=given.busy)
+        measured = probe(seconds=options.seconds, busy=options.busy)
         sys.stdout.writelines(f"{line}\n" for line in lines_of(measured))
-        if given.server:
-            said = measured.send(given.server)
-            sys.stdout.write(f"{said['sentence']}\n{said['url']}\n")
+        if options.server:
+            answer = measured.send(options.server)
+            sys.stdout.write(f"{answer['sentence']}\n{answer['url']}\n")
     except (ProbeError, DeliveryError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -11,15 +11,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
-from paceline_client.runs import Run
+from paceline_client.environment import Run
 from paceline_client.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _BODY_TYPE: Final = "application/x-ndjson"
 _TOO_EARLY_OR_BUSY: Final = frozenset({408, 425, 429})
@@ -32,21 +30,21 @@ _MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 class Fate(enum.Enum):
-    """What can happen to a body that was not delivered."""
+    """Whether a body that was not delivered is sent again."""
 
     AGAIN = "again"  # the server is unavailable or busy: try again after a while
     LATER = "later"  # wrong address or token: try again after it is corrected
     NEVER = "never"  # the server refuses this body
 
 
-# Not the generator of `random`, whose draws the training may use; from the system, so that forked
-# ranks draw different numbers.
-DRAWS: Final = random.SystemRandom()
+# Not the global generator, whose draws the training may use; the system's, so that forked ranks
+# draw different numbers.
+RANDOM: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to try: waits between attempts double, each shortened at random."""
+    """How long to try: waits between attempts double, and each is shortened at random."""
 
     give_up_after_s: float = 900.0  # for the whole delivery
     first_wait_s: float = 1.0
@@ -58,7 +56,7 @@ class RetryPolicy:
     def wait_s(self, attempt: int) -> float:
         """Return the wait after a failed attempt, counted from 1."""
         longest = min(self.first_wait_s * 2.0 ** min(attempt - 1, 32), self.longest_wait_s)
-        return longest * DRAWS.uniform(0.5, 1.0)
+        return longest * RANDOM.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
     """
     url = f"{job_url(server, job)}/attempts"
     try:
-        answer = _persist(
+        answer = _send_repeatedly(
             url, json.dumps(run.document()).encode(), policy, "POST", "application/json"
         )[0]
     except DeliveryError as error:
@@ -173,17 +171,17 @@ def attempt_number(server: str, job: str, run: Run, policy: RetryPolicy) -> int:
 
 
 def finish_job(server: str, job: str, timeout_s: float) -> None:
-    """Tell the server that the job has ended, once; raises `DeliveryError` if it does not hear."""
+    """Report the end of a job, in one attempt; raises `DeliveryError` if that fails."""
     _send(f"{job_url(server, job)}/finish", b"", timeout_s, "POST", "application/json")
 
 
-def ask(url: str, timeout_s: float) -> dict[str, Any]:
-    """Return the document that the server has at an address; raises `DeliveryError`."""
+def get_document(url: str, timeout_s: float) -> dict[str, Any]:
+    """Return the JSON document at an address of the server; raises `DeliveryError`."""
     return _send(url, None, timeout_s, "GET", None)
 
 
 def send_pulse(url: str, body: bytes, timeout_s: float) -> dict[str, Any]:
-    """Send a pulse once, and return the answer; raises `DeliveryError` if there is none."""
+    """Send a pulse in one attempt, and return the answer; raises `DeliveryError` if it fails."""
     answer = _send(url, body, timeout_s, "POST", "application/json")
     if "pulse_s" not in answer:
         raise not_paceline(url)
@@ -199,7 +197,7 @@ def send_document(
     `server` is not an http or https address.
     """
     body = json.dumps(document).encode()
-    return _persist(f"{_base(server)}{path}", body, policy, "POST", "application/json")[0]
+    return _send_repeatedly(f"{_base(server)}{path}", body, policy, "POST", "application/json")[0]
 
 
 def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") -> Delivery:
@@ -207,7 +205,7 @@ def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") ->
 
     Raises `DeliveryError` if the server refuses the body or the time is up.
     """
-    answer, attempts = _persist(url, body, policy, method, _BODY_TYPE)
+    answer, attempts = _send_repeatedly(url, body, policy, method, _BODY_TYPE)
     if not isinstance(answer.get("session"), str):
         raise not_paceline(url)
     return Delivery(answer["session"], urljoin(url, str(answer.get("url", ""))), attempts)
@@ -216,25 +214,25 @@ def deliver(url: str, body: bytes, policy: RetryPolicy, method: str = "POST") ->
 def deliver_batch(
     url: str, chunks: Sequence[tuple[str, Chunk, bytes]], policy: RetryPolicy
 ) -> list[DeliveryError | None]:
-    """Send chunks of several producers in one body; return of each why it was not taken.
+    """Send chunks of several producers in one body; return the error of each refused chunk.
 
-    Raises `DeliveryError` if none was: the server refuses the batch or the time is up.
+    Raises `DeliveryError` if no chunk was accepted: the server refuses the batch or the time is up.
     """
-    listed = [
+    index = [
         {"producer": producer, "n": chunk.number, "final": chunk.final, "bytes": len(body)}
         for producer, chunk, body in chunks
     ]
     content = b"".join(
-        [json.dumps({"chunks": listed}).encode(), b"\n", *(body for _, _, body in chunks)]
+        [json.dumps({"chunks": index}).encode(), b"\n", *(body for _, _, body in chunks)]
     )
-    answer, _ = _persist(url, content, policy, "POST", "application/octet-stream")
+    answer, _ = _send_repeatedly(url, content, policy, "POST", "application/octet-stream")
     outcomes = answer.get("chunks")
     if not isinstance(outcomes, list) or len(outcomes) != len(chunks):
         raise not_paceline(url)
-    return [_of_batch(url, outcome) for outcome in outcomes]
+    return [_chunk_error(url, outcome) for outcome in outcomes]
 
 
-def _of_batch(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
+def _chunk_error(url: str, outcome: dict[str, Any]) -> DeliveryError | None:
     status = int(outcome["status"])
     if status < _FIRST_REFUSAL:
         return None
@@ -253,7 +251,7 @@ def _base(server: str) -> str:
     return server.rstrip("/")
 
 
-def _persist(
+def _send_repeatedly(
     url: str, body: bytes, policy: RetryPolicy, method: str, content_type: str
 ) -> tuple[dict[str, Any], int]:
     give_up_at = time.monotonic() + policy.give_up_after_s
@@ -310,7 +308,7 @@ def _send(
 
 
 def not_paceline(url: str) -> DeliveryError:
-    """Return what is raised where an answer is not one of Paceline."""
+    """Return the error for an answer that Paceline does not give."""
     message = f"the answer of {url} is not one of Paceline; check the address"
     return DeliveryError(message, fate=Fate.LATER)
 
@@ -323,11 +321,13 @@ def _refusal(error: urllib.error.HTTPError) -> DeliveryError:
             problem = {}
     detail = problem.get("detail") or problem.get("title") or error.reason
     code = f" [{problem['code']}]" if "code" in problem else ""
+    retry_after = error.headers.get("Retry-After", "")
     return DeliveryError(
         f"{error.url} answered {error.code}{code}: {detail}",
         fate=_fate(error.code),
         status=error.code,
-        wait_s=_seconds(error.headers.get("Retry-After")),
+        # None for a date.
+        wait_s=float(retry_after) if retry_after.isdecimal() else None,
     )
 
 
@@ -343,8 +343,3 @@ def _document(data: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _seconds(header: str | None) -> float | None:
-    """Return Retry-After in seconds; None for a date."""
-    return float(header) if header is not None and header.isdecimal() else None

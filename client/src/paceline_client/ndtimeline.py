@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from paceline_client.delivery import Share
-from paceline_client.machine import machine_of
+from paceline_client.environment import Run, machine_of
 from paceline_client.recorder import Recorder
-from paceline_client.runs import Run
 from paceline_client.spool import Spool
 
 try:
@@ -106,7 +105,7 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
         key = (topology.rank, first)
         if key not in self._recorders:
             training = world_info.training_info
-            known = {
+            sizes = {
                 "dp": topology.dp_size,
                 "pp": topology.pp_size,
                 "tp": topology.tp_size,
@@ -117,10 +116,10 @@ class PacelineNDHandler(NDHandler):  # type: ignore[misc]
             self._recorders[key] = Recorder(
                 self._url,
                 self._job,
-                {**known, **self._meta},
+                {**sizes, **self._meta},
                 share=Share(first + 1, f"rank-{topology.rank}", run),
                 spool=Spool(),
-                # Metrics come one after the other, so that no step is complete before the end.
+                # Metrics arrive one after the other: no step is complete before the end.
                 chunk_every_s=None,
             )
         return self._recorders[key]

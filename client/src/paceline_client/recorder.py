@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+from pathlib import Path
+from typing import Any, Final, SupportsIndex
 
-from paceline_client.backlog import Backlog
-from paceline_client.body import SessionBody
 from paceline_client.delivery import (
-    DRAWS,
+    RANDOM,
     Delivery,
     DeliveryError,
     RetryPolicy,
@@ -24,13 +23,9 @@ from paceline_client.delivery import (
     deliver,
     session_url,
 )
-from paceline_client.operations import OPERATION_BYTES, OperationBuffer
-from paceline_client.outbox import Outbox
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paceline_client.spool import Spool
+from paceline_client.operations import OPERATION_BYTES, Backlog, OperationBuffer, SessionBody
+from paceline_client.sending import Outbox
+from paceline_client.spool import Spool
 
 _log = logging.getLogger("paceline_client")
 
@@ -39,17 +34,17 @@ _log = logging.getLogger("paceline_client")
 _BATCH_BYTES: Final = 256 * OPERATION_BYTES
 _PAUSE_S: Final = 0.002
 _IDLE_S: Final = 0.02
-# The share of the buffer beyond which a burst goes to the spool.
+# The share of the buffer beyond which a burst is written to the spool.
 _SPILL_AT: Final = 0.25
-# The metadata key for steps that a producer had no room for.
+# The metadata key for steps that a producer had no memory for.
 _DROPPED_KEY: Final = "dropped_steps"
 _WHOLE: Final = "all"
 # The metadata key for the longest pause between two chunks, and its value: evaluations and
 # checkpoints within a session. Until one producer has ended, the server waits as long.
 _PAUSE_KEY: Final = "pause_s"
 _LONGEST_PAUSE_S: Final = 600
-# The metadata with a row for each rank: those of 1,024 are 10 kB compressed, more than the
-# operations of a chunk. A share's first and last chunk have them; the server merges what they say.
+# Metadata with an entry for each rank: 10 kB compressed for 1,024 ranks, more than the operations
+# of a chunk. Only a share's first and last chunk have them; the server merges the metadata.
 _TABLES: Final = frozenset({"hosts", "guessed_hosts", "gpus", "pods", "local_ranks"})
 
 
@@ -132,10 +127,10 @@ class Recorder:
         self._outbox: Outbox | None = None
         self._chunk_every_s = math.inf if chunk_every_s is None else chunk_every_s
         # Ranks that begin together do not all send at once.
-        self._next_chunk_s = time.monotonic() + self._chunk_every_s * DRAWS.uniform(0.5, 1.0)
+        self._next_chunk_s = time.monotonic() + self._chunk_every_s * RANDOM.uniform(0.5, 1.0)
         self._sent = 0  # operations in chunks
         self._finished = threading.Event()
-        self._over = threading.Event()
+        self._done = threading.Event()  # delivered, spooled or given up
         self._recorded = 0
         self._delivery: Delivery | None = None
         self._error: str | None = None
@@ -145,7 +140,7 @@ class Recorder:
             if share is not None:
                 check_share(share)
             self.describe(meta)
-            # Later chunks may know more, but contradict nothing.
+            # Metadata of later chunks may be more complete, but do not contradict these.
             self._chunk_meta = json.loads(json.dumps(self._meta)) | {_PAUSE_KEY: _LONGEST_PAUSE_S}
             if share is not None:
                 self._outbox = Outbox(server, job, share, spool, self._retry, hand_over)
@@ -188,7 +183,7 @@ class Recorder:
 
         Raises `TypeError` or `ValueError` if `meta` is not valid JSON.
         """
-        _join(self._meta, json.loads(json.dumps(dict(meta), allow_nan=False)))
+        _merge(self._meta, json.loads(json.dumps(dict(meta), allow_nan=False)))
 
     def leave_out(self, steps: Iterable[int]) -> None:
         """Leave out incomplete steps, the newest ones; call it before `finish`."""
@@ -199,10 +194,10 @@ class Recorder:
         self._buffer.close()
         self._finished.set()
 
-    def leave(self) -> None:
-        """Do not send a spooled share again: the process ends."""
+    def stop_retrying(self) -> None:
+        """Leave a spooled share in the spool after a failed attempt: the process ends."""
         if self._outbox is not None:
-            self._outbox.leave()
+            self._outbox.stop_retrying()
 
     def wait(self, timeout_s: float | None = None) -> Outcome | None:
         """Wait until the session is delivered, spooled or given up; return None if time is up.
@@ -212,7 +207,7 @@ class Recorder:
         if os.getpid() != self._pid:
             # A forked child does not have the thread; its parent sends the session.
             return self.outcome()
-        return self.outcome() if self._over.wait(timeout_s) else None
+        return self.outcome() if self._done.wait(timeout_s) else None
 
     def outcome(self) -> Outcome:
         """Return the outcome so far."""
@@ -230,7 +225,7 @@ class Recorder:
         try:
             while not self._finished.is_set():
                 self._drain(body)
-                self._take(body)
+                self._send_chunk(body)
                 self._finished.wait(_IDLE_S)
             self._drain(body)
             self._backlog.close()
@@ -244,7 +239,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - a thread of the user's process
             self._give_up(error)
         finally:
-            self._over.set()
+            self._done.set()
 
     def _drain(self, body: SessionBody) -> None:
         backlog = self._backlog
@@ -261,8 +256,8 @@ class Recorder:
                 backlog.refill()
             backlog.done(chunk)
 
-    def _take(self, body: SessionBody) -> None:
-        """Send the complete steps so far, if it is time."""
+    def _send_chunk(self, body: SessionBody) -> None:
+        """Send the complete steps so far if a chunk is due."""
         outbox = self._outbox
         if outbox is None or outbox.full or time.monotonic() < self._next_chunk_s:
             return
@@ -276,7 +271,7 @@ class Recorder:
             self._next_chunk_s = time.monotonic() + self._chunk_every_s
 
     def _close(self, body: SessionBody) -> bytes:
-        """Return the body without the steps that had no room."""
+        """Return the body without steps that lost an operation."""
         dropped = self._buffer.dropped_steps | body.left_out
         self._buffer.dropped_steps = dropped
         if dropped:
@@ -296,12 +291,12 @@ class Recorder:
         _log.warning("the session is not sent: %s", self._error)
         self._buffer.close()
         self._finished.set()
-        self._over.set()
+        self._done.set()
 
 
-def _join(known: dict[str, Any], added: Mapping[str, Any]) -> None:
+def _merge(meta: dict[str, Any], added: Mapping[str, Any]) -> None:
     for key, value in added.items():
-        if isinstance(value, Mapping) and isinstance(known.get(key), dict):
-            _join(known[key], value)
+        if isinstance(value, Mapping) and isinstance(meta.get(key), dict):
+            _merge(meta[key], value)
         else:
-            known[key] = value
+            meta[key] = value

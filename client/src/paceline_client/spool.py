@@ -27,7 +27,7 @@ _SHARE: Final = ".share"
 _PART: Final = ".part"
 _HEADER_BYTES: Final = 1 << 16
 _NUMBERS: Final = itertools.count()
-# After this time, an unfinished file is one of a killed process.
+# An unfinished file of this age belongs to a killed process.
 _PART_LIVES_S: Final = 3600.0
 
 
@@ -50,9 +50,9 @@ class Address:
 
 def default_directory() -> Path:
     """Return ``PACELINE_SPOOL``, else a folder of this user among temporary files."""
-    given = os.environ.get("PACELINE_SPOOL")
-    if given:
-        return Path(given)
+    directory = os.environ.get("PACELINE_SPOOL")
+    if directory:
+        return Path(directory)
     user = os.getuid() if hasattr(os, "getuid") else "all"
     return Path(tempfile.gettempdir()) / f"paceline-spool-{user}"
 

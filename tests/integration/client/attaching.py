@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline_client.torch as paceline
-from paceline_client.torch import session
+from paceline_client.torch import sessions
 
 WIDTH = 8
 STEPS = 6
@@ -73,7 +73,7 @@ def together() -> None:
 
 def torchrun() -> None:
     """Fail in step 16, once; the next start continues at the checkpoint of step 2."""
-    vars(session)["_CHUNK_EVERY_S"] = 0.1
+    vars(sessions)["_CHUNK_EVERY_S"] = 0.1
     dist.init_process_group("gloo")
     trainer = Trainer()
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -99,7 +99,7 @@ CELLS = (
 
 def notebook() -> None:
     """Run cells, the last ones for a second time, in a kernel that does not end by itself."""
-    vars(session)["_CHUNK_EVERY_S"] = 0.1
+    vars(sessions)["_CHUNK_EVERY_S"] = 0.1
     kernel = code.InteractiveInterpreter(globals())
     for cell in CELLS:
         kernel.runcode(compile(cell, "<cell>", "exec"))

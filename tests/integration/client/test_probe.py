@@ -88,7 +88,7 @@ def test_a_device_that_stands_still_is_named_and_the_others_are_measured() -> No
                     parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
                 except OSError:
                     continue
-                ours = parent == str(os.getpid()) and b"paceline_client.probe.rank" in words
+                ours = parent == str(os.getpid()) and b"paceline_client.probe" in words
                 if ours and words[words.index(b"--device") + 1] == b"1":
                     stopped.append(int(process.name))
                     os.kill(stopped[0], signal.SIGSTOP)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline_client.machine import machine_of
+from paceline_client.environment import machine_of
 from tests.integration.client.conftest import NOWHERE, Jobs, Train, Trained, environment
 from tests.unit.client.conftest import Answer, Receiver, receiver
 

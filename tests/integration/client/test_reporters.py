@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline_client.delivery import DeliveryError
-from paceline_client.reporters import JobStanding, Reporting, report
-from paceline_client.reporters.asking import standing_of
-from paceline_client.reporters.registry import REPORTERS
+from paceline_client.reporters import REPORTERS, JobStatus, Reporting, job_status, report
 from tests.integration.client.conftest import NOWHERE
 from tests.support.alerting import Alerting
 from tests.support.extras import of_real_jobs
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.integration.api.conftest import Installation
 
-STANDING = JobStanding(
+STANDING = JobStatus(
     session=101,
     slowdown=1.38,
     gpu_hours_lost=2.5,
@@ -44,11 +42,11 @@ class Kept:
     """A reporter of which a test sees what it is given."""
 
     def __init__(self) -> None:
-        self.written: list[JobStanding] = []
+        self.written: list[JobStatus] = []
         self.closed = threading.Event()
         self.fails = False
 
-    def write(self, standing: JobStanding) -> None:
+    def write(self, standing: JobStatus) -> None:
         if self.fails:
             raise RuntimeError("the run is over")
         self.written.append(standing)
@@ -59,7 +57,7 @@ class Kept:
 
 def test_a_run_gets_the_verdict_and_the_incident(installation: Installation) -> None:
     installation.post()
-    assert standing_of(installation.url, "job") is None
+    assert job_status(installation.url, "job") is None
     installation.analyze_all()
     Alerting(installation.container).slow("job")
     kept = Kept()
@@ -99,14 +97,14 @@ def test_nothing_of_a_reporter_reaches_the_training(
         report("ftp://nowhere", "job", "tensorboard", "there").close()
         assert len(caplog.records) == 3
         with pytest.raises(DeliveryError):
-            standing_of(NOWHERE, "job")
+            job_status(NOWHERE, "job")
 
 
 def test_a_training_that_ends_does_not_wait_for_a_server() -> None:
     held = threading.Event()
 
     class Hanging(Kept):
-        def write(self, _standing: JobStanding) -> None:
+        def write(self, _standing: JobStatus) -> None:
             held.wait()
 
     reporting = Reporting(NOWHERE, "job", Hanging())

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import paceline_client.torch as paceline
 from paceline_client import RetryPolicy
-from paceline_client.torch import session
+from paceline_client.torch import sessions
 from tests.integration.client.lasting import Lasting
 from tests.integration.client.sharing import Experts, MegatronExperts, Sequences
 
@@ -324,7 +324,7 @@ def _train(given: argparse.Namespace, rank: int, url: str | None) -> dict[str, A
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     if given.chunk_every_s is not None:
-        vars(session)["_CHUNK_EVERY_S"] = given.chunk_every_s
+        vars(sessions)["_CHUNK_EVERY_S"] = given.chunk_every_s
     if url is not None:
         monitor = _attach(given, job, url)
         if given.slow == rank:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from paceline_client.tensor import TensorGroup, Workload, adapt
-from paceline_client.tensor.megatron import UnsupportedLayerError
+from paceline_client.tensor.layers import UnsupportedLayerError
 from tests.tensor.worker.checks import UNEVEN, ZERO
 
 _HIDDEN: Final = 16

@@ -22,7 +22,7 @@ from paceline_client.tensor import (
     Workload,
     pre_test,
 )
-from paceline_client.tensor.block import UnitsAwayError
+from paceline_client.tensor.layers import UnitsAwayError
 from tests.tensor.worker.plain import PlainBlock
 from tests.tensor.worker.training import (
     HEADS,

@@ -15,7 +15,7 @@ from paceline_client.delivery import (
     deliver,
     session_url,
 )
-from paceline_client.runs import Run
+from paceline_client.environment import Run
 
 from .conftest import Answer
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline_client.probe import ProbeError
-from paceline_client.probe.machine import devices, without_waits
+from paceline_client.probe import ProbeError, devices, without_waits
 
 if TYPE_CHECKING:
     from pathlib import Path

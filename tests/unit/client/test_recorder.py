@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from paceline_client import Recorder, RetryPolicy, Share, Spool
-from paceline_client.backlog import Backlog
-from paceline_client.body import SessionBody
-from paceline_client.operations import OperationBuffer, unpacked
+from paceline_client.operations import Backlog, OperationBuffer, SessionBody, unpacked
 
 from .conftest import Answer
 
@@ -295,7 +293,7 @@ def test_a_process_that_ends_does_not_wait_for_a_server_that_is_away(
     )
     record(recorder, 0)
     recorder.finish()
-    recorder.leave()
+    recorder.stop_retrying()
     outcome = recorder.wait(30)
 
     assert outcome is not None

@@ -1,1 +1,1 @@
-"""What ranks send all the time: a few numbers a step, and a beat every few seconds."""
+"""The pulse: a row for each step, and a beat every few seconds, sent all the time."""

@@ -1,22 +1,22 @@
-"""Rows of a pulse, and the body in which a host sends those of its ranks."""
+"""Rows and beats of the pulse, and the body in which a host sends those of its ranks."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-# Of a phase's name; the server cuts longer ones.
+# Characters of a phase's name; the server truncates longer ones.
 _LONGEST_PHASE: Final = 200
-# Fast: the columns of a second are some kilobytes.
 _LEVEL: Final = 6
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class Row(NamedTuple):
-    """A step that a rank has ended; durations are nanoseconds."""
+    """A completed step of a rank; durations are nanoseconds."""
 
     step: int
     rank: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a rank was in at a time, whether a step ends or not."""
+    """The current operation of a rank, sent regularly even while no step ends."""
 
     step: int
     rank: int
@@ -44,70 +44,108 @@ class Beat(NamedTuple):
     since_ns: int  # since the epoch
 
 
-# Columns that rows and beats have.
+# Columns of both rows and beats.
 _KEYS: Final = Beat._fields[:5]
 _MEASURES: Final = Row._fields[5:]
 
 
-class Said(NamedTuple):
-    """What a body says once, for all of its host.
+class HostData(NamedTuple):
+    """The part of a body that is not columns of rows and beats."""
 
-    `files` are of ranks that stand still, `readings` what GPUs say of themselves; `world` is the
-    number of the job's ranks: the server takes none beyond it.
-    """
-
-    files: Mapping[str, str] = MappingProxyType({})
-    readings: Sequence[Mapping[str, Any]] = ()
-    world: int | None = None
+    files: Mapping[str, str] = MappingProxyType({})  # diagnostics of ranks without progress
+    readings: Sequence[Mapping[str, Any]] = ()  # states of GPUs
+    world: int | None = None  # number of the job's ranks; the server refuses rows of further ranks
 
 
-_NOTHING: Final = Said()
+_NO_HOST_DATA: Final = HostData()
 
 
-def body_of(host: str, rows: Iterable[Row], beats: Iterable[Beat], said: Said = _NOTHING) -> bytes:
-    """Return the compressed body of a host's rows and beats, and of what else it says.
+def body_of(
+    host: str, rows: Iterable[Row], beats: Iterable[Beat], data: HostData = _NO_HOST_DATA
+) -> bytes:
+    """Return the gzip-compressed body of a host's rows, beats and other data.
 
-    Rows of one rank follow one another, so that differences from one to the next are small.
+    Each column has the differences to the value before; rows are sorted by rank, so that these are
+    small.
     """
     steps = sorted(rows, key=lambda row: (row.rank, row.step))
     last = list(beats)
     phases = list(dict.fromkeys(beat.phase[:_LONGEST_PHASE] for beat in last))
     numbers = {phase: number for number, phase in enumerate(phases)}
-    nothing = [None] * len(last)
+    no_beats = [None] * len(last)
     columns: dict[str, list[int | None]] = {}
     for name in _KEYS:
         columns[name] = _differences([getattr(line, name) for line in (*steps, *last)])
     for at, name in enumerate(_MEASURES, len(_KEYS)):
-        columns[name] = [*_differences([row[at] for row in steps]), *nothing]
-    none_of_steps = [None] * len(steps)
+        columns[name] = [*_differences([row[at] for row in steps]), *no_beats]
+    no_steps = [None] * len(steps)
     columns["phase"] = [
-        *none_of_steps,
+        *no_steps,
         *_differences([numbers[beat.phase[:_LONGEST_PHASE]] for beat in last]),
     ]
-    columns["since_ns"] = [*none_of_steps, *_differences([beat.since_ns for beat in last])]
+    columns["since_ns"] = [*no_steps, *_differences([beat.since_ns for beat in last])]
     head: dict[str, object] = {"pulse": 1, "host": host, "phases": phases}
-    if said.world is not None:
-        head["world"] = said.world
-    if said.files:
-        head["files"] = dict(said.files)
-    if said.readings:
-        head["hardware"] = list(said.readings)
-    return _packed(head, columns)
-
-
-def _packed(head: dict[str, object], columns: dict[str, list[int | None]]) -> bytes:
-    """Return the document, written column by column.
-
-    Python's interpreter lock is held for one column at a time.
-    """
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    parts = [packer.compress(f'{json.dumps(head)[:-1]}, "columns": {{'.encode())]
+    if data.world is not None:
+        head["world"] = data.world
+    if data.files:
+        head["files"] = dict(data.files)
+    if data.readings:
+        head["hardware"] = list(data.readings)
+    # Column by column, so that Python's interpreter lock is held for one column at a time.
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    parts = [compressor.compress(f'{json.dumps(head)[:-1]}, "columns": {{'.encode())]
     for number, (name, values) in enumerate(columns.items()):
         text = json.dumps(values, separators=(",", ":"))
-        parts.append(packer.compress(f'{"," if number else ""}"{name}":{text}'.encode()))
-    parts.extend((packer.compress(b"}}"), packer.flush()))
+        parts.append(compressor.compress(f'{"," if number else ""}"{name}":{text}'.encode()))
+    parts.extend((compressor.compress(b"}}"), compressor.flush()))
     return b"".join(parts)
 
 
 def _differences(values: Sequence[int]) -> list[int | None]:
     return [value - before for value, before in zip(values, (0, *values), strict=False)]
+
+
+@dataclass
+class Pending:
+    """Data of one or more ranks that is not sent yet."""
+
+    at_s: float  # when it was added, monotonic
+    rows: list[Row]
+    beats: list[Beat]
+    files: dict[str, str] = field(default_factory=dict)
+    # states of GPUs, each with the rank that computes on it
+    readings: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Counts:
+    """Numbers of rows: of this rank, and of those that other ranks of the host passed to it."""
+
+    rows: int = 0  # measured by this rank
+    sent: int = 0
+    handed_in: int = 0  # passed to the rank that sends for the host
+    dropped: int = 0
+    bytes: int = 0  # of the bodies sent
+
+
+def files_of(pending: list[Pending]) -> dict[str, str]:
+    """Return all pending texts by the names of their files."""
+    return {name: text for part in pending for name, text in part.files.items()}
+
+
+def unsent(pending: list[Pending], sent: int, beats: list[Beat]) -> list[Pending]:
+    """Return the pending data without the first `sent` rows, and with only these beats.
+
+    Files and readings were sent with the first rows.
+    """
+    remaining = []
+    has_files = not sent
+    for part in pending:
+        files = part.files if has_files else {}
+        readings = part.readings if has_files else []
+        rows = part.rows[sent:]
+        sent = max(0, sent - len(part.rows))
+        kept_beats = [beat for beat in part.beats if beat in beats]
+        if rows or kept_beats or files or readings:
+            remaining.append(Pending(part.at_s, rows, kept_beats, files, readings))
+    return remaining

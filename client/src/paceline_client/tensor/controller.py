@@ -1,7 +1,8 @@
-"""Reports a group's times and applies plans on all its ranks at the same step boundary.
+"""The controller of a tensor-parallel group, and the pre-test of its costs.
 
-At each boundary the ranks all-gather a few numbers: the times of each, and the plan that the first
-rank has from the service. All ranks decide on the same numbers, so that all or none apply a plan.
+At each step boundary the ranks all-gather a few numbers: the times of each, and the plan that the
+first rank has from the service. All ranks decide on the same numbers, so that all or none apply a
+plan. The pre-test samples the cost of sending and extracting columns (Algorithm 2, line 1).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -18,22 +20,150 @@ import torch
 import torch.distributed as dist
 
 from paceline_client.tensor.group import TensorGroup
-from paceline_client.tensor.plan import Method, Plan, PlanError
-from paceline_client.tensor.pretest import Costs
-from paceline_client.tensor.service import (
-    Acknowledgement,
+from paceline_client.tensor.plan import (
+    Method,
     Offer,
-    Peer,
-    Service,
+    Plan,
+    PlanError,
+    RankShare,
+    apportion,
     plan_document,
     read_plan,
 )
+from paceline_client.tensor.service import Acknowledgement, Peer, Service
 from paceline_client.tensor.watch import StepTime
 from paceline_client.tensor.workload import Workload
 
 _log = logging.getLogger("paceline_client")
 
-_SPEAKER: Final = 0
+Samples = tuple[tuple[int, float], ...]
+
+# Sampled shares of a rank's columns, in sixteenths. They cover the range of plans: a line through
+# small samples does not predict large ones.
+_LENT: Final = (1, 4, 8, 14)
+_LEVEL: Final = (1, 4, 8)
+_LEFT_OUT: Final = (4, 14)
+_WHOLE: Final = 16
+# Repetitions of all samples, of which the fastest step counts: other load of a machine passes.
+_ROUNDS: Final = 3
+_POLL_S: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Samples of a group's cost functions: (columns, additional seconds of a step)."""
+
+    # Φ1: outside the slowest rank's own time, for columns of a rank that is ahead of the others.
+    communicate: Samples
+    extract: Samples  # Ω2: of a rank outside its products, for columns that it leaves out
+    lend: Samples = ()  # in addition to Φ1 if the rank that lends is not ahead
+
+    def document(self) -> dict[str, Samples]:
+        """Return the samples for a report."""
+        costs = {"communicate": self.communicate, "extract": self.extract, "lend": self.lend}
+        return {name: samples for name, samples in costs.items() if samples}
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The shortest times outside the slowest rank's own time, and outside its products."""
+
+    outside_s: float
+    rest_s: float
+
+
+def pre_test(
+    workload: Workload, tp: TensorGroup, step: Callable[[], object], steps: int = 2
+) -> Costs:
+    """Sample costs on a group without stragglers and without a plan, on all ranks together.
+
+    `tp` has a watch. `step` trains for a step and is called about 90 times; in half of them, ranks
+    leave columns out. If the model must not lose accuracy, it must not update the model, or the
+    model must be loaded afterwards. Each sample takes `steps` steps in each round.
+    """
+    columns, size = workload.columns, tp.size
+    # The other ranks must keep some columns.
+    level = [part for part in _LEVEL if part * size < (_WHOLE - 1) * (size - 1)]
+    plans: list[Plan | None] = [None]
+    plans += [_lending(columns * part // _WHOLE, columns, size) for part in _LENT]
+    plans += [_lending(columns * part // _WHOLE, columns, size, level=True) for part in level]
+    plans += [
+        Plan(0, Method.ZERO, columns, size, (RankShare(0, columns * part // _WHOLE),))
+        for part in _LEFT_OUT
+    ]
+    rounds = [[_measure(workload, tp, plan, step, steps) for plan in plans] for _ in range(_ROUNDS)]
+    workload.apply(None)
+    samples = list(zip(*rounds, strict=True))
+    outside_s = [min(times.outside_s for times in sample) for sample in samples]
+    rest_s = [min(times.rest_s for times in sample) for sample in samples]
+    ahead = dict(zip(_LENT, outside_s[1:], strict=False))
+    not_ahead = dict(zip(level, outside_s[1 + len(_LENT) :], strict=False))
+    left_out = dict(zip(_LEFT_OUT, rest_s[-len(_LEFT_OUT) :], strict=True))
+
+    def over(taken_s: dict[int, float], without_s: Callable[[int], float]) -> Samples:
+        return tuple(
+            (columns * part // _WHOLE, max(0.0, sample_s - without_s(part)))
+            for part, sample_s in taken_s.items()
+        )
+
+    return Costs(
+        over(ahead, lambda _: outside_s[0]),
+        over(left_out, lambda _: rest_s[0]),
+        over(not_ahead, lambda part: max(ahead[part], outside_s[0])),
+    )
+
+
+def _lending(count: int, columns: int, size: int, *, level: bool = False) -> Plan:
+    """Return a plan by which the first rank lends `count` columns to the others.
+
+    With `level`, the others leave out columns so that all ranks compute the same number.
+    """
+    even = apportion([1] * (size - 1), count)
+    lent = tuple((rank + 1, part) for rank, part in enumerate(even) if part)
+    rest = tuple(RankShare(rank + 1, count + part) for rank, part in enumerate(even))
+    shares = (RankShare(0, 0, lent), *(rest if level else ()))
+    return Plan(0, Method.MIGRATE, columns, size, shares)
+
+
+def _measure(
+    workload: Workload, tp: TensorGroup, plan: Plan | None, step: Callable[[], object], steps: int
+) -> _Times:
+    watch = tp.watch
+    workload.apply(plan)
+    # The first step allocates memory for the new shapes.
+    step()
+    watch.end_step(-1)
+    took_s = []
+    for number in range(steps):
+        began_s = time.perf_counter()
+        step()
+        watch.end_step(number)
+        took_s.append(time.perf_counter() - began_s)
+    own: dict[int, StepTime] = {}
+    while steps - 1 not in own:
+        own |= {times.step: times for times in watch.finished()}
+        time.sleep(_POLL_S)
+    ended = range(steps)
+    mine = torch.tensor(
+        [
+            took_s,
+            [own[number].time_s for number in ended],
+            [own[number].time_s - own[number].matmul_s for number in ended],
+        ],
+        dtype=torch.float64,
+    )
+    if dist.get_backend(tp.process_group) != "gloo":
+        mine = mine.to(workload.device)
+    everyone = mine.new_empty(tp.size, *mine.shape)
+    dist.all_gather(list(everyone), mine, group=tp.process_group)
+    # The difference step by step cancels the noise of a rank's own work.
+    step_s, time_s, rest_s = everyone.unbind(1)
+    outside_s = step_s.amax(0) - time_s.amax(0)
+    return _Times(float(outside_s.min()), float(rest_s[0].min()))
+
+
+# The rank that communicates with the service.
+_LEADER: Final = 0
 # The numbers of a rank in the all-gather; float64 represents counts exactly.
 _FIELDS: Final = 8
 _STEPS_KEPT: Final = 16
@@ -43,7 +173,7 @@ _FIRST_REPORTS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """What the job's code allows; no server can raise it."""
+    """The limits of the job's code for plans; no server can raise them."""
 
     apply: bool = False  # whether plans are applied; otherwise, times are only reported
     # The largest share of a rank's columns that a step may leave out, 0 to 1. With 0, only plans
@@ -105,7 +235,7 @@ class Controller:
             self._control = dist.new_group(
                 list(tp.ranks), timeout=timeout, backend="gloo", use_local_synchronization=True
             )
-        self._service = Service(peer, tp.size) if tp.rank == _SPEAKER else None
+        self._service = Service(peer, tp.size) if tp.rank == _LEADER else None
         self._version = 0
         self._decided = 0
         self._expires_step = 0
@@ -191,31 +321,31 @@ class Controller:
 
     def _decide(self, rows: list[_Row]) -> None:
         """Apply the plan that the first rank offers, or end an expired one."""
-        speaker = rows[_SPEAKER]
+        leader = rows[_LEADER]
         following = self._step + 1
-        if speaker.offered > self._decided:
-            self._take_over(speaker)
-        elif speaker.offered and speaker.offered == self._version:
-            self._expires_step = max(self._expires_step, speaker.expires_step)
+        if leader.offered > self._decided:
+            self._adopt(leader)
+        elif leader.offered and leader.offered == self._version:
+            self._expires_step = max(self._expires_step, leader.expires_step)
         if self._workload.plan is not None and following >= self._expires_step:
             _log.warning("plan %d expired without renewal and ended", self._version)
             self._workload.apply(None)
             self._version = 0
 
-    def _take_over(self, speaker: _Row) -> None:
+    def _adopt(self, leader: _Row) -> None:
         """Read the offered plan on all ranks, and apply it if all ranks can."""
-        body = torch.empty(speaker.offer_bytes, dtype=torch.uint8)
-        if self._tp.rank == _SPEAKER and self._encoded is not None:
+        body = torch.empty(leader.offer_bytes, dtype=torch.uint8)
+        if self._tp.rank == _LEADER and self._encoded is not None:
             body = torch.frombuffer(bytearray(self._encoded[1]), dtype=torch.uint8)
-        dist.broadcast(body, self._tp.ranks[_SPEAKER], group=self._control)
-        self._decided = speaker.offered
-        offer, reason = self._judge(bytes(body.tolist()))
+        dist.broadcast(body, self._tp.ranks[_LEADER], group=self._control)
+        self._decided = leader.offered
+        offer, reason = self._validate(bytes(body.tolist()))
         agreed = torch.tensor([int(offer is not None)])
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._control)
         if offer is None or not int(agreed):
             reason = reason or "another rank of the group cannot apply it"
-            _log.warning("plan %d is not applied: %s", speaker.offered, reason)
-            self._acknowledge(speaker.offered, reason)
+            _log.warning("plan %d is not applied: %s", leader.offered, reason)
+            self._acknowledge(leader.offered, reason)
             return
         if not offer.applies:
             self._workload.apply(None)
@@ -224,9 +354,9 @@ class Controller:
         self._workload.apply(offer.plan)
         self._version = offer.plan.version
         self._expires_step = offer.expires_step
-        self._acknowledge(speaker.offered, None)
+        self._acknowledge(leader.offered, None)
 
-    def _judge(self, body: bytes) -> tuple[Offer | None, str | None]:
+    def _validate(self, body: bytes) -> tuple[Offer | None, str | None]:
         """Return the offer, or why this rank refuses it."""
         try:
             offer = read_plan(json.loads(body), self._peer.attempt, self._tp.size)
@@ -256,13 +386,14 @@ class Controller:
             return
         for rank, row in enumerate(rows):
             if row.step >= 0:
-                known = self._collected.setdefault(row.step, {})
-                known[rank] = row
-        whole = [step for step, known in self._collected.items() if len(known) == self._tp.size]
-        if not whole:
+                self._collected.setdefault(row.step, {})[rank] = row
+        complete = [
+            step for step, by_rank in self._collected.items() if len(by_rank) == self._tp.size
+        ]
+        if not complete:
             return
-        newest = max(whole)
-        known = self._collected[newest]
+        newest = max(complete)
+        by_rank = self._collected[newest]
         self._collected = {step: rest for step, rest in self._collected.items() if step > newest}
         version = dict(self._in_force).get(newest, 0)
         ranks = range(self._tp.size)
@@ -281,26 +412,26 @@ class Controller:
                 "max_gamma": self._consent.max_gamma,
                 "apply": self._consent.apply,
                 "methods": methods,
-                "times_s": [known[rank].time_s for rank in ranks],
-                "matmul_s": [known[rank].matmul_s for rank in ranks],
+                "times_s": [by_rank[rank].time_s for rank in ranks],
+                "matmul_s": [by_rank[rank].matmul_s for rank in ranks],
                 "measured_step_s": self._step_s,
                 "plan_version": version or None,
                 # Differs from the plan where units are few, as eight heads.
-                "computed": [known[rank].computed for rank in ranks] if version else None,
+                "computed": [by_rank[rank].computed for rank in ranks] if version else None,
                 "known_version": self._decided,
                 "ranks": list(self._tp.ranks),
-                **self._lasting(newest),
+                **self._sizes_and_costs(newest),
             }
         )
 
-    def _lasting(self, step: int) -> dict[str, object]:
+    def _sizes_and_costs(self, step: int) -> dict[str, object]:
         """Return costs and sizes for one of the first reports; the service stores them."""
         rows = dict(self._rows).get(step, 0)
         if self._step >= self._first_step + _FIRST_REPORTS:
             return {}
-        said: dict[str, object] = {}
+        document: dict[str, object] = {}
         if rows:
-            said["sizes"] = self._workload.sizes(rows)
+            document["sizes"] = self._workload.sizes(rows)
         if self._costs is not None:
-            said["costs"] = self._costs.document()
-        return said
+            document["costs"] = self._costs.document()
+        return document

@@ -9,6 +9,7 @@ to their owner (the paper's section IV-A).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,12 @@ from torch.nn.functional import linear
 
 from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.plan import Loan
-from paceline_client.tensor.shedding import Kept, Shed, Site, remember, restore
+from paceline_client.tensor.units import Kept, Shed, Site, remember, restore
 
 
 @dataclass(slots=True)
 class _Borrowed:
-    """What this rank computes for another one: columns of W, and of X in two dimensions."""
+    """Columns of W and X that this rank computes for another one; X has two dimensions."""
 
     loan: Loan
     rank: int
@@ -84,12 +85,12 @@ class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
                 mine = loan.source == tp.rank
                 lent = _lent(loan, weight) if mine else None
                 part = tp.lend(loan, lent, weight.shape[0], weight)
-                one = _Borrowed(loan, tp.rank, part, flat[:, _columns(loan, tp.rank)])
-                borrowed.append(one)
-                computed = _forward_product(tp, one.x, part, None) if one.any else None
+                columns = _Borrowed(loan, tp.rank, part, flat[:, _columns(loan, tp.rank)])
+                borrowed.append(columns)
+                computed = _forward_product(tp, columns.x, part, None) if columns.any else None
                 tp.give_back_sum(loan, y if mine else None, computed, y)
             y = y.reshape(*x.shape[:-1], y.shape[-1])
-        ctx.save_for_backward(x, weight, *(one.weight for one in borrowed))
+        ctx.save_for_backward(x, weight, *(columns.weight for columns in borrowed))
         ctx.site, ctx.shed, ctx.bias = site, shed, bias is not None
         return y
 
@@ -114,21 +115,22 @@ class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
         ]
         work = None
         if need_x:
-            dx = _column_input_gradient(site, shed, dy_flat, weight, borrowed).view_as(x)
+            dx = _input_gradient(site, shed, dy_flat, weight, borrowed).view_as(x)
             work = tp.start_all_reduce(dx)
         if need_weight:
             dw = _weight_gradient(site, shed, dy_flat, flat)
         computed = [
-            _product(tp, dys.t(), one.x) if need_weight and one.any else None
-            for one, dys in borrowed
+            _product(tp, dys.t(), columns.x) if need_weight and columns.any else None
+            for columns, dys in borrowed
         ]
         if work is not None:
             tp.wait_for(work)
         if dw is not None:
-            for (one, _), part in zip(borrowed, computed, strict=True):
-                returned = tp.give_back(one.loan, part, dw.shape[0], dw)
-                if one.loan.source == tp.rank:
-                    dw[:, one.loan.start : one.loan.stop] = returned
+            for (columns, _), part in zip(borrowed, computed, strict=True):
+                loan = columns.loan
+                returned = tp.give_back(loan, part, dw.shape[0], dw)
+                if loan.source == tp.rank:
+                    dw[:, loan.start : loan.stop] = returned
         db = dy_flat.sum(0) if ctx.bias and need_bias else None
         return dx, dw, db, None, None
 
@@ -159,10 +161,10 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
                 mine = loan.source == tp.rank
                 both = torch.cat([_lent(loan, weight), _lent(loan, flat)]) if mine else None
                 part = tp.lend(loan, both, rows, weight)
-                one = _Borrowed(loan, tp.rank, part[:outputs], part[outputs:])
-                borrowed.append(one)
-                if one.any:
-                    y += _forward_product(tp, one.x, one.weight, None)
+                columns = _Borrowed(loan, tp.rank, part[:outputs], part[outputs:])
+                borrowed.append(columns)
+                if columns.any:
+                    y += _forward_product(tp, columns.x, columns.weight, None)
             y = y.reshape(*x.shape[:-1], y.shape[-1])
         tp.all_reduce(y)
         ctx.save_for_backward(x, weight, *(part for b in borrowed for part in (b.weight, b.x)))
@@ -180,15 +182,15 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
         need_x, need_weight = ctx.needs_input_grad[:2]
         flat, dy_flat = x.flatten(0, -2), dy.flatten(0, -2)
         loans: tuple[Loan, ...] = shed.loans if shed else ()
-        dx = _row_input_gradient(site, shed, dy_flat, weight) if need_x else None
+        dx = _input_gradient(site, shed, dy_flat, weight) if need_x else None
         dw = _weight_gradient(site, shed, dy_flat, flat) if need_weight else None
         tokens, outputs = dy_flat.shape
         for number, loan in enumerate(loans):
-            one = _Borrowed(loan, tp.rank, *lent[2 * number : 2 * number + 2])
+            columns = _Borrowed(loan, tp.rank, *lent[2 * number : 2 * number + 2])
             parts: list[torch.Tensor] = []
-            if one.any:
-                parts += [_product(tp, dy_flat, one.weight)] if need_x else []
-                parts += [_product(tp, dy_flat.t(), one.x)] if need_weight else []
+            if columns.any:
+                parts += [_product(tp, dy_flat, columns.weight)] if need_x else []
+                parts += [_product(tp, dy_flat.t(), columns.x)] if need_weight else []
             rows = tokens * need_x + outputs * need_weight
             back = tp.give_back(loan, torch.cat(parts) if parts else None, rows, dy_flat)
             if loan.source != tp.rank:
@@ -210,13 +212,14 @@ def _all_rows(tp: TensorGroup, loan: Loan, dy: torch.Tensor) -> torch.Tensor:
     return dys
 
 
-def _column_input_gradient(
+def _input_gradient(
     site: Site,
     shed: Shed | None,
     dy: torch.Tensor,
     weight: torch.Tensor,
-    borrowed: list[tuple[_Borrowed, torch.Tensor]],
+    borrowed: Sequence[tuple[_Borrowed, torch.Tensor]] = (),
 ) -> torch.Tensor:
+    """Return dX; `borrowed` are columns of other ranks and the owners' dY, whose dX is added."""
     tp = site.tp
     if shed is None:
         dx = _product(tp, dy, weight)
@@ -225,21 +228,10 @@ def _column_input_gradient(
     parts: list[tuple[Kept | slice, torch.Tensor]] = [
         (shed.kept, _product(tp, dy, shed.kept.take(weight, 1)))
     ]
-    for one, dys in borrowed:
-        if one.any:
-            parts.append((_columns(one.loan, tp.rank), _product(tp, dys, one.weight)))
+    for columns, dys in borrowed:
+        if columns.any:
+            parts.append((_columns(columns.loan, tp.rank), _product(tp, dys, columns.weight)))
     return restore(site, shed, "dX", parts)
-
-
-def _row_input_gradient(
-    site: Site, shed: Shed | None, dy: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    if shed is None:
-        dx = _product(site.tp, dy, weight)
-        remember(site, "dX", dx)
-        return dx
-    own = _product(site.tp, dy, shed.kept.take(weight, 1))
-    return restore(site, shed, "dX", [(shed.kept, own)])
 
 
 def _weight_gradient(

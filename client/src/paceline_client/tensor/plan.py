@@ -1,16 +1,14 @@
-"""Plans of a tensor-parallel group, and their division into the columns of a layer.
+"""Plans of a tensor-parallel group, their documents, and their division into units of a layer.
 
 Standard library only, as for all code that reads data of a server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 
 class Method(Enum):
@@ -183,10 +181,85 @@ def apportion(parts: Sequence[int], total: int) -> list[int]:
     """
     whole = sum(parts)
     counts = [part * total // whole for part in parts]
-    remainders = sorted(range(len(parts)), key=lambda one: (-(parts[one] * total % whole), one))
-    for one in remainders[: total - sum(counts)]:
-        counts[one] += 1
+    remainders = sorted(range(len(parts)), key=lambda i: (-(parts[i] * total % whole), i))
+    for i in remainders[: total - sum(counts)]:
+        counts[i] += 1
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan of the service for this group."""
+
+    plan: Plan
+    expires_step: int  # the first step without the plan
+    applies: bool = True  # otherwise it is advice, which ends the previous plan
+
+
+def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
+    """Return the plan in a document; raises `PlanError` if it is for another attempt or group."""
+    if integer_field(document, "attempt") != attempt:
+        raise PlanError("attempt", f"must be {attempt}")
+    if integer_field(document, "world_size") != size:
+        raise PlanError("world_size", f"must be {size}")
+    try:
+        method = Method(document.get("method"))
+    except ValueError:
+        raise PlanError("method", f"{document.get('method')!r} is not known") from None
+    rows = document.get("ranks")
+    if not isinstance(rows, list):
+        raise PlanError("ranks", "must be a list")
+    plan = Plan(
+        version=integer_field(document, "version"),
+        method=method,
+        columns=integer_field(document, "columns"),
+        size=size,
+        ranks=tuple(_share(row, f"ranks[{number}]") for number, row in enumerate(rows)),
+    )
+    return Offer(plan, integer_field(document, "expires_step"), document.get("apply") is True)
+
+
+def plan_document(offer: Offer, attempt: int) -> dict[str, object]:
+    """Return the document of a plan, the inverse of `read_plan`."""
+    plan = offer.plan
+    return {
+        "version": plan.version,
+        "attempt": attempt,
+        "world_size": plan.size,
+        "columns": plan.columns,
+        "method": plan.method.value,
+        "apply": offer.applies,
+        "expires_step": offer.expires_step,
+        "ranks": [
+            {
+                "rank": share.rank,
+                "resized_columns": share.resized_columns,
+                "to": {str(rank): columns for rank, columns in share.to},
+            }
+            for share in plan.ranks
+        ],
+    }
+
+
+def _share(row: object, at: str) -> RankShare:
+    if not isinstance(row, dict):
+        raise PlanError(at, "must be an object")
+    to = row.get("to") or {}
+    if not isinstance(to, dict) or not all(str(rank).isdecimal() for rank in to):
+        raise PlanError(f"{at}.to", "must have ranks as keys")
+    return RankShare(
+        rank=integer_field(row, "rank", at),
+        resized_columns=integer_field(row, "resized_columns", at),
+        to=tuple((int(rank), integer_field(to, rank, f"{at}.to")) for rank in to),
+    )
+
+
+def integer_field(document: Mapping[str, Any], name: str, at: str = "") -> int:
+    """Return an integer of a document; raises `PlanError`, with the path `at` of the document."""
+    value = document.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PlanError(f"{at}.{name}" if at else name, "must be an integer")
+    return value
 
 
 def _require(holds: bool, path: str, message: str) -> None:  # noqa: FBT001 - a condition

@@ -13,30 +13,19 @@ import threading
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from paceline_client.tensor.plan import Method, Plan, PlanError, RankShare
+from paceline_client.tensor.plan import Offer, PlanError, integer_field, read_plan
 from paceline_client.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger("paceline_client")
 
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _NO_CONTENT: Final = 204
 _LONGEST_REASON: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A plan of the service for this group."""
-
-    plan: Plan
-    expires_step: int  # the first step without the plan
-    applies: bool = True  # otherwise it is advice, which ends the previous plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +127,8 @@ class Service:
                 acknowledged = tuple(self._acknowledged)
                 self._acknowledged.clear()
             try:
-                for one in acknowledged:
-                    self._send_acknowledgement(one)
+                for acknowledgement in acknowledged:
+                    self._send_acknowledgement(acknowledgement)
                 if report is not None:
                     self._exchange(report)
                 wait_s = 0.0
@@ -162,20 +151,19 @@ class Service:
             return
         if version > self._seen:
             plan = answer.get("plan")
-            self._take(plan if isinstance(plan, dict) else self._fetch())
+            if not isinstance(plan, dict):
+                query = f"?attempt={self._peer.attempt}&after={self._seen}&wait_s=0"
+                plan = self._request("GET", f"/plan{query}", None)
+            self._take(plan)
         with self._changed:
             if self._offer is not None and self._offer.plan.version == version:
                 later = max(expires, self._offer.expires_step)
                 self._offer = replace(self._offer, expires_step=later)
 
-    def _fetch(self) -> dict[str, Any] | None:
-        query = f"?attempt={self._peer.attempt}&after={self._seen}&wait_s=0"
-        return self._request("GET", f"/plan{query}", None)
-
     def _take(self, document: dict[str, Any] | None) -> None:
         if document is None:
             return
-        version = _integer(document, "version")
+        version = integer_field(document, "version")
         self._seen = max(self._seen, version)
         try:
             offer = read_plan(document, self._peer.attempt, self._size)
@@ -188,15 +176,17 @@ class Service:
         with self._changed:
             self._offer = offer
 
-    def _send_acknowledgement(self, one: Acknowledgement) -> None:
+    def _send_acknowledgement(self, acknowledgement: Acknowledgement) -> None:
+        reason = acknowledgement.reason
         document = {
             "attempt": self._peer.attempt,
-            "step": one.step,
+            "step": acknowledgement.step,
             "ranks": list(range(self._size)),
-            "applied": one.applied,
-            "reason": None if one.reason is None else one.reason[:_LONGEST_REASON],
+            "applied": acknowledgement.applied,
+            "reason": None if reason is None else reason[:_LONGEST_REASON],
         }
-        self._request("POST", f"/plan/{one.version}/ack", json.dumps(document).encode())
+        path = f"/plan/{acknowledgement.version}/ack"
+        self._request("POST", path, json.dumps(document).encode())
 
     def _request(self, method: str, path: str, body: bytes | None) -> dict[str, Any] | None:
         request = urllib.request.Request(  # noqa: S310 - Peer allows http and https only
@@ -221,51 +211,6 @@ class Service:
         return document
 
 
-def read_plan(document: Mapping[str, Any], attempt: int, size: int) -> Offer:
-    """Return the plan in a document; raises `PlanError` if it is for another attempt or group."""
-    if _integer(document, "attempt") != attempt:
-        raise PlanError("attempt", f"must be {attempt}")
-    if _integer(document, "world_size") != size:
-        raise PlanError("world_size", f"must be {size}")
-    try:
-        method = Method(document.get("method"))
-    except ValueError:
-        raise PlanError("method", f"{document.get('method')!r} is not known") from None
-    rows = document.get("ranks")
-    if not isinstance(rows, list):
-        raise PlanError("ranks", "must be a list")
-    plan = Plan(
-        version=_integer(document, "version"),
-        method=method,
-        columns=_integer(document, "columns"),
-        size=size,
-        ranks=tuple(_share(row, f"ranks[{number}]") for number, row in enumerate(rows)),
-    )
-    return Offer(plan, _integer(document, "expires_step"), document.get("apply") is True)
-
-
-def plan_document(offer: Offer, attempt: int) -> dict[str, object]:
-    """Return the document of a plan, the inverse of `read_plan`."""
-    plan = offer.plan
-    return {
-        "version": plan.version,
-        "attempt": attempt,
-        "world_size": plan.size,
-        "columns": plan.columns,
-        "method": plan.method.value,
-        "apply": offer.applies,
-        "expires_step": offer.expires_step,
-        "ranks": [
-            {
-                "rank": share.rank,
-                "resized_columns": share.resized_columns,
-                "to": {str(rank): columns for rank, columns in share.to},
-            }
-            for share in plan.ranks
-        ],
-    }
-
-
 def _detail(error: urllib.error.HTTPError) -> str:
     """Return the text of a problem document, or of the status."""
     try:
@@ -273,23 +218,3 @@ def _detail(error: urllib.error.HTTPError) -> str:
         return f"{problem['detail']} [{problem['code']}]"
     except (OSError, ValueError, LookupError, TypeError):
         return str(error.reason)
-
-
-def _share(row: object, at: str) -> RankShare:
-    if not isinstance(row, dict):
-        raise PlanError(at, "must be an object")
-    to = row.get("to") or {}
-    if not isinstance(to, dict) or not all(str(rank).isdecimal() for rank in to):
-        raise PlanError(f"{at}.to", "must have ranks as keys")
-    return RankShare(
-        rank=_integer(row, "rank", at),
-        resized_columns=_integer(row, "resized_columns", at),
-        to=tuple((int(rank), _integer(to, rank, f"{at}.to")) for rank in to),
-    )
-
-
-def _integer(document: Mapping[str, Any], name: str, at: str = "") -> int:
-    value = document.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise PlanError(f"{at}.{name}" if at else name, "must be an integer")
-    return value

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +211,8 @@ class CudaWatch:
         self._outstanding.append((step, self._now, ended))
         self._now = _Recorded(ended, [], [])
         while len(self._outstanding) > self._most_steps:
-            _, given_up, _ = self._outstanding.popleft()
-            self._release(given_up)
+            _, dropped, _ = self._outstanding.popleft()
+            self._release(dropped)
 
     def finished(self) -> list[StepTime]:
         """Return the steps whose last event the device has passed."""

@@ -1,20 +1,252 @@
-"""Applies plans to a model: the units that each rank leaves out, lends or holds."""
+"""The work of a model under a plan: which units each rank leaves out, lends or holds.
+
+`Selector` is Algorithm 1 of the paper (section III-B): random (Rd), by priority (Pri), and by
+priority with a separate ratio for each layer (PriDiff).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from paceline_client.tensor.group import TensorGroup
 from paceline_client.tensor.plan import Division, Granularity, Method, Plan, divide
-from paceline_client.tensor.restoring import Restorer
-from paceline_client.tensor.selection import Selection, Selector
-from paceline_client.tensor.shedding import Imputation, Kept, Kind, Shed, Site
-from paceline_client.tensor.units import Placement, table_of
+from paceline_client.tensor.units import (
+    Imputation,
+    Kept,
+    Kind,
+    Member,
+    Placement,
+    Shed,
+    Site,
+    table_of,
+)
+
+# The least ratio of a layer, as a share of the plan's ratio.
+_DECAY: Final = 0.8
+_BISECTIONS: Final = 60
+
+
+class Selection(Enum):
+    """How units to leave out are chosen."""
+
+    RANDOM = "random"
+    PRIORITY = "priority"
+    PRIORITY_BY_LAYER = "priority_by_layer"
+
+
+@dataclass(eq=False, slots=True)
+class _Tracked:
+    """The changes of a site's units."""
+
+    site: Site
+    old: list[torch.Tensor]  # the members at the begin of the epoch
+    pruned: torch.Tensor  # (units,): whether a unit was left out in this epoch
+    # (units,): mean change of each unit's numbers in the last epoch in which it was computed
+    variation: torch.Tensor | None = None
+
+
+class Selector:
+    """Chooses units, from their changes if the selection depends on these.
+
+    `sites` have the same names on all ranks. `seed` is that of random choices, also between units
+    of equal change. `PRIORITY` and `PRIORITY_BY_LAYER` keep a copy of the weights, compared once
+    per epoch; before the first comparison they choose at random.
+    """
+
+    def __init__(self, sites: dict[str, Site], selection: Selection, seed: int = 0) -> None:
+        self._selection = selection
+        self._generator = torch.Generator().manual_seed(seed)
+        self._tracked = {
+            name: _Tracked(site, self._copies(site), torch.zeros(site.units, dtype=torch.bool))
+            for name, site in sites.items()
+        }
+
+    def end_epoch(self) -> None:
+        """Compare the weights with those at the begin of the epoch.
+
+        Units that were left out keep their earlier variation: their weights did not change because
+        of that, and they would never be computed again.
+        """
+        if self._selection is Selection.RANDOM:
+            return
+        for tracked in self._tracked.values():
+            site = tracked.site
+            changed = _variation(site, tracked.old)
+            if tracked.variation is not None:
+                changed = torch.where(tracked.pruned, tracked.variation, changed)
+            elif bool(tracked.pruned.any()):
+                # Not computed for a whole epoch: the average variation.
+                fresh = changed[~tracked.pruned]
+                mean = fresh.mean() if fresh.numel() else changed.new_zeros(())
+                changed = torch.where(tracked.pruned, mean, changed)
+            tracked.variation = changed
+            tracked.old = self._copies(site)
+            tracked.pruned = torch.zeros_like(tracked.pruned)
+
+    def counts(self, wanted: dict[str, int], most: dict[str, int]) -> dict[str, int]:
+        """Return how many units each site leaves out.
+
+        `wanted` are the numbers of the plan, `most` those from which a site can choose.
+        """
+        variations = {
+            name: variation
+            for name in wanted
+            if (variation := self._tracked[name].variation) is not None
+        }
+        if (
+            self._selection is not Selection.PRIORITY_BY_LAYER
+            or not any(wanted.values())
+            or len(variations) < len(wanted)
+        ):
+            return wanted
+        work = {name: float(self._tracked[name].site.work) for name in wanted}
+        units = {name: self._tracked[name].site.units for name in wanted}
+        gamma = sum(work[name] * wanted[name] / units[name] for name in wanted) / sum(work.values())
+        threshold = torch.quantile(torch.cat(list(variations.values())).double(), gamma)
+        own = {
+            name: float((variation < threshold).double().mean())
+            for name, variation in variations.items()
+        }
+        floor = _DECAY * gamma
+        top = {name: most[name] / units[name] for name in wanted}
+        ratios = project({name: max(own[name], floor) for name in wanted}, work, gamma, floor, top)
+        return {name: round(ratios[name] * units[name]) for name in wanted}
+
+    def choose(self, name: str, count: int, among: int) -> torch.Tensor:
+        """Return which of a site's first `among` units to leave out, ascending."""
+        tracked = self._tracked[name]
+        order = torch.randperm(among, generator=self._generator)
+        if self._selection is not Selection.RANDOM and tracked.variation is not None:
+            # A stable sort of a random order chooses between equal units at random.
+            order = order[torch.argsort(tracked.variation[:among][order], stable=True)]
+        chosen = order[:count].sort().values
+        tracked.pruned[chosen] = True
+        return chosen
+
+    def _copies(self, site: Site) -> list[torch.Tensor]:
+        if self._selection is Selection.RANDOM:
+            return []
+        return [member.parameter.detach().clone() for member in site.members]
+
+
+def _variation(site: Site, old: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean absolute change of each unit's numbers."""
+    total = torch.zeros(site.units, dtype=torch.float64)
+    numbers = 0
+    for member, before in zip(site.members, old, strict=True):
+        change = (member.parameter.detach() - before).abs()
+        by_unit = member.by_unit(change)
+        total += by_unit.double().sum(dim=1).cpu()
+        numbers += by_unit.shape[1]
+    return total / numbers
+
+
+def project(
+    ratios: dict[str, float],
+    weights: dict[str, float],
+    mean: float,
+    low: float,
+    high: dict[str, float],
+) -> dict[str, float]:
+    """Return the ratios nearest to these whose weighted mean is `mean`, each within its bounds.
+
+    `low` is at most `mean`. If the bounds `high` do not allow the mean, all of them are reached.
+    """
+
+    def shifted(by: float) -> dict[str, float]:
+        return {
+            name: min(max(ratio + by, min(low, high[name])), high[name])
+            for name, ratio in ratios.items()
+        }
+
+    whole = sum(weights.values())
+    below, above = -1.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (below + above) / 2
+        now = shifted(middle)
+        if sum(weights[name] * now[name] for name in now) / whole < mean:
+            below = middle
+        else:
+            above = middle
+    return shifted(above)
+
+
+@dataclass(slots=True)
+class _Saved:
+    """The pruned part of a parameter and of its optimizer state, before a step."""
+
+    parameter: torch.nn.Parameter
+    dim: int
+    index: torch.Tensor
+    data: torch.Tensor
+    state: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+
+class Restorer:
+    """Wraps the steps of an optimizer by its hooks; keeps the pruned units of `sites` unchanged.
+
+    The optimizer has its state per parameter, in tensors of the parameter's shape.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, sites: Callable[[], list[Site]]) -> None:
+        self._optimizer = optimizer
+        self._sites = sites
+        self._saved: list[_Saved] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, *_: object) -> None:
+        self._saved = [
+            self._save(member, site.shed.pruned)
+            for site in self._sites()
+            if site.shed is not None
+            and site.imputation is Imputation.ZERO
+            and site.shed.pruned.numel()
+            for member in site.members
+        ]
+
+    def _save(self, member: Member, units: torch.Tensor) -> _Saved:
+        index = member.index(units)
+        parameter = member.parameter
+        saved = _Saved(parameter, member.dim, index, parameter.data.index_select(member.dim, index))
+        for key, value in self._state(parameter).items():
+            saved.state[key] = value.index_select(member.dim, index)
+        return saved
+
+    def _state(self, parameter: torch.nn.Parameter) -> dict[Any, torch.Tensor]:
+        state = self._optimizer.state.get(parameter, {})
+        return {
+            key: value
+            for key, value in state.items()
+            if torch.is_tensor(value) and value.shape == parameter.shape
+        }
+
+    def _after(self, *_: object) -> None:
+        with torch.no_grad():
+            for saved in self._saved:
+                saved.parameter.data.index_copy_(saved.dim, saved.index, saved.data)
+                for key, value in self._state(saved.parameter).items():
+                    # New state begins with zeros, as for a zero gradient.
+                    before = saved.state.get(key)
+                    if before is None:
+                        value.index_fill_(saved.dim, saved.index, 0)
+                    else:
+                        value.index_copy_(saved.dim, saved.index, before)
+        self._saved = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +333,8 @@ class Workload:
     @property
     def columns(self) -> int:
         """The most units of a site, the unit of plans."""
-        places = [*self._sites.values(), *(one.site for one in self._placements.values())]
-        return max(site.units for site in places)
+        placed = (placement.site for placement in self._placements.values())
+        return max(site.units for site in (*self._sites.values(), *placed))
 
     @property
     def share(self) -> float:
@@ -140,9 +372,10 @@ class Workload:
         in_steps = {id(site) for site in self._sites.values()}
         once = {id(placement.site) for placement in self._placements.values()}
         sites = list(self._sites.values())
-        sites += [one.site for one in self._placements.values() if id(one.site) not in in_steps]
+        placed = (placement.site for placement in self._placements.values())
+        sites += [site for site in placed if id(site) not in in_steps]
         whole = sum(site.work for site in self._sites.values())
-        found: dict[tuple[object, ...], dict[str, object]] = {}
+        sizes: dict[tuple[object, ...], dict[str, object]] = {}
         shares: dict[tuple[object, ...], list[float]] = {}
         for site in sites:
             if id(site) in in_steps and id(site) in once:
@@ -155,7 +388,7 @@ class Workload:
             parameter = site.members[0].parameter
             key = (site.kind, width, site.units, plans, parameter.dtype)
             shares.setdefault(key, []).append(site.work / whole)
-            found[key] = {
+            sizes[key] = {
                 "kind": site.kind.value,
                 "width": width,
                 "tokens": rows,
@@ -166,7 +399,7 @@ class Workload:
                 "share": sum(shares[key]),
                 "plans": plans,
             }
-        return list(found.values())
+        return list(sizes.values())
 
     def _state_bytes(self, parameter: nn.Parameter) -> int:
         """Return the bytes of each number of a parameter, including its optimizer's state."""
@@ -197,13 +430,13 @@ class Workload:
             else:
                 placement.restore(self._optimizer)
         self._plan = plan
-        self._divide()
+        self._shed_all()
 
     def end_epoch(self) -> None:
         """Compare the weights with those at the begin of the epoch, and choose units again."""
         with self.whole():
             self._selector.end_epoch()
-        self._divide()
+        self._shed_all()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -226,16 +459,17 @@ class Workload:
         if self._restorer is not None:
             self._restorer.remove()
 
-    def _divide(self) -> None:
-        self._shed_all()
-        self._share = self._computed()
-
     def _shed_all(self) -> None:
+        """Divide the plan over all sites, and compute this rank's share of its work."""
         plan = self._plan
         if plan is None or plan.method is Method.STICKY:
             for site in self._sites.values():
                 site.shed = None
-            return
+        else:
+            self._shed_by(plan)
+        self._share = self._computed()
+
+    def _shed_by(self, plan: Plan) -> None:
         divisions = {name: divide(plan, site.units) for name, site in self._sites.items()}
         rank = self._tp.rank
         wanted = {name: division.resized[rank] for name, division in divisions.items()}

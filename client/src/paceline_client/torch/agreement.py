@@ -1,4 +1,4 @@
-"""Communication between ranks through the store of the process group.
+"""Messages between ranks through the store of the process group.
 
 A broadcast would make ranks wait for the slowest one and mix with the job's own collectives.
 Instead, rank 0 writes to the store, and a thread of each other rank polls it over its own
@@ -22,12 +22,12 @@ from typing import Any, Final
 _log = logging.getLogger("paceline_client")
 
 _ANSWER_WITHIN: Final = timedelta(seconds=60)
-# Poll intervals of a rank; the store answers about 4,000 requests a second at most.
-_FIRST_PAUSE_S: Final = 0.01
-_LOOK_EVERY_S: Final = 0.25
+# Poll intervals of a rank; the store answers at most about 4,000 requests a second.
+_FIRST_POLL_S: Final = 0.01
+_POLL_EVERY_S: Final = 0.25
 _RANKS_A_SECOND: Final = 4096
-# For a running request, one round trip, when the process ends.
-_LEAVE_WITHIN_S: Final = 2.0
+# The time for a running request, one round trip, when the process ends.
+_EXIT_WAIT_S: Final = 2.0
 
 
 class Agreement:
@@ -41,26 +41,26 @@ class Agreement:
         self._store = store
         self._rank = rank
         self._prefix = prefix
-        self._told = 0
-        self._every_s = _LOOK_EVERY_S + world / _RANKS_A_SECOND
+        self._messages = 0
+        self._every_s = _POLL_EVERY_S + world / _RANKS_A_SECOND
         # The time within which all ranks read a new message.
-        self.heard_within_s = 2 * self._every_s
+        self.message_delay_s = 2 * self._every_s
         self._pid = os.getpid()
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
 
     @staticmethod
     def of_job(
         rank: int, world: int, number: int, make: Callable[[], str]
     ) -> tuple[Agreement, str]:
-        """Return the agreement of the process group's ranks, and what rank 0 makes.
+        """Return the agreement of the process group's ranks, and the text that rank 0 makes.
 
-        `number` counts the agreements of a process, and what rank 0 makes is not made again.
-        Raises the store's exception if rank 0 does not answer in time.
+        `number` counts the agreements of a process; each text of `make` is unique. Raises the
+        store's exception if rank 0 does not answer in time.
 
-        torchrun may keep its store when it starts the ranks again, with whatever their last start
-        has written. So each rank asks with a word of its own, and rank 0 answers every word; keys
-        of this start begin with the answer.
+        torchrun may keep its store when it restarts the ranks, with the keys of their last start.
+        So each rank sends a unique request, which rank 0 answers with its text, and the keys of
+        this start begin with that text.
         """
         if world == 1:
             return Agreement(None, rank, world, ""), make()
@@ -68,87 +68,84 @@ class Agreement:
 
         # A separate connection, so that polling does not block the job's own requests.
         store = distributed_c10d._get_default_store().clone()
-        place = f"paceline/{number}"
+        root = f"paceline/{number}"
         if rank == 0:
-            said = make()
-            agreement = Agreement(store, rank, world, f"{place}/{said}")
-            agreement._start(agreement._answer, place, said)
-            return agreement, said
-        word = uuid.uuid4().hex
-        store.set(f"{place}/ask/{store.add(f'{place}/asks', 1)}", word)
-        store.wait([f"{place}/answer/{word}"], _ANSWER_WITHIN)
-        said = str(store.get(f"{place}/answer/{word}").decode())
-        return Agreement(store, rank, world, f"{place}/{said}"), said
+            text = make()
+            agreement = Agreement(store, rank, world, f"{root}/{text}")
+            agreement._start(agreement._answer, root, text)
+            return agreement, text
+        request = uuid.uuid4().hex
+        store.set(f"{root}/ask/{store.add(f'{root}/asks', 1)}", request)
+        store.wait([f"{root}/answer/{request}"], _ANSWER_WITHIN)
+        text = str(store.get(f"{root}/answer/{request}").decode())
+        return Agreement(store, rank, world, f"{root}/{text}"), text
 
     def put(self, key: str, value: str) -> None:
         """Store a value for `collect`."""
         if self._store is not None:
             self._store.set(self._name(key), value)
 
-    def collect(self, keys: Sequence[str], hear: Callable[[list[str]], None]) -> None:
-        """Call `hear` on a thread with the values of these keys, once all of them exist."""
-        self._start(self._collect, keys, hear)
+    def collect(self, keys: Sequence[str], receive: Callable[[list[str]], None]) -> None:
+        """Call `receive` on a thread with the values of these keys, once all of them exist."""
+        self._start(self._collect, keys, receive)
 
-    def tell(self, text: str) -> None:
+    def broadcast(self, text: str) -> None:
         """Send a message to all ranks, in order; on rank 0 only."""
         if self._store is not None:
-            self._store.set(self._name(f"told/{self._told}"), text)
-            self._told += 1
+            self._store.set(self._name(f"told/{self._messages}"), text)
+            self._messages += 1
 
-    def listen(self, hear: Callable[[str], None]) -> None:
-        """Call `hear` on a thread with each message of rank 0, until `close` or the store ends."""
+    def listen(self, receive: Callable[[str], None]) -> None:
+        """Call `receive` on a thread with each message of rank 0, until the store or this ends."""
         if self._rank != 0:
-            self._start(self._listen, hear)
+            self._start(self._listen, receive)
 
     def close(self) -> None:
         """End the threads; afterwards none is inside the store. Also called at exit."""
         if os.getpid() != self._pid:
             # A fork has no threads, and its locks may never be released.
             return
-        self._over.set()
+        self._closed.set()
         threads, self._threads = self._threads, []
         for thread in threads:
-            thread.join(_LEAVE_WITHIN_S)
+            thread.join(_EXIT_WAIT_S)
 
-    def _start(self, target: Callable[..., None], *given: Any) -> None:
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
         if self._store is None:
             return
         if not self._threads:
             atexit.register(self.close)
-        thread = threading.Thread(target=target, args=given, name="paceline-listener", daemon=True)
+        thread = threading.Thread(target=target, args=args, name="paceline-listener", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _answer(self, place: str, said: str) -> None:
-        """Answer each rank, and whoever asked in an earlier start."""
+    def _answer(self, root: str, text: str) -> None:
+        """Answer the requests of all ranks, also those of an earlier start."""
         number = 1
-        while (word := self._await_name(f"{place}/ask/{number}")) is not None:
-            self._store.set(f"{place}/answer/{word}", said)
+        while (request := self._await(f"{root}/ask/{number}")) is not None:
+            self._store.set(f"{root}/answer/{request}", text)
             number += 1
 
-    def _collect(self, keys: Sequence[str], hear: Callable[[list[str]], None]) -> None:
-        texts = [self._await(key) for key in keys]
+    def _collect(self, keys: Sequence[str], receive: Callable[[list[str]], None]) -> None:
+        texts = [self._await(self._name(key)) for key in keys]
         if None not in texts:
-            hear([str(text) for text in texts])
+            receive([str(text) for text in texts])
 
-    def _listen(self, hear: Callable[[str], None]) -> None:
+    def _listen(self, receive: Callable[[str], None]) -> None:
         number = 0
-        while (text := self._await(f"told/{number}")) is not None:
-            hear(text)
+        while (text := self._await(self._name(f"told/{number}"))) is not None:
+            receive(text)
             number += 1
 
-    def _await(self, key: str) -> str | None:
-        """Return the value of a key; None if this job or its store ends before."""
-        return self._await_name(self._name(key))
-
-    def _await_name(self, name: str) -> str | None:
-        # Values that all ranks write at once arrive soon.
-        pause_s = _FIRST_PAUSE_S
+    def _await(self, name: str) -> str | None:
+        """Return the value of a key of the store; None if this job or its store ends before."""
+        # Values that all ranks write at once arrive soon: the first polls are short.
+        pause_s = _FIRST_POLL_S
         try:
-            while not self._over.is_set():
+            while not self._closed.is_set():
                 if self._store.check([name]):
                     return str(self._store.get(name).decode())
-                self._over.wait(pause_s)
+                self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, self._every_s)
         except Exception as error:  # noqa: BLE001 - depends on the version of the store
             _log.debug("the store of rank 0 has ended: %s", error)

@@ -13,40 +13,42 @@ from typing import Any, Final, Literal
 import torch
 
 from paceline_client.delivery import RetryPolicy, session_url
-from paceline_client.machine import labels_of, machine_of
-from paceline_client.pulse.hardware import Hardware
-from paceline_client.pulse.sending import Destination
-from paceline_client.runs import Run, run_from_environment
+from paceline_client.environment import Run, labels_of, machine_of, run_from_environment
+from paceline_client.gpu import GpuMonitor, gpu_of, location_metadata
+from paceline_client.pulse.sender import Destination
+from paceline_client.sending import Relay
 from paceline_client.spool import Spool
 from paceline_client.torch.agreement import Agreement
-from paceline_client.torch.device_timeline import DeviceTimeline
-from paceline_client.torch.groups import find_groups, with_experts
-from paceline_client.torch.host_timeline import HostTimeline
-from paceline_client.torch.layout import Layout, find_layout, layers_of, stages_of
+from paceline_client.torch.instrumentation import INSTRUMENTATIONS
+from paceline_client.torch.instrumentation.base import Job, Level, Undo
+from paceline_client.torch.layout import (
+    Layout,
+    find_groups,
+    find_layout,
+    layers_of,
+    stages_of,
+    with_experts,
+)
 from paceline_client.torch.monitor import Monitor
 from paceline_client.torch.pulse import RankPulse, RecordWhen
-from paceline_client.torch.relay import Relay
-from paceline_client.torch.sampling import Sampling, seconds
-from paceline_client.torch.session import Sender
+from paceline_client.torch.sessions import Sampling, Sender, seconds
 from paceline_client.torch.tap import SHARED, Tap, Timeline
-from paceline_client.torch.targets.kind import Job, Level, Undo
-from paceline_client.torch.targets.registry import TARGETS
+from paceline_client.torch.timelines import DeviceTimeline, HostTimeline
 from paceline_client.version import VERSION
-from paceline_client.whereabouts import gpu_of, whereabouts
 
 _log = logging.getLogger("paceline_client")
 
 _ATTACHED: Final = itertools.count()
-# From this number on, one rank of a host sends for all of them.
-_NODES_FROM_RANKS: Final = 16
+# From this number of ranks on, one rank of a host sends for all of them.
+_NODE_RELAY_FROM: Final = 16
 
 LevelName = Literal["compute", "p2p", "all"]
 
 
 def default_relay(world: int) -> Literal["rank", "node"]:
-    """Return who sends the shares of `world` ranks."""
-    told = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys()
-    return "node" if told and world >= _NODES_FROM_RANKS else "rank"
+    """Return the `relay` of `attach` for a job of `world` ranks."""
+    has_local_ranks = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys()
+    return "node" if has_local_ranks and world >= _NODE_RELAY_FROM else "rank"
 
 
 def attach(  # noqa: PLR0913 - the first two are the call; the others have defaults
@@ -104,38 +106,37 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     every : str or float or None
         Time between two sessions: ``"30min"``, or seconds. None records on request only.
     steps, warmup : int
-        Steps of a session; steps before it in which hooks run and nothing is kept.
+        Steps of a session; steps before it in which hooks run and operations are discarded.
     window : str or float or None
-        The longest time of a periodic session: of slow steps fewer are recorded, at least five.
-        None for no such limit.
+        The longest time of a periodic session: fewer steps are recorded if they are slow, at least
+        five. None for no limit.
     first_step : int
-        Number of the current step, as after a checkpoint.
+        Number of the current step, for a job resumed from a checkpoint.
     level : {"compute", "p2p", "all"}
         Computations; also transfers and data-parallel collectives; also tensor-, context- and
         expert-parallel collectives.
     pulse : bool
-        Whether a few numbers a step are sent all the time, each ``PACELINE_PULSE_S`` seconds (5),
-        from which a server notices a slow rank within seconds.
+        Whether a few numbers of each step are sent all the time, every ``PACELINE_PULSE_S`` seconds
+        (5), by which the server detects a slow rank within seconds.
     record : {"auto", "ask"} or RecordBudget
-        Whether a server that notices something may have a session recorded: within the usual
+        Whether the server may request a session when it detects something: within the default
         budget (2 % of the steps, one an hour), not at all, or within another budget.
     stacks : bool
-        Whether ranks say what they are in while no step ends: functions, files and lines of the
-        training thread, never values, and the collectives that PyTorch's recorder holds as pending.
+        Whether ranks report their stack while no step ends: functions, files and lines of the
+        training thread, never values, and the pending collectives of PyTorch's flight recorder.
     tensor_ranks : {"first", "all"}
         Which tensor- and context-parallel ranks of a worker are recorded.
     relay : {"rank", "node"}, optional
-        Whether each rank sends its share, or the first rank of each host all of them. By default
-        the latter from 16 ranks on, where the launcher says which ranks share a host
-        (``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``).
+        Whether each rank sends its share, or the first rank of each host all shares of the host.
+        By default the latter from 16 ranks on, if the launcher sets ``LOCAL_RANK`` and
+        ``LOCAL_WORLD_SIZE``.
     layers : sequence of int, optional
         Layers of each pipeline stage, if they cannot be counted.
     labels : mapping, optional
-        Such as team, model and importance; they stand before those that a scheduler gives: owner,
-        account and partition of Slurm, the namespace of Kubernetes.
+        Such as team, model and importance; they replace those of the scheduler: owner, account and
+        partition of Slurm, the namespace of Kubernetes.
     links : mapping, optional
-        Where else the job can be looked at, as its run at W&B or its logs: addresses of the web by
-        what they are called. The job's page has them.
+        Links for the job's page, such as its run at W&B or its logs: URLs by their names.
     spool : path, optional
         Folder for shares that cannot be sent now; by default ``PACELINE_SPOOL``, else a temporary
         folder.
@@ -156,62 +157,54 @@ def attach(  # noqa: PLR0913 - the first two are the call; the others have defau
     monitor = Monitor(tap)
     try:
         session_url(url, job)
-        wanted = Level[level.upper()]
-        rank, world = _rank_and_world()
-        place = layout or find_layout(
-            rank, world, mesh=mesh, schedule=schedule, megatron=megatron_config is not None
+        session_level = Level[level.upper()]
+        is_megatron = megatron_config is not None
+        rank, world = 0, 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+        layout = layout or find_layout(
+            rank, world, mesh=mesh, schedule=schedule, megatron=is_megatron
         )
-        place = with_experts(place, groups)
-        agreement, said = Agreement.of_job(rank, world, next(_ATTACHED), _new_run)
-        run = Run(**json.loads(said))
+        layout = with_experts(layout, groups)
+        agreement, run_text = Agreement.of_job(rank, world, next(_ATTACHED), _new_run)
+        run = Run(**json.loads(run_text))
         longest_s = seconds(window, "window")
-        sampling = Sampling(seconds(every), steps, warmup, agreement.heard_within_s, longest_s)
-        known = find_groups(mesh=mesh, megatron=megatron_config is not None, given=groups)
-        beating = None
+        sampling = Sampling(seconds(every), steps, warmup, agreement.message_delay_s, longest_s)
+        group_kinds = find_groups(mesh=mesh, megatron=is_megatron, given=groups)
+        rank_pulse = None
         if pulse:
-            where = Destination(url, job, run, rank, _local_rank(), machine_of().node, world)
-            beating = RankPulse(tap, where, place, record, stacks=stacks, hardware=_hardware())
-        target_job = Job(tap, place, model, schedule, megatron_config, rank, known)
-        undo, left_out = _attach_targets(target_job, wanted, pulse=pulse)
-        meta = _metadata(
-            rank,
-            place,
-            run,
-            wanted,
-            left_out,
-            labels,
-            links,
-            tap.timeline.name,
-            # Megatron-Core's own collectives are recorded while they go on.
-            only_waits=megatron_config is None,
-        )
+            to = Destination(url, job, run, rank, local_rank, machine_of().node, world)
+            rank_pulse = RankPulse(tap, to, layout, record, stacks=stacks, gpu=_gpu_monitor())
+        training = Job(tap, layout, model, schedule, megatron_config, rank, group_kinds)
+        undo, left_out = _install_hooks(training, session_level, pulse=pulse)
+        meta = _metadata(training, run, session_level, left_out, labels, links)
         if tensor_ranks == "all":
             meta["producers"] = [f"rank-{other}" for other in range(world)]
         folder = Spool(Path(spool) if spool else None)
-        local_rank = _local_rank()
         relay = relay or default_relay(world)
         sender = Sender(
             url,
             job,
             run,
             rank,
-            place,
+            layout,
             meta,
             folder,
             hand_over=relay == "node" and local_rank != 0,
             retry=retry or RetryPolicy(),
             buffer_operations=buffer_operations,
-            level=wanted,
+            level=session_level,
         )
-        _say_layers(agreement, sender, target_job, layers)
+        _add_layers(agreement, sender, training, layers)
         host_relay = None
         if local_rank == 0:
             others = int(os.environ.get("LOCAL_WORLD_SIZE") or world) - 1
             host_relay = Relay(folder, url, others if relay == "node" else 0)
             host_relay.start()
-        records = place.first_of_cell or tensor_ranks == "all"
+        records = layout.first_of_cell or tensor_ranks == "all"
         monitor.begin(
-            target_job, undo, sender, sampling, agreement, host_relay, beating, records=records
+            training, undo, sender, sampling, agreement, host_relay, rank_pulse, records=records
         )
     except Exception as error:  # noqa: BLE001 - the training continues
         _log.warning("this job is not recorded: %s", error, exc_info=error)
@@ -224,98 +217,86 @@ def _timeline() -> Timeline:
     return HostTimeline()
 
 
-def _rank_and_world() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
 def _new_run() -> str:
-    """Return a run that no other call of `attach` returns; other ranks take that of rank 0.
+    """Return a new run for each call of `attach`, as JSON; all ranks use that of rank 0.
 
-    Launchers name processes; one process may attach several times.
+    The launcher's run is not enough: a process may attach several times.
     """
     return json.dumps(run_from_environment(once=True).document())
 
 
-def _hardware() -> Hardware | None:
+def _gpu_monitor() -> GpuMonitor | None:
     gpu = gpu_of(torch.cuda) if torch.cuda.is_initialized() else {}
     uuid, address = gpu.get("gpu_uuids", ""), gpu.get("gpu_pci", "")
-    return Hardware(uuid, address) if uuid or address else None
+    return GpuMonitor(uuid, address) if uuid or address else None
 
 
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK") or 0)
-
-
-def _attach_targets(job: Job, level: Level, *, pulse: bool) -> tuple[list[Undo], list[str]]:
+def _install_hooks(job: Job, level: Level, *, pulse: bool) -> tuple[list[Undo], list[str]]:
     undo: list[Undo] = []
     left_out: list[str] = []
     hooks = level
     if pulse and level is Level.P2P:
-        # What is waited for inside of computations is not computing, whether sessions have it or
-        # not.
+        # The pulse has to tell waits inside of computations from computing, also those that
+        # sessions of this level do not contain.
         hooks = Level.ALL
         job.tap.hidden = SHARED
-    for target in TARGETS:
-        if target.wanted(job):
-            attached, missing = target.attach(job, level, hooks)
+    for instrumentation in INSTRUMENTATIONS:
+        if instrumentation.wanted(job):
+            attached, missing = instrumentation.attach(job, level, hooks)
             undo += attached
             left_out += missing
     return undo, left_out
 
 
 def _metadata(  # noqa: PLR0913, PLR0917 - the sources of a session's metadata
-    rank: int,
-    layout: Layout,
+    job: Job,
     run: Run,
     level: Level,
     left_out: list[str],
     labels: Mapping[str, str] | None,
     links: Mapping[str, str] | None,
-    clock: str,
-    *,
-    only_waits: bool,
 ) -> dict[str, Any]:
+    layout = job.layout
     meta: dict[str, Any] = {
         **layout.sizes(),
         "run_id": run.run_id,
-        **whereabouts(rank, torch.cuda),
+        **location_metadata(job.rank, torch.cuda),
         "recorded_by": {
             "client": VERSION,
             "torch": str(torch.__version__),
             "level": level.name.lower(),
-            "clock": clock,
+            "clock": job.tap.timeline.name,
         },
     }
-    if only_waits:
+    if job.megatron_config is None:
+        # Of collectives inside of computations only the waits; Megatron-Core's are recorded whole.
         meta["recorded_by"]["inside"] = "waits"
     if layout.ep > 1:
         meta["ep"] = layout.ep
-    if said := {**labels_of(), **(labels or {})}:
-        meta["labels"] = said
+    if all_labels := {**labels_of(), **(labels or {})}:
+        meta["labels"] = all_labels
     if links:
         meta["links"] = dict(links)
     if left_out:
-        meta["hooks_left_out"] = {str(rank): left_out}
+        meta["hooks_left_out"] = {str(job.rank): left_out}
     return meta
 
 
-def _say_layers(
+def _add_layers(
     agreement: Agreement, sender: Sender, job: Job, layers: Sequence[int] | None
 ) -> None:
-    """Send the number of this stage's layers to rank 0, whose share has those of all stages."""
-    place = sender.layout
+    """Send the number of this stage's layers to rank 0, whose metadata have those of all stages."""
+    layout = sender.layout
     if layers is not None:
         sender.meta["layers"] = list(layers)
         return
     modules = [stage.submod for stage in stages_of(job.schedule)] or job.models()
     count = layers_of(modules) if modules else None
-    if place.dp_rank == 0 and place.first_of_cell:
-        agreement.put(f"layers/{place.pp_rank}", str(count or 0))
+    if layout.dp_rank == 0 and layout.first_of_cell:
+        agreement.put(f"layers/{layout.pp_rank}", str(count or 0))
     if sender.rank != 0:
         return
-    if place.pp == 1:
+    if layout.pp == 1:
         if count:
             sender.meta["layers"] = [count]
         return
@@ -325,4 +306,4 @@ def _say_layers(
         if all(counts):
             sender.meta["layers"] = counts
 
-    agreement.collect([f"layers/{stage}" for stage in range(place.pp)], take)
+    agreement.collect([f"layers/{stage}" for stage in range(layout.pp)], take)

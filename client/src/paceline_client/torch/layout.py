@@ -1,18 +1,18 @@
-"""The place of a rank in the job's DP × PP × TP × CP grid, from objects of the job."""
+"""The place of a rank in the DP × PP × TP × CP grid, and its process groups."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-EXPERT_DIMENSIONS: Final = frozenset({"ep", "expert_parallel", "dp_shard_in_ep"})
+_EXPERT_DIMENSIONS: Final = frozenset({"ep", "expert_parallel", "dp_shard_in_ep"})
 # Usual names of the dimensions of a device mesh. Ranks that share experts are data-parallel ones.
 _NAMES: Final = {
     "dp": {
         *("dp", "ddp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
-        *("fsdp", "hsdp", "dp_shard_cp", "dp_shard_mod_ep", *EXPERT_DIMENSIONS),
+        *("fsdp", "hsdp", "dp_shard_cp", "dp_shard_mod_ep", *_EXPERT_DIMENSIONS),
     },
     "pp": {"pp", "pipe", "pipeline"},
     "tp": {"tp", "tensor", "model"},
@@ -82,13 +82,13 @@ def find_layout(
     return layout
 
 
-def size_of_dimension(name: str) -> str | None:
-    """Return the size to which a dimension of a mesh belongs, by its name; None if unknown."""
+def _size_of_dimension(name: str) -> str | None:
+    """Return ``dp``, ``pp``, ``tp`` or ``cp`` for a mesh dimension's name; None if unknown."""
     return next((size for size, names in _NAMES.items() if name in names), None)
 
 
 def consecutive(ranks: Sequence[int], among: Sequence[int]) -> int:
-    """Return the number of ranks if they are consecutive among others, and 1 if they are not."""
+    """Return the number of ranks if they are consecutive among others, else 1."""
     size = len(ranks)
     blocks = [list(among[at : at + size]) for at in range(0, len(among), size)]
     return size if len(among) % size == 0 and sorted(ranks) in blocks else 1
@@ -104,18 +104,18 @@ def stages_of(schedule: Any) -> list[Any]:
 
 
 def _of_torch(rank: int, world: int, mesh: Any, schedule: Any) -> Layout:
-    found = {} if mesh is None else _of_mesh(mesh)
+    layout = {} if mesh is None else _of_mesh(mesh)
     stages = stages_of(schedule)
     if stages:
-        found["vpp"] = len(stages)
-        if "pp" not in found:
-            found |= _of_group(stages[0], rank, world, found)
-    if "dp" not in found:
-        others = found.get("pp", 1) * found.get("tp", 1) * found.get("cp", 1)
-        found["dp"] = world // others
+        layout["vpp"] = len(stages)
+        if "pp" not in layout:
+            layout |= _of_pipeline(stages[0], rank, world, has_dp="dp" in layout)
+    if "dp" not in layout:
+        others = layout.get("pp", 1) * layout.get("tp", 1) * layout.get("cp", 1)
+        layout["dp"] = world // others
         if others == 1:
-            found["dp_rank"] = rank
-    return Layout(**found)
+            layout["dp_rank"] = rank
+    return Layout(**layout)
 
 
 def _of_mesh(mesh: Any) -> dict[str, int]:
@@ -125,30 +125,30 @@ def _of_mesh(mesh: Any) -> dict[str, int]:
             return {"dp": mesh.size(), "dp_rank": mesh.get_local_rank()}
         message = "the mesh has no names: init_device_mesh(…, mesh_dim_names=('pp', 'dp'))"
         raise LayoutError(message)
-    found: dict[str, int] = {}
+    layout: dict[str, int] = {}
     for index, name in enumerate(names):
-        size = size_of_dimension(str(name).lower())
+        size = _size_of_dimension(str(name).lower())
         if size is None:
             message = f"mesh dimension {name!r} is none of dp, pp, tp and cp; pass layout="
             raise LayoutError(message)
         length = mesh.size(index)
-        found[f"{size}_rank"] = found.get(f"{size}_rank", 0) * length + mesh.get_local_rank(name)
-        found[size] = found.get(size, 1) * length
+        layout[f"{size}_rank"] = layout.get(f"{size}_rank", 0) * length + mesh.get_local_rank(name)
+        layout[size] = layout.get(size, 1) * length
         if size == "dp":
             # Consecutive only if this is the innermost data-parallel dimension.
-            found["ep"] = length if str(name).lower() in EXPERT_DIMENSIONS else 1
-    return found
+            layout["ep"] = length if str(name).lower() in _EXPERT_DIMENSIONS else 1
+    return layout
 
 
-def _of_group(stage: Any, rank: int, world: int, found: dict[str, int]) -> dict[str, int]:
-    """Return the place in the pipeline, and that of the pipeline among the others."""
+def _of_pipeline(stage: Any, rank: int, world: int, *, has_dp: bool) -> dict[str, int]:
+    """Return the place in the pipeline, and without `has_dp` that of the pipeline among others."""
     import torch.distributed as dist  # noqa: PLC0415 - available then
 
     group = stage.group or dist.group.WORLD
     ranks: Sequence[int] = sorted(dist.get_process_group_ranks(group))
     pp = len(ranks)
     result = {"pp": pp, "pp_rank": stage.group_rank}
-    if "dp" in found or pp == world:
+    if has_dp or pp == world:
         return result
     stride = ranks[1] - ranks[0] if pp > 1 else 1
     if list(ranks) != list(range(ranks[0], ranks[0] + stride * pp, stride)):
@@ -208,3 +208,76 @@ def layers_of(modules: Sequence[Any]) -> int | None:
             return None
         total += max(lists)
     return total or None
+
+
+EXPERT: Final = "ep"
+CONTEXT: Final = "cp"
+DATA: Final = "dp"
+_KINDS: Final = (EXPERT, CONTEXT, DATA)
+
+
+def find_groups(
+    *, mesh: Any = None, megatron: bool = False, given: Mapping[str, Any] | None = None
+) -> Mapping[str, str]:
+    """Return the kinds of this rank's groups, ``ep``, ``cp`` or ``dp``, by the groups' names.
+
+    `given` are groups by kind, which take precedence over those of Megatron's parallel state (if
+    `megatron`) or the mesh. Raises `LayoutError` for other kinds.
+    """
+    groups: dict[str, Any] = {}
+    if megatron:
+        groups |= _groups_of_megatron()
+    elif mesh is not None:
+        groups |= _groups_of_mesh(mesh)
+    for kind, group in (given or {}).items():
+        if kind not in _KINDS:
+            message = f"groups= accepts 'dp', 'ep' and 'cp', not {kind!r}"
+            raise LayoutError(message)
+        groups[kind] = group
+    return {
+        str(group.group_name): kind
+        for kind, group in groups.items()
+        if group is not None and group.size() > 1
+    }
+
+
+def with_experts(layout: Layout, given: Mapping[str, Any] | None) -> Layout:
+    """Return the layout with the size of the given expert-parallel group.
+
+    Only if all ranks are data-parallel: their numbers then show whether the group's ranks are
+    consecutive. Otherwise `Layout` has to contain it.
+    """
+    group = (given or {}).get(EXPERT)
+    if group is None or layout.ep > 1 or layout.world != layout.dp:
+        return layout
+    import torch.distributed as dist  # noqa: PLC0415 - available then
+
+    ranks: Sequence[int] = dist.get_process_group_ranks(group)
+    return replace(layout, ep=consecutive(ranks, range(layout.world)))
+
+
+def _groups_of_megatron() -> dict[str, Any]:
+    state = sys.modules["megatron.core.parallel_state"]
+    groups = {}
+    for kind, name in (
+        (EXPERT, "get_expert_model_parallel_group"),
+        (CONTEXT, "get_context_parallel_group"),
+    ):
+        # Older versions do not have all of them.
+        get = getattr(state, name, None)
+        if get is not None:
+            groups[kind] = get(check_initialized=False)
+    return groups
+
+
+def _groups_of_mesh(mesh: Any) -> dict[str, Any]:
+    groups = {}
+    for name in mesh.mesh_dim_names or ():
+        dimension = str(name).lower()
+        if dimension in _EXPERT_DIMENSIONS:
+            groups[EXPERT] = mesh.get_group(name)
+        elif _size_of_dimension(dimension) == CONTEXT:
+            groups[CONTEXT] = mesh.get_group(name)
+        elif _size_of_dimension(dimension) == DATA:
+            groups[DATA] = mesh.get_group(name)
+    return groups

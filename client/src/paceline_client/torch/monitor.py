@@ -1,4 +1,4 @@
-"""What a training job calls: steps, recordings, spans, and the end."""
+"""The interface of an attached job: steps, recordings, spans, and the end."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from paceline_client.delivery import DeliveryError, finish_job
-from paceline_client.pulse.holding import Counts
+from paceline_client.pulse.rows import Counts
 from paceline_client.recorder import Outcome
+from paceline_client.sending import Relay
 from paceline_client.torch.agreement import Agreement
-from paceline_client.torch.greeting import greet
+from paceline_client.torch.instrumentation.base import Job, Undo
 from paceline_client.torch.pulse import RankPulse
-from paceline_client.torch.relay import Relay
-from paceline_client.torch.sampling import Sampling, Window
-from paceline_client.torch.session import Sender, Session
+from paceline_client.torch.sessions import Sampling, Sender, Session, Window
 from paceline_client.torch.tap import Span, Tap
-from paceline_client.torch.targets.kind import Job, Undo
 
 _log = logging.getLogger("paceline_client")
 
 _EXIT_WAIT_S: Final = 5.0
-# For one short request, also when the time for shares is up.
+# The time for one short request, even after the time for shares.
 _LEAST_WAIT_S: Final = 1.0
-# Those of this process that record.
+# The monitors of this process that record.
 _OPEN: Final[set[Monitor]] = set()
 
 
 class Monitor:
-    """What `attach` returns; its methods never raise into the training.
+    """Returned by `attach`; its methods never raise into the training.
 
     `tap` is the switch of the hooks, which stays off if the job cannot be recorded.
     """
@@ -50,7 +48,7 @@ class Monitor:
         self._relay: Relay | None = None
         self._recorded = 0
         self._decides = False
-        self._greeted = False
+        self._announced = False
         self._records = False
         self._window: Window | None = None
         self._session: Session | None = None
@@ -81,15 +79,15 @@ class Monitor:
         self._records = records
         self._broken = False
         _OPEN.add(self)
-        agreement.listen(self._hear)
+        agreement.listen(self._receive_window)
         if hasattr(os, "register_at_fork"):
             _at_fork(self)
         if pulse is not None:
             self._pulse = pulse
-            pulse.start(self._asked)
+            pulse.start(self._record_on_request)
             self._switch_on()
-        # Shares in the spool do not delay the exit.
-        atexit.register(self._close, leaving=True)
+        # At exit, the retries of spooled shares are left to a later process.
+        atexit.register(self._close, at_exit=True)
 
     @property
     def recording(self) -> bool:
@@ -103,14 +101,14 @@ class Monitor:
 
     @property
     def pulse_counts(self) -> Counts | None:
-        """Rows of this rank's pulse by their fate; None without one."""
+        """Numbers of rows of this rank's pulse; None without a pulse."""
         return None if self._pulse is None else self._pulse.counts
 
     def step(self, tokens: int | None = None) -> None:
         """End a step and begin the next; call it once per step on every rank.
 
-        `tokens` are those of this rank in the step that ends: where sequences differ in length,
-        they explain most of what steps differ by.
+        `tokens` are those of this rank in the step that ends: if sequences differ in length, they
+        explain most of the differences between steps.
         """
         if self._broken:
             return
@@ -132,7 +130,7 @@ class Monitor:
             self._window = Window(at, steps)
             self._prepare(self._tap.step)
         elif self._decides:
-            self._sampling.ask(steps)
+            self._sampling.request(steps)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
         """Record the code inside as one operation, for loops without hooks.
@@ -147,11 +145,11 @@ class Monitor:
         )
 
     def between(self, op: str) -> Span:
-        """Record the code inside as something that this rank does between steps.
+        """Record the code inside as an operation of this rank between steps.
 
-        `op` is ``data-loading``, ``checkpoint`` or ``evaluation``. Nothing in it counts as part of
-        a step. PyTorch's loaders, `torch.save` and `torch.distributed.checkpoint.save` are recorded
-        without it.
+        `op` is ``data-loading``, ``checkpoint`` or ``evaluation``. No operation inside counts as
+        part of a step. PyTorch's loaders, `torch.save` and `torch.distributed.checkpoint.save` are
+        recorded without it.
 
         Examples
         --------
@@ -191,23 +189,23 @@ class Monitor:
         if not self._sessions:
             return None
         latest = self._sessions[-1]
-        return latest.recorder.wait(timeout_s) if latest.over.wait(timeout_s) else None
+        return latest.recorder.wait(timeout_s) if latest.finished.wait(timeout_s) else None
 
     def close(self, wait_s: float = _EXIT_WAIT_S) -> None:
         """Send the complete steps of the current session and remove the hooks; also at exit.
 
         Waits up to `wait_s` for shares that are being sent; the others stay in the spool. Rank 0
-        then tells the server that the job has ended, unless an exception ends it: then silence is
-        an incident.
+        then reports the end of the job to the server, unless an exception ends it: the job's
+        silence is then an incident.
         """
         self._close(wait_s)
 
-    def _close(self, wait_s: float = _EXIT_WAIT_S, *, leaving: bool = False) -> None:
+    def _close(self, wait_s: float = _EXIT_WAIT_S, *, at_exit: bool = False) -> None:
         if os.getpid() != self._pid:
             return
         _OPEN.discard(self)
         if self._agreement is not None:
-            # Also if recording has ended early: the thread must have ended afterwards.
+            # Also if recording has ended early: its threads must end before the interpreter.
             self._agreement.close()
         if self._broken:
             return
@@ -215,10 +213,12 @@ class Monitor:
         try:
             self._end(before=self._tap.step)
             self._stop_hooks()
-            self._detach()
-            if leaving:
+            undo, self._undo = self._undo, []
+            for function in reversed(undo):
+                function()
+            if at_exit:
                 for session in self._sessions:
-                    session.recorder.leave()
+                    session.recorder.stop_retrying()
             give_up_at = time.monotonic() + wait_s
             self._wait_for_threads(give_up_at)
             if self._relay is not None:
@@ -229,27 +229,28 @@ class Monitor:
             _log.warning("closing: %r", error)
 
     def _wait_for_threads(self, give_up_at: float) -> None:
-        """Wait for shares first, which are worth more than the last of the pulse."""
+        """Wait for shares, then for the end of the pulse, which is worth less."""
         if self._pulse is not None:
             self._pulse.end(give_up_at, finished=not _failing())
         for session in self._sessions:
-            if session.over.wait(max(0.0, give_up_at - time.monotonic())):
+            if session.finished.wait(max(0.0, give_up_at - time.monotonic())):
                 session.recorder.wait(max(0.0, give_up_at - time.monotonic()))
         if self._pulse is not None:
             self._pulse.wait(give_up_at)
 
     def _is_last(self, sender: Sender) -> bool:
-        """Return whether it decides, and no other monitor of this process records the job."""
-        others = [one._sender for one in _OPEN if not one._broken]
-        return self._decides and sender.page not in {one.page for one in others if one is not None}
+        """Return whether this is rank 0, and no other monitor of the process records the job."""
+        senders = [other._sender for other in _OPEN if not other._broken]
+        pages = {other.page for other in senders if other is not None}
+        return self._decides and sender.page not in pages
 
     def _finish_job(self, sender: Sender, give_up_at: float) -> None:
         timeout_s = max(_LEAST_WAIT_S, give_up_at - time.monotonic())
         try:
             finish_job(sender.server, sender.job, min(timeout_s, sender.retry.timeout_s))
         except DeliveryError as error:
-            # An older server, or none: the job is silent then.
-            _log.info("the server was not told that the job has ended: %s", error)
+            # By an older server or none, the job is taken for silent.
+            _log.info("the end of the job was not reported to the server: %s", error)
 
     def _next_step(self, tokens: int | None) -> None:
         tap = self._tap
@@ -271,16 +272,12 @@ class Monitor:
         if self._decides and self._sampling is not None and self._window is None:
             window = self._sampling.decide(step, time.monotonic())
             if window is not None and self._agreement is not None:
-                self._agreement.tell(window.text())
+                self._agreement.broadcast(window.text())
                 self._window = window
-                self._greet(window, self._sampling.every_s)
+                if not self._announced and self._sender is not None:
+                    self._announced = True
+                    self._sender.announce(window, self._sampling.every_s)
         self._prepare(step)
-
-    def _greet(self, window: Window, every_s: float | None) -> None:
-        """Say once where the job is recorded."""
-        if not self._greeted and self._sender is not None:
-            self._greeted = True
-            greet(self._sender, window, every_s)
 
     def _prepare(self, step: int) -> None:
         """Switch the hooks on before a window, and begin its session."""
@@ -304,7 +301,7 @@ class Monitor:
     def _end(self, before: int | None = None) -> None:
         session, self._session = self._session, None
         if session is None or self._window == session.window:
-            # Otherwise this rank lags and already knows the next window.
+            # Otherwise this rank lags, and has received the next window already.
             self._window = None
         self._tap.sink = None
         self._switch_off()
@@ -317,7 +314,7 @@ class Monitor:
             self._recorded += 1
         elif session is not None:
             # No step is complete.
-            session.over.set()
+            session.finished.set()
             self._sessions.remove(session)
 
     def _switch_on(self) -> None:
@@ -335,26 +332,21 @@ class Monitor:
     def _stop_hooks(self) -> None:
         self._tap.on = False
         stop, self._stop = self._stop, None
-        for one in stop or ():
-            one()
+        for undo in stop or ():
+            undo()
 
-    def _asked(self, steps: int) -> bool:
-        """Record because the server asks for it, on the pulse's thread; return whether it is."""
+    def _record_on_request(self, steps: int) -> bool:
+        """Record a session that the server requests, on the pulse's thread; return whether."""
         sampling = self._sampling
         if self._broken or sampling is None or self._window is not None:
             return False
-        sampling.ask(steps)
+        sampling.request(steps)
         return True
 
-    def _hear(self, text: str) -> None:
-        """Take a window from rank 0, on the listener's thread."""
+    def _receive_window(self, text: str) -> None:
+        """Receive a window from rank 0, on the listener's thread."""
         if not self._broken:
             self._window = Window.read(text)
-
-    def _detach(self) -> None:
-        undo, self._undo = self._undo, []
-        for one in reversed(undo):
-            one()
 
     def _break(self, error: Exception) -> None:
         self._broken = True
@@ -377,13 +369,13 @@ def _at_fork(monitor: Monitor) -> None:
     reference: Callable[[], Monitor | None] = weakref.ref(monitor)
 
     def in_child() -> None:
-        known = reference()
-        if known is not None:
-            known._forked()
+        alive = reference()
+        if alive is not None:
+            alive._forked()
 
     os.register_at_fork(after_in_child=in_child)
 
 
 def _failing() -> bool:
-    """Return whether an exception is under way, or has ended the main thread."""
+    """Return whether an exception is being handled, or has ended the main thread."""
     return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None

@@ -1,114 +1,302 @@
-"""The pulse of a rank: the tap's second sink, its beats, and sessions that the server asks for."""
+"""The pulse of a rank: rows of its steps, beats, and diagnostics while no step ends."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
-from paceline_client.pulse.budget import RecordBudget, Requests
-from paceline_client.pulse.hardware import Hardware
-from paceline_client.pulse.holding import Asked, Counts
-from paceline_client.pulse.rows import Beat
-from paceline_client.pulse.sending import Destination, Pulse
+import torch
+
+from paceline_client.gpu import GpuMonitor
+from paceline_client.pulse.requests import BudgetUse, RecordBudget, RecordRequest
+from paceline_client.pulse.rows import Beat, Counts, Row
+from paceline_client.pulse.sender import Destination, Pulse
 from paceline_client.torch.layout import Layout
-from paceline_client.torch.standstill import pending_collectives, training_stack
-from paceline_client.torch.steps import Steps
-from paceline_client.torch.tap import Tap
+from paceline_client.torch.tap import COMPILE, DATA_LOADING, EVALUATION, GC, OPTIMIZER, Tap
 
 _log = logging.getLogger("paceline_client")
 
 RecordWhen = Literal["auto", "ask"] | RecordBudget
 
-# Of a step on a GPU; each operation has two.
+# The most events of a step on a GPU; each operation has two.
 _MOST_EVENTS: Final = 64
-# Clocks of device and host are compared anew.
+# The clocks of device and host are compared again after this number of steps.
 _STEPS_A_CLOCK: Final = 128
 _FINISHED: Final = "finished"
+_COMPUTE: Final = "compute"
+# The innermost frames of a stack.
+MOST_FRAMES: Final = 40
+MOST_BYTES: Final = 64 << 10
+# The first pending collectives are those that the rank waits for; the others are queued behind.
+_FEW_ENTRIES: Final = 16
+
+
+class StepRows:
+    """Sums the operations of each step to one row; the tap's sink for the pulse.
+
+    Takes operations inside of a computation before the computation itself. All calls are on one
+    thread: that of the training on CPUs, the one that reads events on GPUs.
+    """
+
+    def __init__(self, rank: int, layout: Layout, add: Callable[[Row], None]) -> None:
+        self._place = rank, layout.dp_rank, layout.pp_rank
+        self._add = add
+        self._clear()
+
+    def _clear(self) -> None:
+        # Computations by type: number measured, their duration, and that of waits inside of them.
+        self._computed: dict[str, list[int]] = {}
+        self._inside_ns = 0  # waits inside of the computation that has not ended
+        self._compiled_ns = 0  # compilations inside of the computation that has not ended
+        # Waits outside of computations by type: number measured, and their duration.
+        self._waited: dict[str, list[int]] = {}
+        self._optimizer_ns = 0
+        self._gc_ns = 0
+        self._gc_outside_ns = 0
+        self._first_ns: int | None = None  # start of the first operation
+        # Operations that are neither computing nor waiting, as (type, start, duration).
+        self._aside: list[tuple[str, int, int]] = []
+
+    def inside(self, op: str, _start_ns: int, duration_ns: int, *_where: int | None) -> None:
+        """Take an operation inside of a computation."""
+        if op == GC:
+            self._gc_ns += duration_ns
+        elif op == COMPILE:
+            self._compiled_ns += duration_ns
+        elif not op.endswith(_COMPUTE):
+            self._inside_ns += duration_ns
+
+    def outside(self, op: str, start_ns: int, duration_ns: int, *_where: int | None) -> None:
+        """Take a computation, or an operation outside of computations."""
+        if self._compiled_ns and op.endswith(_COMPUTE):
+            duration_ns -= min(duration_ns, self._compiled_ns)
+            self._compiled_ns = 0
+        computed = self._computed.get(op)
+        if computed is not None:
+            computed[0] += 1
+            computed[1] += duration_ns
+            if self._inside_ns:
+                computed[2] += self._inside_ns
+                self._inside_ns = 0
+            return
+        if op == GC:
+            self._gc_ns += duration_ns
+            self._gc_outside_ns += duration_ns
+            self._aside.append((op, start_ns, duration_ns))
+            return
+        if op == COMPILE:
+            self._aside.append((op, start_ns, duration_ns))
+            return
+        if self._first_ns is None:
+            self._first_ns = start_ns
+        if op.endswith(_COMPUTE):
+            self._computed[op] = [1, duration_ns, self._inside_ns]
+            self._inside_ns = 0
+        elif op == OPTIMIZER:
+            self._optimizer_ns += duration_ns
+        else:
+            waited = self._waited.setdefault(op, [0, 0])
+            waited[0] += 1
+            waited[1] += duration_ns
+
+    def between(self, op: str, start_ns: int, duration_ns: int, *_where: int | None) -> None:
+        """Take an operation between steps."""
+        self._aside.append((op, start_ns, duration_ns))
+
+    def end(  # noqa: PLR0913, PLR0917 - the parts of a step that tap and timeline know
+        self,
+        step: int,
+        tokens: int,
+        skipped: Mapping[str, int],
+        time_ns: int,
+        step_ns: int,
+        end_ns: int,
+    ) -> None:
+        """Add the row of a step.
+
+        `skipped` are numbers of operations by type that were not measured; they count like the
+        measured ones. `time_ns` is the end of the step since the epoch, `end_ns` the same by the
+        clock of the operations.
+        """
+        compute_ns, wait_ns = self._gc_outside_ns, 0
+        for op, (measured, all_ns) in self._waited.items():
+            wait_ns += round((1 + skipped.get(op, 0) / measured) * all_ns)
+        for op, (measured, all_ns, inside_ns) in self._computed.items():
+            times = 1 + skipped.get(op, 0) / measured
+            compute_ns += round(times * max(0, all_ns - inside_ns))
+            wait_ns += round(times * inside_ns)
+        data_ns = 0 if self._first_ns is None else max(0, self._first_ns - (end_ns - step_ns))
+        evaluation_ns = 0
+        for op, start_ns, duration_ns in self._aside:
+            before = self._first_ns is not None and start_ns < self._first_ns
+            if op == DATA_LOADING:
+                data_ns += 0 if before else duration_ns
+            elif before:
+                data_ns -= duration_ns
+            if op == EVALUATION:
+                evaluation_ns += duration_ns
+        rank, dp_rank, pp_rank = self._place
+        row = Row(
+            step,
+            rank,
+            dp_rank,
+            pp_rank,
+            time_ns,
+            max(0, step_ns - evaluation_ns),
+            compute_ns,
+            wait_ns,
+            max(0, data_ns),
+            self._optimizer_ns,
+            self._gc_ns,
+            tokens,
+        )
+        self._clear()
+        self._add(row)
+
+
+def training_stack(thread: int) -> bytes:
+    """Return the stack of a thread as JSON, in the format of ``py-spy dump --json``.
+
+    It has functions, files and lines, and no values.
+
+    Examples
+    --------
+    >>> import threading
+    >>> (stack,) = json.loads(training_stack(threading.get_ident()))
+    >>> stack["frames"][0]["name"], stack["thread_name"]
+    ('training_stack', 'MainThread')
+    """
+    frames: list[dict[str, Any]] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None and len(frames) < MOST_FRAMES:
+        code = frame.f_code
+        name = getattr(code, "co_qualname", code.co_name)
+        frames.append({"name": name, "filename": code.co_filename, "line": frame.f_lineno})
+        frame = frame.f_back
+    stack = {"pid": os.getpid(), "thread_name": "MainThread", "frames": frames}
+    return json.dumps([stack], separators=(",", ":")).encode()
+
+
+def pending_collectives() -> bytes | None:
+    """Return the pending collectives of PyTorch's flight recorder as JSON; None without one.
+
+    The recorder is that of NCCL or of another backend. Completed entries are kept one for each
+    group: only entries have the name of the group whose sequence numbers the recorder has.
+    """
+    c10d = torch._C._distributed_c10d
+    dump = getattr(c10d, "_dump_nccl_trace_json", None) if torch.cuda.is_available() else None
+    dump = dump or getattr(c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    try:
+        document = json.loads(dump(includeCollectives=True, onlyActive=False))
+    except (RuntimeError, ValueError) as error:
+        _log.debug("the flight recorder has no dump: %s", error)
+        return None
+    entries = document.get("entries", [])
+    pending = [entry for entry in entries if not entry.get("retired")]
+    completed = list(
+        {entry.get("pg_id"): entry for entry in entries if entry.get("retired")}.values()
+    )
+    for count in (len(pending), _FEW_ENTRIES, 1):
+        kept = completed + pending[:count]
+        body = json.dumps({**document, "entries": kept}, separators=(",", ":")).encode()
+        if len(body) <= MOST_BYTES:
+            return body
+    return None
 
 
 class RankPulse:
-    """Sums each step of a rank to a row, and has a thread send these.
+    """Sums each step of a rank to a row, and sends these on a thread.
 
-    `hardware` reads its GPU. `record` says whether the server may ask for sessions: within a budget
-    (``"auto"`` is the usual one), or not at all (``"ask"``). With `stacks` it says, while no step
-    ends and the server asks, which lines the thread that trains is in, and what PyTorch's recorder
-    holds as pending.
+    `gpu` reads the state of its GPU. The server may request sessions within the budget `record`
+    (``"auto"`` is the default one), or not at all (``"ask"``). With `stacks`, while no step ends
+    and the server requests it, the rank reports the stack of the training thread and the pending
+    collectives, without waiting for the training's threads or for other ranks.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a rank
         self,
         tap: Tap,
-        where: Destination,
+        destination: Destination,
         layout: Layout,
         record: RecordWhen,
         *,
         stacks: bool = True,
-        hardware: Hardware | None = None,
+        gpu: GpuMonitor | None = None,
     ) -> None:
         self._tap = tap
-        self._hardware = hardware
-        self._place = where.rank, layout.dp_rank, layout.pp_rank
-        self._thread = threading.get_ident()
+        self._gpu = gpu
+        self._place = destination.rank, layout.dp_rank, layout.pp_rank
+        self._training_thread = threading.get_ident()
         self._pulse = Pulse(
-            where, self._beat, self._hear, self._say if stacks else None, self._read
+            destination,
+            self._beat,
+            self._record_if_allowed,
+            self._diagnostics if stacks else None,
+            self._read_gpu,
         )
-        self._steps = Steps(where.rank, layout, self._pulse.add)
-        self._requests = None if record == "ask" else Requests(_budget(record))
-        self._ask: Callable[[int], bool] = lambda _: False
+        self._rows = StepRows(destination.rank, layout, self._pulse.add)
+        self._budget: BudgetUse | None = None
+        if isinstance(record, RecordBudget):
+            self._budget = BudgetUse(record)
+        elif record == "auto":
+            self._budget = BudgetUse(RecordBudget())
+        elif record != "ask":
+            message = f'record must be "auto", "ask" or a RecordBudget, not {record!r}'
+            raise ValueError(message)
+        self._record: Callable[[int], bool] = lambda _: False
 
     @property
     def wanted(self) -> bool:
-        """Whether the server takes pulses, as far as it is known."""
+        """False once the server has answered that it takes no pulses."""
         return self._pulse.wanted
 
     @property
     def counts(self) -> Counts:
-        """The rows by their fate."""
+        """Numbers of rows."""
         return self._pulse.counts
 
-    def start(self, ask: Callable[[int], bool]) -> None:
-        """Start; `ask` is called on another thread with the steps of a session to record."""
-        self._ask = ask
-        self._tap.pulse = self._steps
+    def start(self, record: Callable[[int], bool]) -> None:
+        """Start; `record` is called on another thread with the steps of a requested session."""
+        self._record = record
+        self._tap.pulse = self._rows
         self._pulse.start()
 
     def end_step(self, tokens: int | None) -> None:
         """End the current step."""
         tap = self._tap
-        self._thread = threading.get_ident()
+        self._training_thread = threading.get_ident()
         skipped, tap.skipped = tap.skipped, {}
-        known, tap.tokens = tap.tokens, 0
-        told = int(known if tokens is None else tokens)
-        ended = partial(self._steps.end, tap.step, told, skipped)
-        operations = tap.end_step(ended)
+        counted, tap.tokens = tap.tokens, 0
+        step_tokens = int(counted if tokens is None else tokens)
+        operations = tap.end_step(partial(self._rows.end, tap.step, step_tokens, skipped))
         if tap.sink is not None:
             return
         if operations:
-            self._sample(2 * operations)
+            # Measure as few microbatches as keep the events of a step few; each operation has two.
+            every = max(1, math.ceil(2 * operations * tap.every / _MOST_EVENTS))
+            # A little fewer events than before are no reason for a change.
+            if every > tap.every or 2 * every <= tap.every:
+                tap.every = every
         if tap.step % _STEPS_A_CLOCK == 0:
             tap.timeline.begin()
 
-    def _sample(self, events: int) -> None:
-        """Choose how many microbatches are measured, so that a step has few events."""
-        tap = self._tap
-        whole = events * tap.every
-        every = max(1, math.ceil(whole / _MOST_EVENTS))
-        # A little less than before is no reason to change.
-        if every > tap.every or 2 * every <= tap.every:
-            tap.every = every
-
     def end(self, give_up_at_s: float, *, finished: bool) -> None:
-        """Begin to send the rest, and, if the job has `finished`, that it has."""
+        """Start to send the rest, and whether the job has `finished`."""
         self._tap.pulse = None
         self._pulse.end(give_up_at_s, finished=finished)
 
     def wait(self, give_up_at_s: float) -> None:
-        """Wait until that is sent."""
+        """Wait until the rest is sent."""
         self._pulse.wait(give_up_at_s)
 
     def forked(self) -> None:
@@ -126,37 +314,27 @@ class RankPulse:
         since_ns = now_ns - max(0, time.monotonic_ns() - phase[1])
         return Beat(tap.step, *self._place, now_ns, phase[0], since_ns)
 
-    def _read(self) -> dict[str, Any] | None:
-        hardware = self._hardware
-        reading = None if hardware is None else hardware.take(time.monotonic())
+    def _read_gpu(self) -> dict[str, Any] | None:
+        reading = None if self._gpu is None else self._gpu.take(time.monotonic())
         return None if reading is None else reading.document(self._place[0])
 
-    def _say(self) -> dict[str, str]:
+    def _diagnostics(self) -> dict[str, str]:
         rank = self._place[0]
-        said = {f"stack_{rank}.json": training_stack(self._thread).decode()}
+        files = {f"stack_{rank}.json": training_stack(self._training_thread).decode()}
         pending = pending_collectives()
         if pending is not None:
-            said[f"_dump_{rank}.json"] = pending.decode()
-        return said
+            files[f"_dump_{rank}.json"] = pending.decode()
+        return files
 
-    def _hear(self, asked: Asked) -> None:
-        requests, now_s, reason = self._requests, time.monotonic(), asked.reason
-        if requests is None:
+    def _record_if_allowed(self, request: RecordRequest) -> None:
+        budget, now_s, reason = self._budget, time.monotonic(), request.reason
+        if budget is None:
             _log.info("the server asks for a session (%s); this job does not record for it", reason)
             return
-        # What a person asks for does not count in the budget.
-        if not asked.by_person and not requests.has_room(self._tap.step, now_s):
+        # Requests of people do not count in the budget.
+        if not request.by_person and not budget.has_room(self._tap.step, now_s):
             _log.info("the server asks for a session (%s) beyond the budget of this job", reason)
-        elif self._ask(asked.steps):
-            if not asked.by_person:
-                requests.count(asked.steps, now_s)
-            _log.info("recording %d steps: %s", asked.steps, reason)
-
-
-def _budget(record: RecordWhen) -> RecordBudget:
-    if isinstance(record, RecordBudget):
-        return record
-    if record != "auto":
-        message = f'record must be "auto", "ask" or a RecordBudget, not {record!r}'
-        raise ValueError(message)
-    return RecordBudget()
+        elif self._record(request.steps):
+            if not request.by_person:
+                budget.count(request.steps, now_s)
+            _log.info("recording %d steps: %s", request.steps, reason)

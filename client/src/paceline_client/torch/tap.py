@@ -1,4 +1,4 @@
-"""The state of all hooks: the switch, the current step, and the clock of the device."""
+"""The state that all hooks share: the switch, the current step, and the clock of the device."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ PARAMETERS: Final = "params-all-gather"
 GRADIENTS: Final = "grads-reduce-scatter"
 OPTIMIZER: Final = "optimizer"
 GC: Final = "gc"
-# What a rank does between steps; no part of a step wherever it is.
+# Operations between steps; they are no part of a step wherever they happen.
 DATA_LOADING: Final = "data-loading"
 CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
-# Neither computing nor waiting, wherever it happens; for the pulse only.
+# Neither computing nor waiting; for the pulse only.
 COMPILE: Final = "compile"
-# How operations of tensor-, context- and expert-parallel ranks begin.
+# Prefixes of operation types of tensor-, context- and expert-parallel ranks.
 SHARED: Final = ("tp-", "cp-", "ep-")
 
 # Operation, start and duration in nanoseconds since the epoch, step, microbatch, model chunk.
 Sink = Callable[[str, int, int, int, "int | None", "int | None"], None]
 
 
-# When a step has ended, in nanoseconds since the epoch; how long it took; and the end by the clock
-# that operations begin by.
+# The end of a step in nanoseconds since the epoch; its duration in nanoseconds; and its end by the
+# clock of the operations.
 StepEnded = Callable[[int, int, int], None]
 
 
 class PulseSink(Protocol):
-    """Takes all operations of all steps; their begins are of the clock of `Timeline.end_step`."""
+    """Takes all operations of all steps, by the clock of the end in `StepEnded`."""
 
     def inside(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
         """Take an operation inside of a computation."""
@@ -45,7 +45,7 @@ class PulseSink(Protocol):
         """Take a computation, or an operation outside of these."""
 
     def between(self, op: str, start_ns: int, duration_ns: int, *where: int | None) -> None:
-        """Take what the rank does between steps."""
+        """Take an operation between steps."""
 
 
 class Timeline(Protocol):
@@ -62,13 +62,13 @@ class Timeline(Protocol):
         """Pass an operation between two marks to `sink`, at once or later."""
 
     def watch(self, done: Callable[[Any], None], work: Any) -> Any:
-        """Call `done` with the mark at which `work` completes; return what to wait for instead."""
+        """Call `done` with the mark at which `work` completes; return the object to wait for."""
 
     def begin(self) -> None:
-        """Relate the clock to the host's, at the begin of a session."""
+        """Relate the clock to the host's, at the start of a session."""
 
     def end_step(self, ended: StepEnded | None = None) -> int:
-        """End a step, and return how many operations it had.
+        """End a step, and return its number of operations.
 
         `ended` is called when all of them have reached their sink, at once or later.
         """
@@ -88,37 +88,37 @@ class Tap:
         self.step = 0  # the current one
         self.sink: Sink | None = None  # takes operations; None while the hooks warm up
         self.depth = 0  # nested computations that are running
-        # The mark at the end of what the step recorded last; None if that is nothing.
+        # The mark at the end of the step's last recorded operation; None without one.
         self.ended: Any = None
         self.timeline = timeline
         self.now = timeline.now
         # Its marks are then nanoseconds of the monotonic clock.
         self._on_host = timeline.name == "host"
         self.quiet = 0  # above 0, another hook records the collectives that are called
-        self._waited: tuple[str, Any, Any] | None = None  # an operation that may go on
+        # A wait as (type, start, end) that a following one of the same type prolongs.
+        self._wait: tuple[str, Any, Any] | None = None
         # The pulse, which takes operations between sessions as well.
         self.pulse: PulseSink | None = None
-        self.aside = 0  # above 0, what runs is no part of a step
-        # Of this rank in the step, as far as hooks know them.
+        self.aside = 0  # above 0, the running code is no part of a step
+        # The tokens of this rank in the step, as far as hooks know them.
         self.tokens = 0
-        # Operations that begin so are for the pulse only.
+        # Operation types with these prefixes are for the pulse only.
         self.hidden: tuple[str, ...] = ()
-        # The operation begun last, and when by the monotonic clock.
+        # The type and the start, by the monotonic clock, of the operation that began last.
         self.phase: tuple[str, int] | None = None
-        # Without a session, the microbatches of which one is measured, how many operations of a
-        # step were left out by type, and whether that inside of which this is was.
+        # Without a session, one of this many microbatches is measured.
         self.every = 1
-        self.skipped: dict[str, int] = {}
-        self.skips = False
-        self._turn = 0  # counts works of unknown microbatches
+        self.skipped: dict[str, int] = {}  # the step's operations that were not measured, by type
+        self.skips = False  # whether the running computation is not measured
+        self._works = 0  # counts works of unknown microbatches
 
     @property
     def takes(self) -> bool:
-        """Whether operations that run now are recorded."""
+        """Whether operations that start now are recorded."""
         return self.sink is not None or (self.pulse is not None and not self.aside)
 
     def begins(self, op: str, mb: int | None = None) -> Any:
-        """Mark the begin of an operation; return None where it is not measured."""
+        """Mark the start of an operation; return None if it is not measured."""
         if self._on_host:
             start = self.now()
             self.phase = op, start
@@ -132,8 +132,8 @@ class Tap:
                 return None
         return self.now()
 
-    def goes_on(self, op: str) -> None:
-        """Note that what began last is over, so that this goes on."""
+    def resumes(self, op: str) -> None:
+        """Note that an operation continues, after the one that began last has ended."""
         self.phase = op, time.monotonic_ns()
 
     def ends(self, op: str, start: Any, mb: int | None = None, mc: int | None = None) -> None:
@@ -142,7 +142,7 @@ class Tap:
             self.add(op, start, self.now(), mb, mc)
 
     def ends_waiting(self, op: str, start: Any) -> None:
-        """Record that the training waited for a collective until now; see `add_waiting`."""
+        """Record a wait of the training for a collective until now; see `add_waiting`."""
         if start is not None:
             self.add_waiting(op, start, self.now())
 
@@ -150,7 +150,7 @@ class Tap:
         self, op: str, start: Any, end: Any, mb: int | None = None, mc: int | None = None
     ) -> None:
         """Record an operation between two marks."""
-        if self._waited is not None:
+        if self._wait is not None:
             self.flush()
         self.ended = end
         sink = self.sink
@@ -170,7 +170,7 @@ class Tap:
             self.add_to_pulse(op, start, end)
 
     def add_to_pulse(self, op: str, start: Any, end: Any) -> None:
-        """Have the pulse take an operation, or a wait that a session has as part of one."""
+        """Pass an operation, or a wait inside of a recorded operation, to the pulse only."""
         pulse = self.pulse
         if pulse is None:
             return
@@ -183,7 +183,7 @@ class Tap:
             pulse.outside(op, start, end - start)
 
     def add_between(self, op: str, start: Any, end: Any) -> None:
-        """Record what the rank did between steps."""
+        """Record an operation between steps."""
         sink, pulse = self.sink, self.pulse
         if sink is not None:
             self.timeline.add(sink, op, start, end, self.step, None, None)
@@ -195,39 +195,39 @@ class Tap:
             self.timeline.add(pulse.between, op, start, end, self.step, None, None)
 
     def add_waiting(self, op: str, start: Any, end: Any) -> None:
-        """Record that the training waited for a collective.
+        """Record a wait of the training for a collective.
 
-        Outside of computations, collectives of one type that follow one another are recorded as
-        one: a loop over parameters makes hundreds.
+        Outside of computations, successive waits for collectives of one type are recorded as one: a
+        loop over parameters has hundreds.
         """
         if self.depth:
             self.add(op, start, end)
             return
-        if self._waited is not None and self._waited[0] == op:
-            start = self._waited[1]
+        if self._wait is not None and self._wait[0] == op:
+            start = self._wait[1]
         else:
             self.flush()
-        self._waited = (op, start, end)
+        self._wait = (op, start, end)
 
     def flush(self) -> None:
-        """Record what may have gone on until now."""
-        waited, self._waited = self._waited, None
-        if waited is not None:
-            self.add(*waited)
+        """Record the wait that may have been prolonged until now."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self.add(*wait)
 
     def end_step(self, ended: StepEnded | None = None) -> int:
-        """End a step in which the hooks are on; return how many operations it had."""
+        """End a step in which the hooks are on; return its number of operations."""
         self.flush()
         self.ended = None
         return self.timeline.end_step(ended)
 
     def span(self, op: str, mb: int | None = None, mc: int | None = None) -> Span:
-        """Record the code inside as one operation, the collectives in it included."""
-        return Waiting(self, op, mb, mc)
+        """Record the code inside as one operation, including its collectives."""
+        return _CollectiveSpan(self, op, mb, mc)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Leave the collectives inside to the hook that calls this."""
+        """Disable other hooks of collectives inside; the calling hook records them."""
         self.quiet += 1
         try:
             yield
@@ -236,11 +236,11 @@ class Tap:
 
     def computing(self, op: str, mb: int | None, mc: int | None) -> Span:
         """Record the code inside as a computation, in which collectives are nested."""
-        return Computing(self, op, mb, mc)
+        return _ComputeSpan(self, op, mb, mc)
 
     def between(self, op: str) -> Span:
-        """Record the code inside as something done between steps, and nothing in it."""
-        return Between(self, op, None, None)
+        """Record the code inside as one operation between steps, and no operations in it."""
+        return _BetweenSpan(self, op, None, None)
 
     def watch(
         self, op: str, work: Any, start: Any, mb: int | None = None, mc: int | None = None
@@ -256,13 +256,13 @@ class Tap:
             )
         if self.pulse is not None and not self.aside:
             if mb is None:
-                self._turn += 1
-            work = Awaited(self, op, work, self._turn if mb is None else mb)
+                self._works += 1
+            work = _PulseWork(self, op, work, self._works if mb is None else mb)
         return work
 
 
-class Awaited:
-    """A work whose waits the pulse takes."""
+class _PulseWork:
+    """A proxy of a work that passes the waits for it to the pulse."""
 
     def __init__(self, tap: Tap, op: str, work: Any, mb: int) -> None:
         self._tap = tap
@@ -315,7 +315,7 @@ class Span:
         self._tap.add(self._op, self._start, end, self._mb, self._mc)
 
 
-class Waiting(Span):
+class _CollectiveSpan(Span):
     """A span of collectives that no other hook records."""
 
     __slots__ = ()
@@ -334,7 +334,7 @@ class Waiting(Span):
         super().__exit__(kind, error, trace)
 
 
-class Computing(Span):
+class _ComputeSpan(Span):
     """A span in which collectives are nested."""
 
     __slots__ = ("_skips",)
@@ -345,7 +345,7 @@ class Computing(Span):
         if tap.on:
             self._start = tap.begins(self._op, self._mb)
             if self._start is None and not tap.skips:
-                # What is inside of an operation that is not measured is not either.
+                # Operations inside of a computation that is not measured are not measured either.
                 self._skips = tap.skips = True
         tap.depth += 1
 
@@ -363,10 +363,10 @@ class Computing(Span):
             tap.add(self._op, self._start, tap.now(), self._mb, self._mc)
 
 
-class Between(Span):
-    """A span of what a rank does between steps.
+class _BetweenSpan(Span):
+    """A span between steps.
 
-    What is computed or sent in it, as by an evaluation, belongs to no step and is not recorded.
+    Operations inside, such as those of an evaluation, belong to no step and are not recorded.
     """
 
     __slots__ = ("_before", "_sink", "_step")
@@ -388,10 +388,10 @@ class Between(Span):
         tap = self._tap
         tap.aside -= 1
         if self._before is not None:
-            # That is over; what comes next is not known yet.
-            tap.goes_on(self._before[0])
+            # The next operation is not known yet.
+            tap.resumes(self._before[0])
         if tap.step == self._step and tap.sink is None:
-            # A step that ended meanwhile may have ended the session.
+            # Not if a step has ended inside, which may have ended the session.
             tap.sink = self._sink
         super().__exit__(kind, error, trace)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from app.pulse.body import read_pulse
-from paceline_client.pulse.rows import Beat, Row, Said, body_of
+from paceline_client.pulse.rows import Beat, HostData, Row, body_of
 
 BEGAN_NS = 1_790_000_000_000_000_000
 
@@ -60,12 +60,12 @@ def test_a_host_where_no_step_has_ended_sends_its_beats() -> None:
 def test_the_server_takes_no_rank_beyond_those_that_the_job_has() -> None:
     sent = rows(3, 4)
     beat = Beat(4, 2, 2, 0, BEGAN_NS + 7, "forward-compute", BEGAN_NS + 3)
-    read = read_pulse(body_of("node-3", sent, [beat], Said(world=2)), attempt=1)
+    read = read_pulse(body_of("node-3", sent, [beat], HostData(world=2)), attempt=1)
     assert set(read.rows.rank.tolist()) == {0, 1}
     assert read.counts == {"pulse.unknown_rank": 4 + 1}
     # What a session said counts where the body says nothing.
     assert read_pulse(body_of("", sent, []), 1, world=1).counts == {"pulse.unknown_rank": 8}
-    assert not read_pulse(body_of("", sent, [], Said(world=3)), 1, world=1).counts
+    assert not read_pulse(body_of("", sent, [], HostData(world=3)), 1, world=1).counts
 
 
 def test_a_row_takes_less_than_a_hundred_bytes() -> None:

@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_client.tensor.plan import Division, Method, Plan, PlanError, RankShare, divide
-from paceline_client.tensor.service import Offer, Peer, plan_document, read_plan
+from paceline_client.tensor.plan import (
+    Division,
+    Method,
+    Offer,
+    Plan,
+    PlanError,
+    RankShare,
+    divide,
+    plan_document,
+    read_plan,
+)
+from paceline_client.tensor.service import Peer
 
 
 @st.composite

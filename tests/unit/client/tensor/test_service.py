@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline_client.tensor.plan import Method, Plan, RankShare
-from paceline_client.tensor.service import Acknowledgement, Offer, Peer, Service, plan_document
+from paceline_client.tensor.plan import Method, Offer, Plan, RankShare, plan_document
+from paceline_client.tensor.service import Acknowledgement, Peer, Service
 from tests.support.waiting import wait_for
 
 PLAN = Plan(3, Method.ZERO, 16, 2, (RankShare(1, 4),))

@@ -39,7 +39,7 @@ def test_ranks_that_start_again_with_the_same_store_hear_the_new_start(
             agreement, said[rank] = Agreement.of_job(rank, WORLD, 0, lambda: run)
             agreements.append(agreement)
             if rank == 0:
-                agreement.tell(f"window of {run}")
+                agreement.broadcast(f"window of {run}")
             agreement.listen(hear)
 
         # Rank 0 comes last.

@@ -200,7 +200,7 @@ def periodic(receiver: Receiver, spool: Path, **how: Any) -> None:  # noqa: ANN4
     job.train(9)
     job.monitor.close()
     for thread in threading.enumerate():
-        if thread.name == "paceline-greeting":
+        if thread.name == "paceline-server-check":
             thread.join(30)
 
 

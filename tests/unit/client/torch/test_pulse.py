@@ -1,4 +1,4 @@
-"""A step's operations become one row, and a session may be asked for."""
+"""Rows, beats, diagnostics and requested sessions of a rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.analysis.pulse.columns import NO_BEAT, joined
+from app.hangs.flight_recorder import read_dump
+from app.hangs.ras import stack_of
 from app.pulse.body import read_pulse
 from tests.support.extras import of_real_jobs
+from tests.support.waiting import wait_for
 from tests.unit.client.conftest import Answer, Receiver
 
 torch = of_real_jobs("torch")
@@ -25,19 +28,29 @@ torch = of_real_jobs("torch")
 from torch._dynamo.callback import callback_handler  # noqa: E402
 
 import paceline_client.torch as paceline  # noqa: E402
-from paceline_client.pulse.hardware import Hardware  # noqa: E402
+from paceline_client.gpu import GpuMonitor  # noqa: E402
 from paceline_client.pulse.rows import Row  # noqa: E402
 from paceline_client.torch import attaching  # noqa: E402
 from paceline_client.torch.layout import Layout  # noqa: E402
-from paceline_client.torch.steps import Steps  # noqa: E402
-from tests.support.waiting import wait_for  # noqa: E402
+from paceline_client.torch.pulse import (  # noqa: E402
+    MOST_BYTES,
+    MOST_FRAMES,
+    StepRows,
+    pending_collectives,
+    training_stack,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 PLACE = Layout(dp=4, pp=2, dp_rank=3, pp_rank=1)
 
 
 def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
     rows: list[Row] = []
-    steps = Steps(7, PLACE, rows.append)
+    steps = StepRows(7, PLACE, rows.append)
     # From 1,000 to 2,000: loading and a checkpoint, then two microbatches and the optimizer.
     steps.between("data-loading", 1_000, 60)
     steps.between("checkpoint", 1_060, 40)
@@ -60,7 +73,7 @@ def test_what_a_rank_did_itself_is_told_from_what_it_waited_for() -> None:
 
 def test_evaluation_is_no_part_of_a_step_and_what_was_not_measured_is_as_what_was() -> None:
     rows: list[Row] = []
-    steps = Steps(0, Layout(), rows.append)
+    steps = StepRows(0, Layout(), rows.append)
     steps.between("evaluation", 0, 500)
     steps.inside("params-all-gather", 610, 10)
     steps.outside("forward-compute", 600, 100)
@@ -74,7 +87,7 @@ def test_evaluation_is_no_part_of_a_step_and_what_was_not_measured_is_as_what_wa
 
 def test_what_is_compiled_is_neither_computing_nor_loading() -> None:
     rows: list[Row] = []
-    steps = Steps(0, Layout(), rows.append)
+    steps = StepRows(0, Layout(), rows.append)
     # Before the first operation, inside of a forward and a wait, and again in the next one.
     steps.outside("compile", 0, 300)
     steps.inside("compile", 420, 500)
@@ -241,7 +254,7 @@ def test_a_gpu_whose_driver_hangs_delays_no_row(
     nvml = ModuleType("pynvml")
     nvml.nvmlInit = lambda: goes_on.wait(60)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(attaching, "_hardware", lambda: Hardware("GPU-1", ""))
+    monkeypatch.setattr(attaching, "_gpu_monitor", lambda: GpuMonitor("GPU-1", ""))
 
     monitor, model = attach(receiver, tmp_path)
     train(monitor, model, 3)
@@ -251,3 +264,87 @@ def test_a_gpu_whose_driver_hangs_delays_no_row(
     bodies = [read_pulse(request.body, 1) for request in receiver.pulses]
     assert sum(int((body.rows.phase == NO_BEAT).sum()) for body in bodies) == 3
     goes_on.set()
+
+
+def waits(depth: int, begun: threading.Event, end: threading.Event) -> None:
+    if depth:
+        waits(depth - 1, begun, end)
+        return
+    begun.set()
+    end.wait()
+
+
+def test_the_stack_of_the_training_thread_is_read_as_py_spys() -> None:
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=waits, args=(100, begun, end))
+    thread.start()
+    begun.wait()
+    told = training_stack(thread.ident or 0)
+    end.set()
+    thread.join()
+
+    frames = stack_of(told)
+    assert len(frames) == MOST_FRAMES
+    assert "waits" in {frame.function.rpartition(".")[2] for frame in frames}
+    assert any(frame.file.endswith("test_pulse.py") for frame in frames)
+    assert json.loads(training_stack(0))[0]["frames"] == []
+
+
+def test_of_a_stack_only_functions_files_and_lines_are_told() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def trains(batch: str) -> None:
+        prompt = f"{batch} of a customer"
+        begun.set()
+        end.wait()
+        assert prompt
+
+    thread = threading.Thread(target=trains, args=("a secret",))
+    thread.start()
+    begun.wait()
+    told = training_stack(thread.ident or 0)
+    end.set()
+    thread.join()
+
+    (one,) = json.loads(told)
+    assert one.keys() == {"pid", "thread_name", "frames"}
+    assert {key for frame in one["frames"] for key in frame} == {"name", "filename", "line"}
+    assert any(frame["name"].endswith("trains") for frame in one["frames"])
+    assert b"secret" not in told
+
+
+def all_over() -> bytes | None:
+    """Return the dump once the recorder knows that all are over, which it learns late."""
+    told = pending_collectives()
+    return told if told is not None and not read_dump(told).pending else None
+
+
+def test_what_the_recorder_holds_is_read_as_a_dump(tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for _ in range(3):
+            torch.distributed.all_reduce(torch.ones(2))
+        told = wait_for(all_over, "dump of collectives that are over")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert told is not None
+    assert len(told) <= MOST_BYTES
+    # All are over: the last one tells how the group is called whose numbers were reached. The
+    # recorder is the process's: it also holds those of groups that other tests had.
+    own = [one for one in json.loads(told)["entries"] if one["input_sizes"] == [[2]]]
+    assert [one["collective_seq_id"] for one in own] == [3]
+    dump = read_dump(told)
+    assert dump.pending == ()
+    assert 3 in {one.enqueued for one in dump.reached.values()}
+
+
+def test_of_much_that_is_pending_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [{"record_id": number, "retired": False, "much": "x" * 1000} for number in range(200)]
+    dump = json.dumps({"entries": entries}).encode()
+    known = torch._C._distributed_c10d
+    monkeypatch.setattr(known, "_dump_fr_trace_json", lambda **_: dump, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = pending_collectives()
+    assert told is not None
+    assert [one["record_id"] for one in json.loads(told)["entries"]] == list(range(16))

@@ -1,0 +1,104 @@
+"""Sessions that the server requests, and the budget within which a job records them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+_SHARE: Final = 0.02
+_EVERY_S: Final = 3600.0
+# The value of `by` in a request of a person; other requests follow from an automatic detection.
+_PERSON: Final = "person"
+
+
+@dataclass(frozen=True)
+class RecordBudget:
+    """How much of a job is recorded because the server detected something.
+
+    `share` is the largest share of the job's steps so far that all such sessions but the latest
+    have: a young job may record its first. `every_s` is the least time between the starts of two of
+    them, in seconds. Periodic sessions, those of `Monitor.record` and those that a person requests
+    do not count.
+    """
+
+    share: float = _SHARE
+    every_s: float = _EVERY_S
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a share outside 0 to 1 or negative seconds."""
+        if not (0 <= self.share <= 1 and self.every_s >= 0):
+            message = f"a share from 0 to 1 and seconds from 0 on, not {self!r}"
+            raise ValueError(message)
+
+
+class BudgetUse:
+    """The part of a budget that is used."""
+
+    def __init__(self, budget: RecordBudget) -> None:
+        self._budget = budget
+        self._steps = 0
+        self._last_s: float | None = None
+
+    def has_room(self, job_steps: int, now_s: float) -> bool:
+        """Return whether another session may be recorded, by the same rule as the server's.
+
+        `job_steps` are the job's steps so far; `now_s` is monotonic.
+        """
+        budget = self._budget
+        too_early = self._last_s is not None and now_s - self._last_s < budget.every_s
+        return not too_early and budget.share > 0 and self._steps <= budget.share * job_steps
+
+    def count(self, steps: int, now_s: float) -> None:
+        """Count a session that is recorded."""
+        self._steps += steps
+        self._last_s = now_s
+
+
+class RecordRequest(NamedTuple):
+    """A session that the server requests."""
+
+    steps: int
+    reason: str
+    by_person: bool  # otherwise by an automatic detection
+
+    @classmethod
+    def read(cls, record: object) -> RecordRequest | None:
+        """Return the request in an answer's `record`; None if there is none."""
+        if not isinstance(record, dict):
+            return None
+        steps = record.get("steps")
+        if not isinstance(steps, int) or steps < 1:
+            return None
+        return cls(steps, str(record.get("reason", "")), record.get("by") == _PERSON)
+
+
+@dataclass
+class ServerAnswer:
+    """The server's latest answer, for the ranks of the host."""
+
+    stop: bool = False
+    pulse_s: float | None = None
+    record: RecordRequest | None = None  # for global rank 0
+    files: bool = False  # whether diagnostics of ranks without progress are requested
+
+    def document(self, rank: int, sender: int) -> dict[str, Any]:
+        """Return the answer for `rank`; rank 0 gets a request once.
+
+        Parameters
+        ----------
+        sender : int
+            The rank that sends for the host; with its process, so that the others can report the
+            state of that process if it falls silent.
+        """
+        record = None
+        if rank == 0:
+            record, self.record = self.record, None
+        return {
+            "stop": self.stop,
+            "pulse_s": self.pulse_s,
+            "record": record,
+            "files": self.files,
+            "sender": sender,
+            "pid": os.getpid(),
+        }

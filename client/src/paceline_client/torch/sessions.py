@@ -1,0 +1,273 @@
+"""When sessions are recorded, and one session of one rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from urllib.parse import quote
+
+from paceline_client.delivery import DeliveryError, RetryPolicy, Share, attempt_number
+from paceline_client.environment import Run
+from paceline_client.recorder import Recorder
+from paceline_client.spool import Spool
+from paceline_client.torch.instrumentation.base import Level
+from paceline_client.torch.layout import Layout
+from paceline_client.torch.tap import GRADIENTS, PARAMETERS, Timeline
+
+_log = logging.getLogger("paceline_client")
+
+_UNITS_S: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_MINUTE_S: Final = 60.0
+
+# All ranks must know a window before it begins, although their steps drift apart.
+_LEAD_S: Final = 1.0
+_LEAD_STEPS: Final = 2
+# The first steps compile and connect; the step time is known afterwards.
+_FIRST_STEPS: Final = 3
+# The server's verdict has no confidence interval below this; only explicit requests may be shorter.
+_LEAST_STEPS: Final = 5
+# For work that the job never waits for, such as transfers whose peer has ended.
+_SETTLE_S: Final = 30.0
+# How often a rank sends its operations: a job of a thousand ranks makes 16 requests a second.
+_CHUNK_EVERY_S: Final = 10.0
+_RANKS_A_SECOND: Final = 20
+# If a session has neither, waiting for other ranks is indistinguishable from computing.
+_COLLECTIVES: Final = frozenset({PARAMETERS, GRADIENTS})
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps to record."""
+
+    start: int
+    steps: int
+
+    @property
+    def end(self) -> int:
+        """The step after the last."""
+        return self.start + self.steps
+
+    @property
+    def session(self) -> int:
+        """Number of the session: its first step, counted from 1."""
+        return self.start + 1
+
+    def text(self) -> str:
+        """Return the window as text for other ranks."""
+        return json.dumps([self.start, self.steps])
+
+    @staticmethod
+    def read(text: str | bytes) -> Window:
+        """Return the window that `text` describes."""
+        start, steps = json.loads(text)
+        return Window(int(start), int(steps))
+
+
+def seconds(time: str | float | None, argument: str = "every") -> float | None:
+    """Return the seconds of ``"30min"``, ``"2h"`` or a number; None for None.
+
+    Raises `ValueError` for anything else, with the name of the `argument`.
+    """
+    if time is None:
+        return None
+    if isinstance(time, str):
+        match = _TIME.fullmatch(time.lower())
+        if match is None or match[2] not in _UNITS_S:
+            message = f'{argument} must be a time such as "30min" or "2h", not {time!r}'
+            raise ValueError(message)
+        time = float(match[1]) * _UNITS_S[match[2]]
+    if not (math.isfinite(time) and time > 0):
+        message = f"{argument} must be above zero, not {time!r}"
+        raise ValueError(message)
+    return float(time)
+
+
+class Sampling:
+    """Decides, on global rank 0, when the next window begins.
+
+    `every_s` is the time between the starts of two windows, or None to record on request only.
+    A periodic window has `steps` steps, or fewer where these would take longer than `longest_s`.
+    In the `warmup` steps before a window the hooks run and operations are discarded. All ranks
+    read a message of rank 0 within `message_delay_s`.
+    """
+
+    def __init__(
+        self,
+        every_s: float | None,
+        steps: int,
+        warmup: int,
+        message_delay_s: float = 0.0,
+        longest_s: float | None = None,
+    ) -> None:
+        if steps < 1 or warmup < 0:
+            message = f"steps must be at least 1 and warmup at least 0, not {steps} and {warmup}"
+            raise ValueError(message)
+        self.steps = steps
+        self.warmup = warmup
+        self.every_s = every_s
+        self._longest_s = math.inf if longest_s is None else longest_s
+        self._lead_s = max(_LEAD_S, message_delay_s)
+        self._due_s: float | None = None
+        self._requested_steps: int | None = None
+        self._step_starts_s: list[float] = []
+
+    def request(self, steps: int) -> None:
+        """Request a window of `steps` steps as soon as possible."""
+        self._requested_steps = steps
+
+    def decide(self, step: int, now_s: float) -> Window | None:
+        """Return the next window if it is due at the start of `step`; `now_s` is monotonic."""
+        self._step_starts_s = [*self._step_starts_s, now_s][-_FIRST_STEPS - 1 :]
+        if len(self._step_starts_s) <= _FIRST_STEPS:
+            return None
+        steps, self._requested_steps = self._requested_steps, None
+        if steps is None:
+            if self.every_s is None or (self._due_s is not None and now_s < self._due_s):
+                return None
+            self._due_s = now_s + self.every_s
+        starts_s = self._step_starts_s
+        step_time_s = max((starts_s[-1] - starts_s[0]) / _FIRST_STEPS, 1e-6)
+        if not steps:
+            steps = self.steps
+            if steps * step_time_s > self._longest_s:
+                steps = min(steps, max(_LEAST_STEPS, int(self._longest_s / step_time_s)))
+        lead = max(_LEAD_STEPS, math.ceil(self._lead_s / step_time_s))
+        return Window(step + lead + self.warmup, steps)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The destination and the common data of a rank's shares."""
+
+    server: str
+    job: str
+    run: Run
+    rank: int
+    layout: Layout
+    meta: dict[str, Any]  # of every session; a session adds to it
+    spool: Spool
+    hand_over: bool
+    retry: RetryPolicy
+    buffer_operations: int
+    level: Level
+
+    @property
+    def page(self) -> str:
+        """The address of the job's page."""
+        return f"{self.server.rstrip('/')}/jobs/{quote(self.job, safe='')}"
+
+    def announce(self, window: Window, every_s: float | None) -> None:
+        """Print which steps are recorded, and, from a thread, whether the server is available.
+
+        Called once, on rank 0.
+        """
+        if every_s is None:
+            then = "on request"
+        elif every_s >= _MINUTE_S and every_s % _MINUTE_S == 0:
+            then = f"every {every_s / _MINUTE_S:g} min"
+        else:
+            then = f"every {every_s:g} s"
+        _print(
+            f"attached to job {self.job}: records steps {window.start} to {window.end - 1}, then "
+            f"{then}; {self.page}"
+        )
+        threading.Thread(
+            target=self._check_server, name="paceline-server-check", daemon=True
+        ).start()
+
+    def _check_server(self) -> None:
+        try:
+            attempt_number(
+                self.server, self.job, self.run, replace(self.retry, give_up_after_s=0.0)
+            )
+        except DeliveryError as error:
+            advice = "correct that" if error.permanent else "they are sent once it answers"
+            _print(f"recordings wait in {self.spool.directory}, {advice}: {error}")
+        except Exception:  # noqa: BLE001 - the training continues
+            _log.debug("the server was not checked", exc_info=True)
+
+    def warn_without_collectives(self, window: Window, op_types: Collection[str]) -> None:
+        """Print a warning on rank 0 if a session of data-parallel ranks has no collectives."""
+        expected = self.layout.dp > 1 and self.level >= Level.P2P
+        if self.rank == 0 and expected and _COLLECTIVES.isdisjoint(op_types):
+            _print(
+                f"no data-parallel collective was seen in steps {window.start} to "
+                f"{window.end - 1}, so that waiting cannot be told from computing: pass the "
+                "wrapped model to attach(model=…), or the process group of the data-parallel "
+                'ranks as attach(groups={"dp": group})'
+            )
+
+
+def _print(line: str) -> None:
+    # Not by logging, whose configuration may hide it: the job's log shows where it is recorded.
+    print(f"paceline: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line a job
+
+
+@dataclass
+class Session:
+    """A window that is being recorded."""
+
+    window: Window
+    sender: Sender
+    timeline: Timeline
+    recorder: Recorder = field(init=False)
+    # Set when all operations have reached the recorder and it is finished.
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        sender = self.sender
+        self.recorder = Recorder(
+            sender.server,
+            sender.job,
+            sender.meta,
+            share=Share(self.window.session, f"rank-{sender.rank}", sender.run),
+            spool=sender.spool,
+            hand_over=sender.hand_over,
+            buffer_operations=sender.buffer_operations,
+            chunk_every_s=_CHUNK_EVERY_S + sender.layout.world / _RANKS_A_SECOND,
+            retry=sender.retry,
+        )
+
+    def sink(  # noqa: PLR0913, PLR0917 - the coordinates of an operation
+        self, op: str, start_ns: int, duration_ns: int, step: int, mb: int | None, mc: int | None
+    ) -> None:
+        """Record an operation of this rank."""
+        layout = self.sender.layout
+        self.recorder.op(
+            self.sender.rank,
+            op,
+            start_ns,
+            duration_ns,
+            step=step,
+            dp=layout.dp_rank,
+            pp=layout.pp_rank,
+            mb=mb,
+            mc=mc,
+            tp=layout.tp_rank if layout.tp > 1 else None,
+        )
+
+    def finish(self, *, before: int | None = None) -> None:
+        """Send the session in the background, without incomplete steps, from `before` on."""
+        if before is not None:
+            self.recorder.leave_out(range(before, self.window.end))
+        threading.Thread(target=self._finish, name="paceline-session", daemon=True).start()
+
+    def _finish(self) -> None:
+        try:
+            self.timeline.settle(_SETTLE_S)
+            clock = {key: value for key, value in self.timeline.measured().items() if value}
+            self.recorder.describe({"clocks": {f"rank-{self.sender.rank}": clock}} if clock else {})
+        except Exception:  # noqa: BLE001 - the operations are still sent
+            _log.exception("measurements of the clock are left out")
+        finally:
+            self.sender.warn_without_collectives(self.window, self.recorder.op_types)
+            self.recorder.finish()
+            self.finished.set()

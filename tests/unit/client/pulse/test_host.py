@@ -1,0 +1,83 @@
+"""What ranks of a host say while no step ends, and how silent ones are looked at."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from app.hangs.files import read_process
+from paceline_client.pulse.host import HangDiagnostics
+from tests.support.waiting import wait_for
+
+BEAT_S = 5.0
+
+
+# Each a minute after the one before.
+MINUTES = itertools.count(1000.0, 60.0)
+
+
+def silent(standing: HangDiagnostics) -> dict[int, str]:
+    """Return the state of each process by its rank, long after they were heard."""
+    told = standing.silent(next(MINUTES), BEAT_S)
+    states = {}
+    for name, text in told.items():
+        rank = int(name.removeprefix("process_").removesuffix(".json"))
+        states[rank] = read_process(text.encode()).state
+    return states
+
+
+def test_it_is_said_once_a_minute() -> None:
+    standing = HangDiagnostics(lambda: {"stack_0.json": "[]"})
+    assert [bool(standing.own(at_s, BEAT_S)) for at_s in (0.0, 5.0, 59.0, 60.0)] == [
+        *(True, False, False, True)
+    ]
+
+
+def test_a_process_that_is_stopped_killed_or_another_one_is_told_apart() -> None:
+    standing = HangDiagnostics(dict)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        standing.seen(3, process.pid, 0.0)
+        assert silent(standing)[3] in {"D", "R", "S"}
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: silent(standing)[3] == "T", "it is stopped")
+        process.kill()
+        wait_for(lambda: silent(standing)[3] == "Z", "it has ended")
+    assert silent(standing) == {3: ""}
+
+
+def test_what_stays_as_it_is_is_said_of_a_process_once_a_minute() -> None:
+    standing = HangDiagnostics(dict)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        standing.seen(3, process.pid, 0.0)
+        process.kill()
+        process.wait()
+        said = [bool(standing.silent(at_s, BEAT_S)) for at_s in (1000.0, 1005.0, 1059.0, 1060.0)]
+    assert said == [True, False, False, True]
+
+
+def test_ranks_that_were_heard_lately_or_are_not_to_be_seen_are_left_alone() -> None:
+    standing = HangDiagnostics(dict)
+    standing.seen(1, os.getpid(), math.inf)
+    standing.seen(2, 1 << 30, 0.0)
+    assert silent(standing) == {}
+
+
+def test_a_job_that_keeps_it_to_itself_says_nothing_of_others() -> None:
+    standing = HangDiagnostics(None)
+    standing.seen(1, os.getpid(), 0.0)
+    assert (silent(standing), standing.own(0.0, BEAT_S)) == ({}, {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is /proc on Linux only")
+def test_where_a_process_waits_is_told_where_the_kernel_says_it() -> None:
+    standing = HangDiagnostics(dict)
+    standing.seen(1, os.getpid(), 0.0)
+    (text,) = standing.silent(1000.0, BEAT_S).values()
+    assert json.loads(text)["process"].keys() == {"pid", "state", "wait_channel"}
