@@ -20,8 +20,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev install-helm demo serve test test-all marked computing all-computing others tensor test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
-	fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel plan-table bench-tp soak load lock upgrade image clean
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel plan-table bench-tp soak load lock upgrade image clean frozen
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -190,6 +189,10 @@ structure: install-dev ## Lines and files in each folder of the program, and cir
 
 words: install-dev ## Words that are not used
 	@$(BIN)/python scripts/words.py
+
+# Reports of recorded traces are of the folder that PACELINE_REFERENCE_DATA names, and those next to it.
+frozen: install-dev ## Write what users and programs see into OUT, compare it with BEFORE: make frozen OUT=… BEFORE=…
+	@$(BIN)/python -m scripts.frozen $(or $(OUT),$(error OUT=FOLDER)) $(if $(BEFORE),--against $(BEFORE)) $(ARGS)
 
 # Of the scripts as pages load them; nothing is built.
 js: ## Scripts of the pages: style, types and unit tests, where there is node with npm
