@@ -20,7 +20,8 @@ ARGS ?=
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: help install install-dev install-helm demo serve test test-all marked computing all-computing others tensor test-client test-unit test-integration test-e2e test-golden \
-	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity fuzz adaptations chaos fidelity fixes fleet cost-model docs docs-images pages wheel plan-table bench-tp soak load lock upgrade image clean frozen
+	test-postgres-15 install-real-jobs real-jobs check lint format types imports structure words js bench bench-client gpu-check score recordings-score pulse-score sensitivity \
+	fuzz adaptations chaos fidelity fixes fleet docs docs-images pages wheel plan-table bench-tp soak load lock upgrade image clean frozen
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -276,14 +277,11 @@ chaos: install-dev ## Is anything lost while processes are killed and servers go
 
 FIDELITY_own := benchmarks.fidelity
 FIDELITY_independent := tests.referee.intervals
-fidelity: install-dev ## Compare estimates with true slowdowns; prints the tables of docs/fidelity.md, writes its plots; PHYSICS=independent
+fidelity: install-dev ## Compare estimates with true slowdowns; PHYSICS=independent: by a second physics
 	@$(BIN)/python -m $(FIDELITY_$(PHYSICS)) $(if $(ARGS),$(ARGS))
 
 fleet: install-dev ## Compare a synthetic fleet with the paper; prints the table of docs/fleet.md
 	@$(BIN)/python -m benchmarks.fleet $(ARGS)
-
-cost-model: install-dev ## Predicted against measured layer times, on this machine's processor
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cost_model
 
 docs: install-dev ## The documentation's site, which the server has at /docs/; ends at a link that leads nowhere
 	@$(BIN)/mkdocs build --quiet

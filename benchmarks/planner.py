@@ -1,8 +1,7 @@
 """Planning times of every method, and Ditto's templates held against the proven optimum.
 
 ``make bench`` prints the times, as ``python -m benchmarks.planner`` alone does; with ``--table``
-Ditto's and greedy templates against the optimum, with ``--peer metis=DIR`` what a checkout of
-Metis plans.
+the table of docs/planner.md.
 The folder in PACELINE_REFERENCE_PROFILE, or gpt2-xl-profile next to that in
 PACELINE_REFERENCE_DATA, has the published profile of GPT2-XL (``layers.json``); without it only
 equal blocks are planned.
@@ -17,23 +16,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 from app.analysis.planning.job.costs import GEMM_EFFICIENCY
 from app.analysis.planning.job.plan import plan_job
 from app.analysis.planning.job.spec import JobDevice, JobSpec
 from app.analysis.planning.plan import FoundPlan, plan
-from app.analysis.planning.problem import PS_PER_MS, PlanningProblem
+from app.analysis.planning.problem import PS_PER_MS
 from app.analysis.planning.search.budget import SearchBudget
 from app.analysis.planning.spec import METHODS, DeviceType, Layer, Spec
 from app.analysis.planning.template import evaluate
 from app.analysis.planning.transformer import Accelerator, Transformer
 from app.analysis.planning.warm_up import warm_up
 from app.errors import InfeasiblePlanError
-from benchmarks import metis
-from benchmarks.peak import peak_bytes
 from benchmarks.support.clusters import (
     CLUSTERS,
     SPEEDS,
@@ -41,6 +37,7 @@ from benchmarks.support.clusters import (
     reference_profile,
     uniform_example,
 )
+from benchmarks.support.measuring import peak_bytes
 
 _REPEATS: Final = 20
 _LARGE: Final = (32, 64, 128, 256, 512)
@@ -53,8 +50,6 @@ _JOB_LIMIT_S: Final = 25.0
 _TIME_LIMIT_S: Final = 10.0
 # A search to the end that takes longer than this is cut short: the benchmark ends on any machine.
 _LONGEST_S: Final = 120.0
-_PEER_LIMIT_S: Final = 60.0
-_TRIED: Final = 1000
 MIB: Final = 1024 * 1024
 
 
@@ -228,7 +223,7 @@ def _percent(share: float, form: str = "+.1f") -> str:
 
 
 def ditto_table() -> Iterator[str]:
-    """Yield a Markdown table of Ditto's and greedy templates against the optimum."""
+    """Yield the table of docs/planner.md."""
     yield "| example | layers | speeds | optimum, s | Ditto | greedy | simulated, s | Ditto |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for example in examples():
@@ -254,79 +249,10 @@ def ditto_table() -> Iterator[str]:
         yield f"| {example.name} | {example.model} | {example.speeds} | " + " | ".join(cells) + " |"
 
 
-def measure_peer(checkout: Path) -> Iterator[str]:
-    """Yield what a checkout of Metis plans for each example, next to our optimum.
-
-    Its search replicates stages, so ours may too.
-
-    Raises
-    ------
-    metis.PeerError
-        There is no checkout.
-    """
-    metis.check_checkout(checkout)
-    for example in examples():
-        name = f"{example.name:<5} {example.model:<8} {example.speeds:<6}"
-        spec = replace(example.spec, replicate=True)
-        ours = plan(spec, budget=SearchBudget(time.perf_counter), compare=False)
-        best = evaluate(ours.problem, ours.template).t_std
-        yield f"{name} optimum {best / PS_PER_MS / 1e3:.3f} s in {ours.planning_time_s:.2f} s"
-        try:
-            run = metis.run_metis(checkout, spec, time_limit_s=_PEER_LIMIT_S)
-        except metis.PeerError as error:
-            yield f"{'':<21} {error}"
-            continue
-        first = run.plans[0]
-        yield (
-            f"{'':<21} metis, first of {len(run.plans)}, {run.taken_s:.1f} s: "
-            f"{first.cost_ms / 1e3:.3f} s by its own estimate; {metis.describe(first, spec)}"
-        )
-        yield f"{'':<21} {_judged(ours.problem, run.plans, best)}"
-
-
-def _judged(problem: PlanningProblem, plans: tuple[metis.PeerPlan, ...], best_ps: int) -> str:
-    """Return what the peer's first plan that can be a template here costs by our model."""
-    reason = ""
-    for found in plans[:_TRIED]:
-        try:
-            times = evaluate(problem, metis.translate(problem, found))
-        except metis.NotExpressibleError as error:
-            reason = reason or f"its first is none here: {error}; "
-            continue
-        size = problem.spec.microbatches // found.batches
-        whole = f", {size} of our microbatches at a time there" if size > 1 else ""
-        above = _percent(times.t_std / best_ps - 1)
-        return (
-            f"{reason}its number {found.rank} by our model: t_std "
-            f"{times.t_std / PS_PER_MS / 1e3:.3f} s ({above}), simulated "
-            f"{times.simulated / PS_PER_MS / 1e3:.3f} s{whole}"
-        )
-    return f"{reason}none of its first {len(plans[:_TRIED])} can be told here"
-
-
-def peer_checkout(text: str) -> Path:
-    """Read ``metis=DIR``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        It names another peer, or no folder.
-    """
-    name, _, folder = text.partition("=")
-    if name != "metis" or not folder:
-        raise argparse.ArgumentTypeError("give metis=DIR, with a checkout of Metis")
-    try:
-        metis.check_checkout(Path(folder))
-    except metis.PeerError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return Path(folder)
-
-
 def main() -> None:
     """Print what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="Ditto against the optimum")
-    parser.add_argument("--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of Metis")
+    parser.add_argument("--table", action="store_true", help="the table of docs/planner.md")
     parser.add_argument("--job", type=int, choices=_JOBS, help="one whole job only, by its GPUs")
     parser.add_argument("--gpus", type=int, help="one large cluster only")
     arguments = parser.parse_args()
@@ -336,8 +262,6 @@ def main() -> None:
         lines = iter([measure_job(arguments.job)])
     elif arguments.table:
         lines = ditto_table()
-    elif arguments.peer:
-        lines = measure_peer(arguments.peer)
     else:
         lines = measure_planner()
     for line in lines:

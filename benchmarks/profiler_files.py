@@ -20,7 +20,7 @@ from app.analysis.report.build import analyze
 from app.analysis.trace.decode import decode
 from app.analysis.trace.limits import Limits
 from app.cli.convert import read_recordings
-from benchmarks.peak import peak_bytes
+from benchmarks.support.measuring import peak_bytes
 
 RANKS: Final = 8
 STEPS: Final = 3

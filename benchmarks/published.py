@@ -24,7 +24,7 @@ import yaml
 from app.analysis.replay.engine.executors import warm_up
 from app.analysis.trace.metadata import metadata_document
 from benchmarks.analysis import report_of
-from benchmarks.pairs import Pairs, time_pairs
+from benchmarks.support.measuring import Pairs, time_pairs
 from benchmarks.traces import BenchTrace
 
 _PAIRS: Final = 3

@@ -15,19 +15,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.analysis import measure_analysis
+from benchmarks.analysis import measure_analysis, measure_loops, measure_slope, measure_small_trace
 from benchmarks.ingest import measure_ingest
-from benchmarks.loops import measure_loops
-from benchmarks.planner import measure_peer, measure_planner, peer_checkout
+from benchmarks.planner import measure_planner
 from benchmarks.profiler_files import measure_profiler_files
 from benchmarks.published import measure_published
 from benchmarks.scale import GROWING, LARGEST, measure_scale
-from benchmarks.slope import measure_slope
-from benchmarks.small_trace import measure_small_trace
 from benchmarks.traces import make_growing, make_traces
 
 
-def main() -> None:  # noqa: C901 - one figure after the other
+def main() -> None:
     """Print every figure that the README quotes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -35,9 +32,6 @@ def main() -> None:  # noqa: C901 - one figure after the other
     )
     parser.add_argument(
         "--published-python", default=sys.executable, help="interpreter with its requirements"
-    )
-    parser.add_argument(
-        "--peer", type=peer_checkout, metavar="metis=DIR", help="checkout of a peer planner"
     )
     arguments = parser.parse_args()
     # One thread each: the base is single-threaded too.
@@ -74,10 +68,6 @@ def main() -> None:  # noqa: C901 - one figure after the other
     print("\nPlanning; `too slow` is over 10 s")
     for line in measure_planner():
         print(line, flush=True)
-    if arguments.peer is not None:
-        print("\nPlans of a peer, next to the optimum; stages may be replicated")
-        for line in measure_peer(arguments.peer):
-            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How time and memory of a report grow with the session: ``python -m benchmarks.scale``.
 
 Each session is analyzed in a process of its own that holds nothing but its columns; memory is what
-comes on top of them. With ``--write`` the plot in docs/ is drawn anew.
+comes on top of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from app.analysis.synthesis.injections.computations import (
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from benchmarks.svg import Axis, Series, plot
 
-PLOT: Final = Path(__file__).parent.parent / "docs" / "scale.svg"
 # Three decades at four stages.
 DP_RANKS: Final = (4, 16, 64, 256, 1024, 4096)
 GROWING: Final = [JobModel(sizes=Sizes(dp=dp, pp=4), microbatches=16, steps=20) for dp in DP_RANKS]
@@ -106,42 +104,16 @@ def _resident(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def _plot(figures: list[Figures]) -> str:
-    points = [(f.operations / 1e6, f.report_s) for f in figures]
-    per_million = points[-1][1] / points[-1][0]
-    low, high = points[0][0] / 2, points[-1][0] * 2
-    return plot(
-        "Time of a whole report at four pipeline stages, two cores",
-        Axis("million operations", low, high, (0.1, 1, 10), log=True),
-        Axis("seconds", 0.005, 20, (0.01, 0.1, 1, 10), log=True),
-        [
-            Series("measured", points, "#b45309"),
-            Series(
-                "linear",
-                [(x, x * per_million) for x in (max(low, 0.005 / per_million), high)],
-                "#9aa0a6",
-                line=True,
-            ),
-        ],
-    )
-
-
 def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="draw the plot of the docs anew")
     parser.add_argument("--columns", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.columns is not None:
         _analyze(arguments.columns)
         return
-    figures = []
-    for job in GROWING:
-        figures.append(measure_scale(job))
-        print(figures[-1].line(), flush=True)
-    print(measure_scale(LARGEST).line())
-    if arguments.write:
-        PLOT.write_text(_plot(figures), encoding="utf-8")
+    for job in (*GROWING, LARGEST):
+        print(measure_scale(job).line(), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from typing import Final
@@ -28,12 +28,47 @@ from app.analysis.diagnosis.finding import UNKNOWN
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.report.build import analyze
 from app.analysis.report.document import NamedCause, Report
+from app.analysis.synthesis.costs import healthy_work
+from app.analysis.synthesis.execution import execute
 from app.analysis.synthesis.host_sessions import HostSession
+from app.analysis.synthesis.host_sessions import run as run_hosts
+from app.analysis.synthesis.injections.computations import StageImbalance
 from app.analysis.synthesis.job import LARGER, USUAL, stream
+from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.random_host_sessions import HOST_CAUSES, WAYS, draw_host_session
 from app.analysis.synthesis.random_sessions import BETWEEN_STEPS, CAUSES, draw_session
-from app.analysis.synthesis.synthesize import SyntheticSession
-from benchmarks.held_against import slowdown_of
+from app.analysis.synthesis.synthesize import SyntheticSession, inject, step_numbers
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE
+
+
+def slowdown_of(session: SyntheticSession | HostSession) -> float:
+    """Return how many times as long a job takes as without its causes."""
+    if isinstance(session, HostSession):
+        return _of_hosts(session)
+    heavy = [one for one in session.injections if isinstance(one, StageImbalance)]
+    if not heavy:
+        return session.truth.slowdown
+    job, seed = session.job, session.seed
+    program = build_program(job)
+    struck, even = (healthy_work(job, program, seed) for _ in range(2))
+    struck.numbers = step_numbers(job, seed)
+    inject(struck, job, heavy, seed)
+    for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+        mine = program.of_types(name)
+        even.duration_ns[mine] *= struck.duration_ns[mine].sum() / even.duration_ns[mine].sum()
+    even_s = execute(even, job.costs.contention).step_times_ns().sum() / 1e9
+    return float(sum(session.truth.step_times_s) / even_s)
+
+
+def _of_hosts(session: HostSession) -> float:
+    job = session.job
+    if session.truth.stage is None:
+        return session.truth.slowdown
+    factor = 1 + sum(f - 1 for f in job.factors.values()) / (job.dp * job.pp)
+    everybody = {(dp, stage): factor for dp in range(job.dp) for stage in range(job.pp)}
+    even = run_hosts(replace(job, factors=everybody))
+    return sum(session.truth.step_times_s) / sum(even.truth.step_times_s)
+
 
 # Seeds from here on were never looked at while the rules were made.
 HELD_OUT: Final = 1_000_000

@@ -40,9 +40,8 @@ from app.jobs.models import Job
 from app.platform.database import migrate
 from app.platform.embedded.server import EmbeddedPostgres
 from app.platform.settings import Settings
-from benchmarks.soak_judge import CHANNELS, Made, Verdict, judge
-from benchmarks.soak_receiver import Receiver
-from benchmarks.support.alerts import evaluate_session
+from benchmarks.soak_judge import CHANNELS, Made, Receiver, Verdict, judge
+from benchmarks.support.stored import evaluate_session
 from benchmarks.support.worker import Worker
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from alembic import context
 
@@ -15,8 +15,6 @@ from app.platform.database.engine import make_engine
 from app.platform.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sqlalchemy import Connection
 
 
@@ -33,31 +31,9 @@ for _module in _TABLES:
     import_module(_module)
 
 
-# What revision 0002 replaced. The program of revision 0001 uses it during an update;
-# the first revision of the next version drops it.
-LEAVING_TABLES: Final = {"alert_facts", "session_figure"}
-LEAVING_COLUMNS: Final = {
-    *("slowdown", "slowdown_low", "slowdown_high", "waste", "gpu_hours_lost", "discrepancy"),
-    *("headline", "headline_slowdown", "headline_low", "headline_high", "headline_kind"),
-    "headline_gpu_hours_lost",
-}
-
-
-def _is_compared(name: str | None, kind: str, of: Mapping[Any, str | None]) -> bool:
-    """Return whether the models have to know of something in the database."""
-    if kind == "column" and of.get("table_name") == "session":
-        return name not in LEAVING_COLUMNS
-    return kind != "table" or name not in LEAVING_TABLES
-
-
 def run(connection: Connection) -> None:
     """Run what was asked for in one transaction: a revision that fails leaves nothing behind."""
-    context.configure(
-        connection=connection,
-        target_metadata=Base.metadata,
-        compare_type=True,
-        include_name=_is_compared,
-    )
+    context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
     with context.begin_transaction():
         context.run_migrations()
 

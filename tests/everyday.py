@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 ALL_OF_FILE: Final = ("tests/unit/", "tests/golden/")
 
 # None of these: soaks and benchmarks, sites and demos that are built, drawn bodies of every route,
-# whole installations one next to another, every cause on every surface, ranks of PyTorch that train
-# for long.
+# every cause on every surface, ranks of PyTorch that train for long.
 NONE: Final = (
     "tests/e2e/test_demo.py",
     "tests/e2e/test_documentation.py",
@@ -32,7 +31,6 @@ NONE: Final = (
     "tests/integration/client/test_examples.py",
     "tests/integration/client/test_loop.py",
     "tests/integration/client/test_probe.py",
-    "tests/integration/db/test_side_by_side.py",
     "tests/integration/demo/",
     "tests/integration/operation/test_telemetry.py",
     "tests/integration/retention/test_killed.py",

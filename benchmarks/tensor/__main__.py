@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.tensor import accuracy, following, speed
-from benchmarks.tensor.job import EXPANDED, HEADS, HEALTHY_STEP_S, HIDDEN
-from benchmarks.tensor.ranks import RANKS
+from benchmarks.tensor.job import EXPANDED, HEADS, HEALTHY_STEP_S, HIDDEN, RANKS
 from paceline_client.tensor import Method
 
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 _PAGE: Final = _DOCS / "tensor-measured.md"
-_FIGURE: Final = "tensor-following.svg"
 _DATA: Final = "tensor-following.csv"
 # Steps within which a plan is there, and gone again.
 _WITHIN: Final = 2
@@ -106,7 +104,6 @@ def _best(rows: Sequence[speed.Row], target: str) -> float:
 
 def following_section(followed: following.Followed) -> tuple[list[str], bool]:
     """Return the outcome of a straggler that comes and goes."""
-    (_DOCS / _FIGURE).write_text(following.figure(followed), encoding="utf-8")
     (_DOCS / _DATA).write_text(following.data(followed), encoding="utf-8")
     slow_s = followed.median_s(following.COMES, following.GOES, planned=False)
     planned_s = followed.median_s(following.COMES, following.GOES, planned=True)
@@ -119,8 +116,6 @@ def following_section(followed: following.Followed) -> tuple[list[str], bool]:
             "(`max_gamma=0`); the service runs with its embedded database. "
             f"[Step by step]({_DATA})."
         ),
-        "",
-        f"![Step times of a job whose straggler comes and goes]({_FIGURE})",
         "",
         "| | |",
         "| --- | --- |",

@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,7 @@ from typing import Final
 
 import torch.distributed as dist
 
-from benchmarks.svg import Axis, Series, plot
-from benchmarks.tensor.job import Job
-from benchmarks.tensor.ranks import RANKS, on_ranks
+from benchmarks.tensor.job import Job, on_ranks
 from paceline_client.tensor import Consent, Controller, Granularity, Method, Peer, pre_test
 
 SLOW: Final = 2
@@ -229,18 +227,3 @@ def data(followed: Followed) -> str:
         took = f"{1000 * step.took_s:.1f}"
         writer.writerow([step.number, slow, took, step.version, step.method.value])
     return out.getvalue()
-
-
-def figure(followed: Followed) -> str:
-    """Return the plot of step times as SVG."""
-    points = [(float(step.number), 1000 * step.took_s) for step in followed.steps]
-    planned = [(float(step.number), 1000 * step.took_s) for step in followed.steps if step.planned]
-    highest = 200 * (1 + int(max(ms for _, ms in points) // 200))
-    across = Axis("step", 0, STEPS, range(0, STEPS + 1, 10))
-    up = Axis("step time, ms", 0, highest, range(0, highest + 1, 200))
-    series: Sequence[Series] = (
-        Series("step time", points, "#4c6ef5", line=True),
-        Series("a plan is in force", planned, "#e8590c"),
-    )
-    title = f"Rank {SLOW} of {RANKS} is {SLOWDOWN:g} × slower from step {COMES} to {GOES - 1}"
-    return plot(title, across, up, series)

@@ -15,8 +15,7 @@ from app.analysis.mitigation.tensor.document import Alternative, Criterion
 from app.analysis.mitigation.tensor.group import Costs, Group, fit
 from app.analysis.mitigation.tensor.prediction import places, uneven_s
 from app.tensor.measured import WrittenSizes
-from benchmarks.tensor.job import HEALTHY_STEP_S, Job, Measured
-from benchmarks.tensor.ranks import RANKS, on_ranks
+from benchmarks.tensor.job import HEALTHY_STEP_S, RANKS, Job, Measured, on_ranks
 from paceline_client.tensor import Granularity, Method, Plan, RankShare, pre_test
 
 BUDGET: Final = 0.25

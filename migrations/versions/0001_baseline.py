@@ -1,4 +1,4 @@
-"""The schema of version 0.2.0: revisions from here on are kept, one after the other."""
+"""The schema of version 0.2.0. Later revisions lead on from it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
 TABLES: Final = """
+CREATE TABLE action_policy (
+    project_id integer NOT NULL, kind text NOT NULL, mode text NOT NULL, config jsonb NOT NULL,
+    secrets bytea NOT NULL, secret_hints jsonb NOT NULL DEFAULT '{}',
+    changed_at timestamptz NOT NULL DEFAULT now(), changed_by text NOT NULL,
+    CONSTRAINT pk_action_policy PRIMARY KEY (project_id, kind),
+    CONSTRAINT ck_action_policy_mode CHECK (mode IN ('off', 'dry_run', 'ask', 'automatic'))
+);
+CREATE TABLE action_switch (
+    project_id integer NOT NULL, stopped_at timestamptz, stopped_by text, reason text,
+    CONSTRAINT pk_action_switch PRIMARY KEY (project_id)
+);
 CREATE TABLE alert_assignee (
     incident_id uuid NOT NULL, name text NOT NULL, assigned_by text NOT NULL,
     at timestamptz NOT NULL DEFAULT now(), project_id integer NOT NULL,
@@ -64,15 +75,10 @@ CREATE TABLE alert_event (
     CONSTRAINT pk_alert_event PRIMARY KEY (id),
     CONSTRAINT uq_alert_event_incident_id_number UNIQUE (incident_id, number)
 );
-CREATE TABLE alert_facts (
-    session_id uuid NOT NULL, job_id bigint NOT NULL, received_at timestamptz NOT NULL,
-    document jsonb NOT NULL, project_id integer NOT NULL,
-    CONSTRAINT pk_alert_facts PRIMARY KEY (session_id)
-);
-CREATE INDEX ix_alert_facts_job_id_received_at ON alert_facts (job_id, received_at);
 CREATE TABLE alert_group (
     id uuid NOT NULL, job_id bigint NOT NULL, number bigint NOT NULL, flush_at timestamptz,
     flushed_at timestamptz, look_at timestamptz, project_id integer NOT NULL,
+    traceparent text,
     CONSTRAINT pk_alert_group PRIMARY KEY (id), CONSTRAINT uq_alert_group_job_id UNIQUE (job_id),
     CONSTRAINT uq_alert_group_project_id_id UNIQUE (project_id, id)
 );
@@ -106,6 +112,10 @@ CREATE TABLE alert_rule (
     project_id integer NOT NULL, attached jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT pk_alert_rule PRIMARY KEY (id),
     CONSTRAINT uq_alert_rule_project_id_name UNIQUE (project_id, name)
+);
+CREATE TABLE analysis_duration (
+    limit_s float8 NOT NULL, analyses bigint NOT NULL, total_s float8 NOT NULL,
+    CONSTRAINT pk_analysis_duration PRIMARY KEY (limit_s)
 );
 CREATE TABLE applied_fix (
     id bigint GENERATED ALWAYS AS IDENTITY, project_id integer NOT NULL, job_id bigint NOT NULL,
@@ -168,16 +178,77 @@ CREATE TABLE doomed_blob (
     blob_id uuid NOT NULL, project_id integer NOT NULL,
     CONSTRAINT pk_doomed_blob PRIMARY KEY (blob_id)
 );
+CREATE TABLE gpu_place (
+    gpu text NOT NULL, host text NOT NULL, guessed boolean NOT NULL,
+    first_seen timestamptz NOT NULL, last_seen timestamptz NOT NULL, project_id integer NOT NULL,
+    CONSTRAINT pk_gpu_place PRIMARY KEY (gpu, host, project_id)
+);
+CREATE INDEX ix_gpu_place_project_id_host ON gpu_place (project_id, host);
 CREATE TABLE guess_bucket (
     key bytea NOT NULL, owed_until timestamptz NOT NULL,
     CONSTRAINT pk_guess_bucket PRIMARY KEY (key)
 );
 CREATE INDEX ix_guess_bucket_owed_until ON guess_bucket (owed_until);
+CREATE TABLE hang (
+    id uuid NOT NULL, job_id bigint NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(), changed_at timestamptz NOT NULL DEFAULT now(),
+    content_sha256 bytea, over_at timestamptz, over_by text,
+    kind text NOT NULL, sentence text NOT NULL, since timestamptz, ranks integer NOT NULL,
+    waiting integer NOT NULL, culprits integer NOT NULL, confidence float8 NOT NULL,
+    document bytea NOT NULL, project_id integer NOT NULL,
+    CONSTRAINT pk_hang PRIMARY KEY (id),
+    CONSTRAINT uq_hang_project_id_id UNIQUE (project_id, id),
+    CONSTRAINT uq_hang_job_id_content_sha256 UNIQUE (job_id, content_sha256),
+    CONSTRAINT ck_hang_kind CHECK (kind IN ('never_entered', 'device_stuck', 'silent', 'mismatch',
+        'all_entered', 'nothing_pending'))
+);
+CREATE INDEX ix_hang_job_id_created_at ON hang (job_id, created_at);
+CREATE INDEX ix_hang_project_id_created_at ON hang (project_id, created_at);
+-- It is compressed already.
+ALTER TABLE hang ALTER COLUMN document SET STORAGE EXTERNAL;
+CREATE TABLE hang_file (
+    hang_id uuid NOT NULL, kind text NOT NULL, rank integer NOT NULL, content bytea NOT NULL,
+    project_id integer NOT NULL,
+    CONSTRAINT pk_hang_file PRIMARY KEY (hang_id, kind, rank),
+    CONSTRAINT ck_hang_file_kind
+        CHECK (kind IN ('flight_recorder', 'py_spy', 'nccl_ras', 'process'))
+);
+-- It is compressed already.
+ALTER TABLE hang_file ALTER COLUMN content SET STORAGE EXTERNAL;
+CREATE TABLE hang_upload (
+    id uuid NOT NULL, job_id bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now(),
+    content_sha256 bytea NOT NULL, state text NOT NULL, reason_code text, reason text,
+    hang_id uuid, not_read jsonb NOT NULL DEFAULT '[]', project_id integer NOT NULL,
+    CONSTRAINT pk_hang_upload PRIMARY KEY (id),
+    CONSTRAINT uq_hang_upload_project_id_id UNIQUE (project_id, id),
+    CONSTRAINT uq_hang_upload_job_id_content_sha256 UNIQUE (job_id, content_sha256),
+    CONSTRAINT ck_hang_upload_state CHECK (state IN ('queued', 'reading', 'read', 'refused',
+        'failed'))
+);
+CREATE INDEX ix_hang_upload_project_id_created_at ON hang_upload (project_id, created_at);
+CREATE TABLE hang_upload_part (
+    upload_id uuid NOT NULL, part integer NOT NULL, content bytea NOT NULL,
+    project_id integer NOT NULL,
+    CONSTRAINT pk_hang_upload_part PRIMARY KEY (upload_id, part)
+);
+-- It is compressed by the sender.
+ALTER TABLE hang_upload_part ALTER COLUMN content SET STORAGE EXTERNAL;
+CREATE TABLE host_probe (
+    id uuid NOT NULL, device integer NOT NULL, host text NOT NULL, guessed boolean NOT NULL,
+    at timestamptz NOT NULL, index text NOT NULL, model text NOT NULL, gpu text,
+    matmul_tflops float8, memory_copy_gbs float8,
+    host_to_device_gbs float8, device_to_host_gbs float8,
+    all_reduce_gbs float8, fault text, project_id integer NOT NULL,
+    CONSTRAINT pk_host_probe PRIMARY KEY (project_id, id, device)
+);
+CREATE INDEX ix_host_probe_project_id_host_at ON host_probe (project_id, host, at);
+CREATE INDEX ix_host_probe_project_id_model_at ON host_probe (project_id, model, at);
 CREATE TABLE host_reading (
     session_id uuid NOT NULL, host text NOT NULL, job_id bigint NOT NULL,
     received_at timestamptz NOT NULL, ranks integer NOT NULL, workers integer NOT NULL,
     slowdown float8 NOT NULL, computing float8, cause text, lost_each_hour float8 NOT NULL,
     measured_s float8 NOT NULL, gpus jsonb NOT NULL, project_id integer NOT NULL,
+    guessed boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_host_reading PRIMARY KEY (session_id, host)
 );
 CREATE INDEX ix_host_reading_job_id ON host_reading (job_id);
@@ -201,6 +272,25 @@ CREATE TABLE host_week (
     CONSTRAINT pk_host_week PRIMARY KEY (job_id, week, host)
 );
 CREATE INDEX ix_host_week_project_id_week ON host_week (project_id, week);
+CREATE TABLE inbox (
+    id bigint GENERATED BY DEFAULT AS IDENTITY, kind text NOT NULL, session_id uuid,
+    producer text NOT NULL, number integer NOT NULL, sha256 bytea NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(), final boolean NOT NULL,
+    body_bytes bigint NOT NULL, content_type text, format_name text, meta jsonb, body bytea,
+    claim_token uuid, lease_until timestamptz, tries integer NOT NULL DEFAULT 0,
+    code text, reason text, faults jsonb, project_id integer NOT NULL,
+    job_id bigint, attempt integer,
+    CONSTRAINT pk_inbox PRIMARY KEY (id),
+    CONSTRAINT uq_inbox_session_id_kind_producer_number
+        UNIQUE (session_id, kind, producer, number),
+    CONSTRAINT ck_inbox_subject CHECK (CASE kind WHEN 'chunk' THEN session_id IS NOT NULL
+        ELSE job_id IS NOT NULL AND attempt IS NOT NULL END)
+);
+ALTER TABLE inbox ALTER COLUMN body SET STORAGE EXTERNAL;
+-- A queue: rows come and go, and what is gone must not slow down who looks for the oldest.
+ALTER TABLE inbox SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+CREATE INDEX ix_inbox_waiting ON inbox (received_at) WHERE code IS NULL;
+CREATE INDEX ix_inbox_pulse ON inbox (job_id, attempt, id) WHERE kind = 'pulse';
 CREATE TABLE ingest_refusal (
     project_id integer NOT NULL, day date NOT NULL, code text NOT NULL, bodies bigint NOT NULL,
     bytes bigint NOT NULL, last_at timestamptz NOT NULL, last_job text NOT NULL,
@@ -210,7 +300,7 @@ CREATE TABLE intake (
     session_id uuid NOT NULL, chunks integer NOT NULL, last_chunk_at timestamptz NOT NULL,
     longest_gap_s float8 NOT NULL, refused_chunks integer NOT NULL, refused_bytes bigint NOT NULL,
     sealed_at timestamptz, sealed_by text, merged jsonb, producers integer NOT NULL,
-    project_id integer NOT NULL,
+    project_id integer NOT NULL, pause_s float8 NOT NULL DEFAULT 0, traceparent text,
     CONSTRAINT pk_intake PRIMARY KEY (session_id),
     CONSTRAINT uq_intake_project_id_session_id UNIQUE (project_id, session_id)
 );
@@ -218,7 +308,7 @@ CREATE INDEX ix_intake_open ON intake (last_chunk_at) WHERE sealed_at IS NULL;
 CREATE TABLE job (
     id bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(), project_id integer NOT NULL,
-    archived_at timestamptz,
+    archived_at timestamptz, finished_at timestamptz,
     CONSTRAINT pk_job PRIMARY KEY (id), CONSTRAINT uq_job_project_id_id UNIQUE (project_id, id),
     CONSTRAINT uq_job_project_id_name UNIQUE (project_id, name)
 );
@@ -237,6 +327,27 @@ CREATE TABLE known_browser (
     CONSTRAINT pk_known_browser PRIMARY KEY (sha256)
 );
 CREATE INDEX ix_known_browser_person_id ON known_browser (person_id);
+CREATE TABLE machine_action (
+    id uuid NOT NULL, kind text NOT NULL, incident_id uuid NOT NULL, host text NOT NULL,
+    job text NOT NULL, cause text NOT NULL, gpus jsonb NOT NULL, confidence float8,
+    sessions integer NOT NULL, lost_each_hour float8, state text NOT NULL,
+    limits jsonb NOT NULL, command text NOT NULL, attempt integer NOT NULL,
+    next_attempt_at timestamptz NOT NULL, created_at timestamptz NOT NULL DEFAULT now(),
+    ordered_at timestamptz, ordered_by text, done_at timestamptz,
+    release_ordered_at timestamptz, released_by text, released_at timestamptz,
+    ended_at timestamptz, error_code text, error text, answer text, project_id integer NOT NULL,
+    hang jsonb,
+    CONSTRAINT pk_machine_action PRIMARY KEY (id),
+    CONSTRAINT ck_machine_action_state CHECK (state IN ('dry_run', 'asked', 'held', 'waiting',
+        'done', 'failed', 'declined', 'withdrawn', 'releasing', 'released'))
+);
+CREATE UNIQUE INDEX uq_machine_action_open ON machine_action (project_id, kind, host)
+    WHERE state IN ('dry_run', 'asked', 'held', 'waiting', 'done', 'releasing')
+        AND hang IS NULL;
+CREATE UNIQUE INDEX uq_machine_action_incident ON machine_action (incident_id, kind, host);
+CREATE INDEX ix_machine_action_project_id_created_at ON machine_action (project_id, created_at);
+CREATE INDEX ix_machine_action_due ON machine_action (next_attempt_at)
+    WHERE state IN ('waiting', 'releasing');
 CREATE TABLE membership (
     id bigint GENERATED ALWAYS AS IDENTITY, person_id uuid NOT NULL, project_id integer,
     role text NOT NULL,
@@ -281,6 +392,7 @@ CREATE INDEX ix_plan_project_id_created_at_id ON plan (project_id, created_at, i
 CREATE TABLE project (
     id integer GENERATED BY DEFAULT AS IDENTITY, name text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(), deleted_at timestamptz,
+    pulse_off boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_project PRIMARY KEY (id), CONSTRAINT uq_project_name UNIQUE (name)
 );
 CREATE TABLE project_usage (
@@ -288,6 +400,79 @@ CREATE TABLE project_usage (
     bytes bigint NOT NULL, operations bigint NOT NULL,
     CONSTRAINT pk_project_usage PRIMARY KEY (project_id)
 );
+CREATE TABLE pulse_block (
+    id bigint NOT NULL GENERATED BY DEFAULT AS IDENTITY, job_id bigint NOT NULL,
+    attempt integer NOT NULL, minute timestamptz NOT NULL, part integer NOT NULL,
+    rows integer NOT NULL, body bytea NOT NULL, project_id integer NOT NULL,
+    CONSTRAINT pk_pulse_block PRIMARY KEY (id),
+    CONSTRAINT uq_pulse_block_job_id_attempt_minute_part UNIQUE (job_id, attempt, minute, part)
+);
+CREATE INDEX ix_pulse_block_minute ON pulse_block (minute);
+-- Blocks are compressed already. The latest are rewritten every few seconds, the oldest deleted.
+ALTER TABLE pulse_block ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE pulse_block SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    toast.autovacuum_vacuum_scale_factor = 0.02
+);
+CREATE TABLE pulse_notice (
+    job_id bigint NOT NULL, attempt integer NOT NULL, number integer NOT NULL, kind text NOT NULL,
+    ranks integer[] NOT NULL, hosts text[] NOT NULL, factor float8,
+    from_step bigint NOT NULL, noticed_step bigint NOT NULL, noticed_time_ns bigint NOT NULL,
+    noticed_at timestamptz NOT NULL DEFAULT now(), cleared_step bigint, evidence jsonb NOT NULL,
+    project_id integer NOT NULL, cleared_at timestamptz, fires_at timestamptz, request_id bigint,
+    outcome text, session_id uuid, cause text NOT NULL DEFAULT '', baseline_ns float8,
+    step_ns float8, after_ns float8, lost_ns float8 NOT NULL DEFAULT 0,
+    CONSTRAINT pk_pulse_notice PRIMARY KEY (job_id, attempt, number),
+    CONSTRAINT ck_pulse_notice_kind CHECK (kind IN ('slow_rank', 'slow_job', 'spells', 'drift',
+        'hang', 'silent')),
+    CONSTRAINT ck_pulse_notice_outcome CHECK (outcome IN ('confirmed', 'explained', 'cleared',
+        'unconfirmed'))
+);
+CREATE INDEX ix_pulse_notice_job_id_noticed_at ON pulse_notice (job_id, noticed_at);
+CREATE INDEX ix_pulse_notice_open ON pulse_notice (job_id) WHERE cleared_at IS NULL;
+CREATE TABLE pulse_span (
+    id bigint NOT NULL GENERATED BY DEFAULT AS IDENTITY, job_id bigint NOT NULL,
+    attempt integer NOT NULL, seconds integer NOT NULL, start timestamptz NOT NULL,
+    ranks integer NOT NULL, steps integer NOT NULL, busy_s float8 NOT NULL,
+    step_median_s float8 NOT NULL, step_p95_s float8 NOT NULL,
+    step_worst_s float8 NOT NULL, compute_median_s float8 NOT NULL,
+    compute_p95_s float8 NOT NULL, tokens bigint NOT NULL,
+    lost_gpu_s float8 NOT NULL, worst_ranks integer[] NOT NULL,
+    worst_ratios float8[] NOT NULL, worst_hosts text[] NOT NULL,
+    worst_gpus integer[] NOT NULL, sums bytea NOT NULL, project_id integer NOT NULL,
+    CONSTRAINT pk_pulse_span PRIMARY KEY (id),
+    CONSTRAINT uq_pulse_span_job_id_seconds_start_attempt
+        UNIQUE (job_id, seconds, start, attempt)
+);
+CREATE INDEX ix_pulse_span_start ON pulse_span (start);
+ALTER TABLE pulse_span ALTER COLUMN sums SET STORAGE EXTERNAL;
+ALTER TABLE pulse_span SET (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000
+);
+CREATE TABLE pulse_state (
+    job_id bigint NOT NULL, attempt integer NOT NULL, advanced_at timestamptz, state bytea,
+    rows bigint NOT NULL DEFAULT 0, counts jsonb NOT NULL DEFAULT '{}',
+    claim_token uuid, lease_until timestamptz, tries integer NOT NULL DEFAULT 0,
+    project_id integer NOT NULL, clocks jsonb NOT NULL DEFAULT '{}',
+    lost_gpu_s float8 NOT NULL DEFAULT 0, pace bytea, places bytea, hardware bytea,
+    CONSTRAINT pk_pulse_state PRIMARY KEY (job_id, attempt)
+);
+-- All four are compressed already, and rewritten every few seconds.
+ALTER TABLE pulse_state
+    ALTER COLUMN state SET STORAGE EXTERNAL, ALTER COLUMN pace SET STORAGE EXTERNAL,
+    ALTER COLUMN places SET STORAGE EXTERNAL, ALTER COLUMN hardware SET STORAGE EXTERNAL;
+ALTER TABLE pulse_state SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
+CREATE TABLE recording_request (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    job_id bigint NOT NULL, attempt integer NOT NULL, steps integer NOT NULL, reason text NOT NULL,
+    asked_by text, asked_at timestamptz NOT NULL DEFAULT now(), until timestamptz NOT NULL,
+    window_s float8 NOT NULL, handed_at timestamptz, handed integer NOT NULL DEFAULT 0,
+    session_id uuid, project_id integer NOT NULL,
+    CONSTRAINT pk_recording_request PRIMARY KEY (id)
+);
+CREATE INDEX ix_recording_request_job_id_asked_at ON recording_request (job_id, asked_at);
+CREATE INDEX ix_recording_request_open ON recording_request (job_id, attempt)
+    WHERE session_id IS NULL;
 CREATE TABLE report (
     session_id uuid NOT NULL, document_blob uuid NOT NULL, heatmap_blob uuid,
     created_at timestamptz NOT NULL DEFAULT now(), project_id integer NOT NULL,
@@ -297,6 +482,12 @@ CREATE TABLE retention (
     project_id integer NOT NULL, rules jsonb NOT NULL, looked_at timestamptz,
     CONSTRAINT pk_retention PRIMARY KEY (project_id)
 );
+CREATE TABLE saved_view (
+    id uuid NOT NULL, owner text NOT NULL, name text NOT NULL, query text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(), project_id integer NOT NULL,
+    CONSTRAINT pk_saved_view PRIMARY KEY (id),
+    CONSTRAINT uq_saved_view_project_id_owner_name UNIQUE (project_id, owner, name)
+);
 CREATE TABLE session (
     id uuid NOT NULL, job_id bigint NOT NULL, attempt integer NOT NULL, number integer NOT NULL,
     content_sha256 bytea, state text NOT NULL, received_at timestamptz NOT NULL DEFAULT now(),
@@ -304,17 +495,13 @@ CREATE TABLE session (
     pp integer NOT NULL, tp integer NOT NULL, cp integer NOT NULL, vpp integer NOT NULL,
     world integer NOT NULL, trace_format text NOT NULL, body_bytes bigint NOT NULL,
     operations bigint NOT NULL, steps integer NOT NULL, trace_blob uuid, reason_code text,
-    reason text, reason_detail jsonb, slowdown float8, slowdown_low float8, slowdown_high float8,
-    waste float8, gpu_hours_lost float8, discrepancy float8, headline jsonb,
-    headline_slowdown float8, headline_low float8, headline_high float8,
-    headline_gpu_hours_lost float8, headline_kind text, project_id integer NOT NULL,
+    reason text, reason_detail jsonb, project_id integer NOT NULL,
     pinned boolean NOT NULL DEFAULT false, trace_removed_at timestamptz,
     report_removed_at timestamptz, labels jsonb,
     CONSTRAINT pk_session PRIMARY KEY (id),
     CONSTRAINT uq_session_job_id_attempt_number UNIQUE (job_id, attempt, number),
     CONSTRAINT uq_session_job_id_content_sha256 UNIQUE (job_id, content_sha256),
     CONSTRAINT uq_session_project_id_id UNIQUE (project_id, id),
-    CONSTRAINT ck_session_headline_kind CHECK (headline_kind IN ('causes', 'published')),
     CONSTRAINT ck_session_state
         CHECK (state IN (
             'open', 'queued', 'analyzing', 'analyzed', 'no_verdict', 'discarded', 'failed'
@@ -323,21 +510,35 @@ CREATE TABLE session (
 CREATE INDEX ix_session_job_id_received_at ON session (job_id, received_at);
 CREATE INDEX ix_session_project_id_received_at_id ON session (project_id, received_at, id);
 CREATE INDEX ix_session_state_received_at ON session (state, received_at);
-CREATE TABLE session_figure (
-    session_id uuid NOT NULL, project_id integer NOT NULL, job_id bigint NOT NULL,
-    received_at timestamptz NOT NULL, gpus integer NOT NULL, stages integer NOT NULL,
-    context bigint, slowdown float8 NOT NULL, lost_each_hour float8 NOT NULL,
-    measured_s float8 NOT NULL, m_w float8, m_s float8, correlation float8, waste jsonb NOT NULL,
-    steps float8[] NOT NULL, causes jsonb NOT NULL,
-    CONSTRAINT pk_session_figure PRIMARY KEY (session_id)
+CREATE TABLE session_verdict (
+    session_id uuid NOT NULL, project_id integer NOT NULL, document jsonb NOT NULL,
+    level text NOT NULL GENERATED ALWAYS AS (document ->> 'level') STORED,
+    slowdown float8 GENERATED ALWAYS AS ((document #>> '{headline,slowdown}')::float8) STORED,
+    low float8 GENERATED ALWAYS AS ((document #>> '{headline,ci95,0}')::float8) STORED,
+    high float8 GENERATED ALWAYS AS ((document #>> '{headline,ci95,1}')::float8) STORED,
+    published float8 GENERATED ALWAYS AS ((document #>> '{published,slowdown}')::float8) STORED,
+    discrepancy float8 NOT NULL
+        GENERATED ALWAYS AS ((document #>> '{discrepancy}')::float8) STORED,
+    step_time_s float8 GENERATED ALWAYS AS ((document #>> '{step_time_s}')::float8) STORED,
+    measured_s float8 GENERATED ALWAYS AS ((document #>> '{measured_s}')::float8) STORED,
+    cause text GENERATED ALWAYS AS (document #>> '{causes,0,cause}') STORED,
+    host text GENERATED ALWAYS AS (
+        COALESCE(document #>> '{causes,0,host}', document #>> '{worst,0,host}')
+    ) STORED,
+    waste float8, lost float8, lost_to_stragglers float8, lost_between float8,
+    lost_together float8, lost_by_cause jsonb, shares jsonb,
+    CONSTRAINT pk_session_verdict PRIMARY KEY (session_id)
 );
-CREATE INDEX ix_session_figure_job_id ON session_figure (job_id);
-CREATE INDEX ix_session_figure_project_id_received_at ON session_figure (project_id, received_at);
+CREATE TABLE slack_request (
+    project_id integer NOT NULL, digest bytea NOT NULL, at timestamptz NOT NULL,
+    CONSTRAINT pk_slack_request PRIMARY KEY (project_id, digest)
+);
+CREATE INDEX ix_slack_request_project_id_at ON slack_request (project_id, at);
 CREATE TABLE task_run (
     id uuid NOT NULL, kind text NOT NULL, subject_id uuid NOT NULL, state text NOT NULL,
     attempt integer NOT NULL, claim_token uuid, lease_until timestamptz, error_code text,
     error text, created_at timestamptz NOT NULL DEFAULT now(), published_at timestamptz,
-    finished_at timestamptz, project_id integer NOT NULL,
+    finished_at timestamptz, project_id integer NOT NULL, traceparent text,
     CONSTRAINT pk_task_run PRIMARY KEY (id),
     CONSTRAINT ck_task_run_claim CHECK (
         (state = 'running') = (claim_token IS NOT NULL)
@@ -434,21 +635,25 @@ REFERENCES: Final = {
     "alert_channel.id": "alert_delivery.channel_id weekly_summary.channel_id",
     "alert_group.id": "alert_delivery.group_id alert_incident.group_id",
     "job.id": (
-        "alert_facts.job_id alert_group.job_id applied_fix.job_id attempt.job_id "
-        "host_reading.job_id host_week.job_id job_note.job_id session_figure.job_id "
+        "alert_group.job_id applied_fix.job_id attempt.job_id hang.job_id hang_upload.job_id "
+        "host_reading.job_id host_week.job_id inbox.job_id job_note.job_id pulse_block.job_id "
+        "pulse_notice.job_id pulse_span.job_id pulse_state.job_id recording_request.job_id "
         "session.job_id tensor_group.job_id tensor_switch.job_id"
     ),
     "session.id": (
-        "alert_facts.session_id applied_fix.session_id host_reading.session_id "
-        "intake.session_id report.session_id session_figure.session_id"
+        "applied_fix.session_id host_reading.session_id intake.session_id report.session_id "
+        "session_verdict.session_id"
     ),
-    "intake.session_id": "chunk.session_id",
+    "hang.id": "hang_file.hang_id",
+    "hang_upload.id": "hang_upload_part.upload_id",
+    "intake.session_id": "chunk.session_id inbox.session_id",
     "tensor_group.id": "tensor_plan.group_id tensor_report.group_id",
 }
 # Tables whose rows belong to nothing but their project.
 OF_PROJECT: Final = (
-    "alert_channel alert_rule blob_object blob_part doomed_blob host_repair "
-    "ingest_refusal job membership plan project_usage retention task_run token"
+    "action_policy action_switch alert_channel alert_rule blob_object blob_part doomed_blob "
+    "gpu_place host_probe host_repair ingest_refusal job machine_action membership plan "
+    "project_usage retention saved_view slack_request task_run token"
 )
 OTHER_REFERENCES: Final = """
 ALTER TABLE applied_fix ADD CONSTRAINT fk_applied_fix_project_id_measured_by_session
@@ -544,6 +749,36 @@ CREATE TRIGGER host_week_grows AFTER INSERT ON host_reading REFERENCING NEW TABL
     FOR EACH STATEMENT EXECUTE FUNCTION host_week_grows();
 CREATE TRIGGER host_week_shrinks AFTER DELETE ON host_reading REFERENCING OLD TABLE AS gone
     FOR EACH STATEMENT EXECUTE FUNCTION host_week_shrinks();
+
+-- What lists and sums read of a verdict: they need not read its document, which is stored apart.
+-- `SessionVerdict` computes the same.
+CREATE FUNCTION session_verdict_columns() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    d jsonb := NEW.document;
+    part jsonb := nullif(NEW.document->'shares', 'null');
+    worth_saying CONSTANT float8 := 0.05;
+BEGIN
+    NEW.waste := coalesce(
+        1 - 1 / nullif((d#>>'{headline,slowdown}')::float8, 0), (d#>>'{withheld,waste}')::float8
+    );
+    NEW.lost_to_stragglers := (part->>'own_slowness')::float8 + (part->>'waiting')::float8
+        + (part->>'communication_above')::float8 + (part->>'launch_delays')::float8;
+    NEW.lost_between := CASE WHEN part IS NOT NULL THEN coalesce(
+        (d->>'lost_between')::float8, (part->>'between_steps_above')::float8
+    ) END;
+    NEW.lost_together := (part->>'slow_together')::float8;
+    NEW.lost := greatest(
+        NEW.waste,
+        CASE WHEN NEW.lost_between >= worth_saying THEN NEW.lost_between END,
+        CASE WHEN NEW.lost_together >= worth_saying THEN NEW.lost_together END
+    );
+    NEW.lost_by_cause := d->'lost_by_cause';
+    NEW.shares := part;
+    RETURN NEW;
+END
+$$;
+CREATE TRIGGER session_verdict_columns BEFORE INSERT OR UPDATE OF document ON session_verdict
+    FOR EACH ROW EXECUTE FUNCTION session_verdict_columns();
 """
 # The rules that come with the product. From then on they are the operator's to edit and delete.
 ROWS: Final = """
@@ -554,7 +789,7 @@ INSERT INTO alert_rule (project_id, id, name, document) VALUES
     (1, '5a0c1ea1-0000-4000-8000-000000000001', 'Slow job', '{
         "condition": {"kind": "headline", "at_least": 1.1, "clears_below": 1.05},
         "selector": {"importance": ["normal", "high"]},
-        "escalation": {"at_least": 1.5}
+        "escalation": {"at_least": 1.5, "gpu_hours_per_hour": 100.0}
     }'),
     (1, '5a0c1ea1-0000-4000-8000-000000000002', 'Regression against the job''s baseline', '{
         "condition": {"kind": "regression", "at_least": 0.05, "clears_below": 0.03},

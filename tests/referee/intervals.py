@@ -1,8 +1,7 @@
 """How often the headline's interval holds the slowdown of a job of the second physics.
 
-``make fidelity PHYSICS=independent ARGS="--jobs 30"``: long jobs, sessions cut out of them, as
-`benchmarks.coverage` does it with the product's own synthesizer. Causes that are not named have no
-interval; how often that is so `make score PHYSICS=independent` says.
+``make fidelity PHYSICS=independent ARGS="--jobs 30"``: sessions cut out of long jobs. Causes
+that are not named have no interval; `make score PHYSICS=independent` says how often that is so.
 """
 
 from __future__ import annotations

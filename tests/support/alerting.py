@@ -31,7 +31,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.tasks.execute import execute
 from app.platform.tasks.runs import LeaseKeeper
 from app.sessions.models.tables import Session
-from benchmarks.support.alerts import evaluate_session
+from benchmarks.support.stored import evaluate_session
 from tests.support.receiver import Receiver
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")

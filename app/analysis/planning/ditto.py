@@ -270,24 +270,15 @@ class VirtualTemplate:
 
 
 @dataclass(frozen=True, slots=True)
-class DittoPlan:
-    """A recovered template with all that led to it."""
+class RecoveredPlan:
+    """A template of the real cluster, and the virtual one that it was recovered from."""
 
     folding: Folding
     virtual: VirtualTemplate
     template: Template
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyPlan:
-    """A greedily recovered template, and the virtual one that it came from."""
-
-    folding: Folding
-    virtual: VirtualTemplate
-    template: Template
-
-
-def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> DittoPlan:
+def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
     """Plan with node folding and the dynamic program.
 
     Raises
@@ -312,7 +303,7 @@ def plan_ditto(problem: PlanningProblem, budget: SearchBudget) -> DittoPlan:
     template = recover(problem, folding, [(first, end) for first, end, _ in virtual.stages])
     if template is None:
         raise _no_answer()
-    return DittoPlan(folding, virtual, template)
+    return RecoveredPlan(folding, virtual, template)
 
 
 def oobleck_templates(
@@ -333,7 +324,7 @@ def oobleck_templates(
     return tuple(template for template in found if template is not None)
 
 
-def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> GreedyPlan:
+def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> RecoveredPlan:
     """Plan with node folding and the greedy recovery.
 
     The virtual templates are tried from the best on, until the devices come out even.
@@ -354,7 +345,7 @@ def plan_greedy(problem: PlanningProblem, budget: SearchBudget) -> GreedyPlan:
         except UnrecoverableError as error:
             reasons.append(str(error))
             continue
-        return GreedyPlan(folding, virtual, template)
+        return RecoveredPlan(folding, virtual, template)
     detail = f": on the best one {reasons[0]}" if reasons else ""
     raise InfeasiblePlanError(
         f"the greedy recovery ends on none of {len(reasons)} virtual templates{detail}",

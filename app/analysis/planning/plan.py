@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from app.analysis.planning.ditto import (
-    DittoPlan,
     Folding,
+    RecoveredPlan,
     VirtualTemplate,
     oobleck_templates,
     plan_ditto,
@@ -198,27 +199,18 @@ def _optimal(problem: PlanningProblem, objective: str, budget: SearchBudget) -> 
     )
 
 
-def _ditto(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
+def _recovered(
+    method: str,
+    recover: Callable[[PlanningProblem, SearchBudget], RecoveredPlan],
+    problem: PlanningProblem,
+    objective: str,
+    budget: SearchBudget,
+) -> FoundPlan:
     began = budget.clock()
-    found: DittoPlan = plan_ditto(problem, budget)
-    took = budget.clock() - began
+    found = recover(problem, budget)
     return FoundPlan(
         problem=problem,
-        method="ditto",
-        objective=objective,
-        template=found.template,
-        planning_time_s=took,
-        folding=found.folding,
-        virtual=found.virtual,
-    )
-
-
-def _greedy(problem: PlanningProblem, objective: str, budget: SearchBudget) -> FoundPlan:
-    began = budget.clock()
-    found = plan_greedy(problem, budget)
-    return FoundPlan(
-        problem=problem,
-        method="greedy",
+        method=method,
         objective=objective,
         template=found.template,
         planning_time_s=budget.clock() - began,
@@ -273,8 +265,8 @@ def _numbered(problem: PlanningProblem, division: Division, stages: int) -> Temp
 
 _METHODS: Final[dict[str, Callable[[PlanningProblem, str, SearchBudget], FoundPlan]]] = {
     "optimal": _optimal,
-    "ditto": _ditto,
-    "greedy": _greedy,
+    "ditto": partial(_recovered, "ditto", plan_ditto),
+    "greedy": partial(_recovered, "greedy", plan_greedy),
     "exhaustive": _exhaustive,
 }
 

@@ -153,7 +153,7 @@ class StoredVerdict(OfProject, Base):
             "(document #>> '{worst,0,host}'::text[]))"
         )
     )
-    # Of these a trigger writes what `SessionVerdict` says (revision 0014).
+    # A trigger writes these with the document, as `SessionVerdict` computes them.
     # share of a step that is known to be lost, also without a verdict
     waste: Mapped[float | None] = _of_document(Double)
     # share of the time of the largest loss, whatever it is lost to

@@ -54,18 +54,9 @@ class Place:
         sessions = [self.alerting.session(value, IMBALANCE, job=job) for value in slowdowns]
         with self.container.uow() as tx:
             for back, session in enumerate(reversed(sessions)):
-                moved = {"span": ends + back * timedelta(hours=6), "session": session}
                 tx.session.connection().execute(
                     text("UPDATE session SET received_at = now() - :span WHERE id = :session"),
-                    moved,
-                )
-                tx.session.connection().execute(
-                    text(
-                        "UPDATE alert_facts SET received_at = now() - :span, document = jsonb_set("
-                        "document, '{received_at}', to_jsonb(now() - :span)) "
-                        "WHERE session_id = :session"
-                    ),
-                    moved,
+                    {"span": ends + back * timedelta(hours=6), "session": session},
                 )
 
 

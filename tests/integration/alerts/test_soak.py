@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from benchmarks.soak import run
-from benchmarks.soak_judge import Verdict
-from benchmarks.soak_receiver import Receiver
+from benchmarks.soak_judge import Receiver, Verdict
 from tests.support.nightly import by_night
 
 

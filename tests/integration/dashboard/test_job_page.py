@@ -13,7 +13,7 @@ import pytest
 from app.analysis.budget.split import Part, Shares
 from app.jobs.models import Job
 from app.sessions.models.tables import Session, StoredReport, StoredVerdict
-from benchmarks.support.verdicts import made_verdict
+from benchmarks.support.stored import made_verdict
 from tests.integration.dashboard.test_routes import analyzed
 from tests.support.alerting import Alerting
 from tests.support.html import parse

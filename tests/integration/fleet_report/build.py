@@ -13,7 +13,7 @@ from app.analysis.diagnosis.headline import HeadlineKind
 from app.analysis.report.session_verdict import Slowdown
 from app.jobs.models import Job
 from app.sessions.models.tables import Session, StoredVerdict
-from benchmarks.support.verdicts import made_verdict
+from benchmarks.support.stored import made_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from app.jobs.fleet_costs import ReportFilter, job_figures
 from app.jobs.fleet_report import FleetReport, fleet_report
 from app.platform.database.states import SessionState
 from app.sessions.models.tables import StoredVerdict
-from benchmarks.support.verdicts import made_verdict
+from benchmarks.support.stored import made_verdict
 from tests.integration.fleet_report.build import DAY, HOUR, session
 from tests.support.reads import read
 

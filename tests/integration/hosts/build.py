@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from app.hosts.models import HostReading
 from app.jobs.models import Job
 from app.sessions.models.tables import Session, StoredVerdict
-from benchmarks.support.verdicts import made_verdict
+from benchmarks.support.stored import made_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,11 @@ from app.cli.commands.program import app
 from app.platform.database import migrate
 from app.platform.database.engine import make_engine
 from tests.support.command import paceline
+from tests.support.migrations import LATER, with_later_revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # With what they need; `migrate` is the remedy, and `doctor` says the same in its table.
 ON_THE_DATABASE: Final = {
@@ -87,20 +89,22 @@ def test_a_database_that_was_never_migrated_is_refused(
 
 @pytest.mark.parametrize("command", ["user list", "serve"])
 def test_an_older_schema_is_refused_and_a_later_one_is_not(
-    command: str, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+    command: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PACELINE_DATABASE_URL", empty_database_url)
-    migrate.upgrade(empty_database_url, "0004")
+    monkeypatch.setenv("PACELINE_DATABASE_URL", database_url)
+    later = with_later_revision(tmp_path)
+    head = migrate.expected_revision()
 
-    done = paceline(*command.split(), *ON_THE_DATABASE[command])
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "files", lambda _: later)
+        done = paceline(*command.split(), *ON_THE_DATABASE[command])
 
     assert done.returncode == 1
     assert _said(done.stderr) == (
-        "paceline: The database is at revision 0004, and this version needs "
-        f"{migrate.expected_revision()}: run `paceline migrate`. [database.not_migrated]"
+        f"paceline: The database is at revision {head}, and this version needs "
+        f"{LATER}: run `paceline migrate`. [database.not_migrated]"
     )
-    migrate.upgrade(empty_database_url)
-    engine = make_engine(empty_database_url)
+    engine = make_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     migrate.require_schema(engine)

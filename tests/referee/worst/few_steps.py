@@ -20,8 +20,7 @@ from app.analysis.report.document import Report
 from app.analysis.synthesis.random_sessions import CAUSES as OWN_CAUSES
 from app.analysis.trace.model import Trace
 from app.errors import UnanalyzableError
-from benchmarks.held_against import slowdown_of
-from benchmarks.score import draw_kind
+from benchmarks.score import draw_kind, slowdown_of
 from tests.oracles.physics.draw import FAULTS, draw_worlds, run_job
 from tests.oracles.physics.execute import execute
 from tests.referee.judging import NONE, STRAGGLING, trace_of

@@ -74,6 +74,11 @@ def write_training(training: Training, style: Style, folder: Path) -> float:
     return loop.step_ns
 
 
+def recorded(training: Training, style: Style, rank: int) -> dict[str, Any]:
+    """Run a training and return the file of one rank."""
+    return _document(training, style, _run(training, style).machine.events, rank)
+
+
 def step_ns(training: Training, style: Style | None = None) -> float:
     """Return how long a recorded step of a training takes."""
     return _run(training, style or Style()).step_ns

@@ -72,6 +72,7 @@ class Training:
     transfer_ns: int = 900_000  # of a layer's gradients or parameters
     lead_ns: int = 1_000_000_000
     operators: int = 3  # that do nothing but take the host's time, a layer
+    copies: bool = True  # batches go from the host to the device
     fault: Fault = field(default_factory=Fault)
     seed: int = 1
 

@@ -138,8 +138,9 @@ class Loop:
         if fault.loading_rank is not None:
             takes[fault.loading_rank] += fault.loading_ns
         self.machine.load(takes)
-        with self.machine.operator("aten::to"):
-            self.machine.copy("Memcpy HtoD (Pinned -> Device)", 30_000)
+        if self.training.copies:
+            with self.machine.operator("aten::to"):
+                self.machine.copy("Memcpy HtoD (Pinned -> Device)", 30_000)
 
     def _forward(self, *, train: bool) -> None:
         training, machine = self.training, self.machine

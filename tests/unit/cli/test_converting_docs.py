@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ import yaml
 
 from app.cli.convert import read_recordings
 from app.errors import PacelineError
-from tests.support.gpu_profiles.files import write_job
-from tests.support.gpu_profiles.job import GpuJob
+from tests.support.trainings.files import write_training
+from tests.support.trainings.job import Kind, Style, Training
 from tests.unit.analysis.trace import bodies
 from tests.unit.analysis.trace.formats.test_registry import UNREAD
 from tests.unit.analysis.trace.recordings import test_kineto_processes as test_processes
@@ -52,7 +51,7 @@ def body(content: bytes, name: str = "rank0.json") -> Callable[[Path], None]:
 
 
 def data_parallel(folder: Path) -> None:
-    write_job(replace(GpuJob(), layers=2, steps=2, ranks=2), folder)
+    write_training(Training(Kind.DDP, ranks=2, layers=2, steps=2), Style(), folder)
 
 
 def arrays(folder: Path) -> None:

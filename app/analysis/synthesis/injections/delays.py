@@ -249,13 +249,6 @@ class LoaderStall(Standstill):
 
 
 @dataclass(frozen=True, slots=True)
-class UnrecordedLoaderStall(Standstill):
-    """Before some steps some ranks wait for their loaders, and the others for them."""
-
-    cause: ClassVar[str] = "data_loading"
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Standstill):
     """Before some steps ranks write checkpoints, and record that."""
 

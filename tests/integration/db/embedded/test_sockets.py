@@ -28,9 +28,8 @@ def test_a_path_too_long_for_a_socket_gets_a_short_one(user_runner: Runner) -> N
     assert not Path(socket_dir.strip('"')).exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["with space", "with,comma", "with%percent", "mit-ü-und-✓", "q'\"q"]
-)
+# With a comma the socket is elsewhere: libpq reads a list of hosts.
+@pytest.mark.parametrize("name", ["with,comma", "space %percent ü ✓ q'\"q"])
 def test_a_directory_may_have_any_name(open_dir: Path, name: str) -> None:
     with (
         EmbeddedPostgres(open_dir / name, durable=False) as postgres,

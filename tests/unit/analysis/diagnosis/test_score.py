@@ -10,8 +10,7 @@ from app.analysis.synthesis.injections.computations import SlowWorker, StageImba
 from app.analysis.synthesis.job import JobModel
 from app.analysis.synthesis.synthesize import synthesize
 from app.analysis.trace.model import Sizes
-from benchmarks.held_against import slowdown_of
-from benchmarks.score import HELD_OUT, Scored, headlines, lines, macro_f1, run
+from benchmarks.score import HELD_OUT, Scored, headlines, lines, macro_f1, run, slowdown_of
 
 
 def scored(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
@@ -16,16 +17,63 @@ from app.analysis.synthesis.injections.computations import (
     ThermalThrottling,
 )
 from app.analysis.synthesis.injections.delays import Checkpoint, SlowDataLoading
-from app.analysis.synthesis.injections.unusual_steps import ProfilerStart, WarmUp
 from app.analysis.synthesis.job import JobModel, Needs, draw_job, stream
 from app.analysis.synthesis.synthesize import SyntheticSession, synthesize
-from app.analysis.trace.model import Sizes
+from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, Sizes
+
+if TYPE_CHECKING:
+    from app.analysis.synthesis.execution import StepWork
 
 FLAT = JobModel(sizes=Sizes(dp=8, pp=1), microbatches=6, steps=20)
 PIPELINE = JobModel(sizes=Sizes(dp=2, pp=2), microbatches=8, steps=20)
 SLOW = SlowWorker((3, 0), 1.4)
 # a second in the synthetic job's nanoseconds
 S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp(Injection):
+    """In some steps all workers compute longer, as where kernels are compiled and tuned."""
+
+    steps: tuple[int, ...]  # positions among the recorded ones
+    times: float  # how many times as long
+    first_only: bool = False  # whether only each stage's first forward and backward does
+    cause: ClassVar[str] = ""
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:  # noqa: ARG002 - nothing is random
+        """Lengthen the computations of all workers."""
+        program, steps = work.program, np.array(self.steps)
+        for name in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+            for stage in range(job.sizes.pp):
+                nodes = np.flatnonzero(program.of_types(name) & (program.stage == stage))
+                chosen = nodes[:1] if self.first_only else nodes
+                work.duration_ns[np.ix_(chosen, steps)] *= self.times
+
+    def odd(self) -> tuple[int, ...]:
+        """Return the positions of the steps."""
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerStart(Injection):
+    """Ranks come to the first recorded step one after another."""
+
+    apart_ns: float  # from the first one to the last
+    cause: ClassVar[str] = ""
+
+    def apply(self, work: StepWork, job: JobModel, rng: np.random.Generator) -> None:
+        """Delay what each rank launches without waiting for anything."""
+        program = work.program
+        late = rng.uniform(0, self.apart_ns, (job.sizes.pp, job.sizes.dp))
+        late[0, 0], late.flat[-1] = 0.0, self.apart_ns
+        for node, before in enumerate(program.after):
+            if not before:
+                work.delay_ns[node, 0] += late[program.stage[node]]
+
+    def odd(self) -> tuple[int, ...]:
+        """Return the first step."""
+        return (0,)
+
 
 ODD = {
     "first step 2x": WarmUp((0,), 2.0),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 
 from app.analysis.report.build import analyze
-from app.analysis.synthesis.injections.delays import LoaderStall, Standstill, UnrecordedLoaderStall
+from app.analysis.synthesis.injections.delays import LoaderStall, Standstill
 from tests.unit.analysis.diagnosis.causes.stalling import FLAT, S, report_of, stalled
+
+
+@dataclass(frozen=True, slots=True)
+class UnrecordedLoaderStall(Standstill):
+    """Before some steps some ranks wait for their loaders, and the others for them."""
+
+    cause: ClassVar[str] = "data_loading"
 
 
 @pytest.mark.parametrize("kind", [LoaderStall, UnrecordedLoaderStall])

@@ -14,12 +14,36 @@ from app.analysis.report.build import analyze
 from app.analysis.report.charts import step_timeline
 from app.analysis.synthesis.injections.computations import UnevenMicrobatches
 from app.analysis.synthesis.job import JobModel
-from app.analysis.trace.model import ABSENT, Sizes
-from tests.oracles.dynamic_batches import DynamicBatches
+from app.analysis.trace.model import ABSENT, Sizes, Trace
 from tests.schedules import Job, executed
 from tests.unit.analysis.diagnosis.jobs import ONE_STAGE, session, signs_of
 
 STEPS = 12
+
+
+# computations of 20 ms, transfers of half a millisecond
+PIPELINE = Job("1f1b", dp=6, pp=4, compute_ns=20_000_000, transfer_ns=500_000)
+INTERLEAVED = replace(PIPELINE, schedule="interleaved", dp=4, pp=2, vpp=2)
+SLOW = ((1, 1), 1.5)
+# gradients are reduced once, at the end
+DATA_PARALLEL = Job(
+    dp=8,
+    pp=1,
+    compute_ns=20_000_000,
+    transfer_ns=5_000_000,
+    types=frozenset({"grads-reduce-scatter", "optimizer"}),
+)
+
+
+def data_parallel(
+    counts: np.ndarray, slow: tuple[tuple[int, int], float] | None = None, seed: int = 0
+) -> tuple[Trace, float]:
+    """Return the trace of ranks with counts of microbatches (steps, dp), and the mean step, s."""
+    job = replace(
+        DATA_PARALLEL, dp=counts.shape[1], counts=tuple(map(tuple, counts.tolist())), slow=slow
+    )
+    trace, times = executed(job, steps=len(counts), seed=seed)
+    return trace, float(np.mean(times)) / 1e9
 
 
 def always(dp: int, few: int, ranks: dict[int, int]) -> np.ndarray:
@@ -43,9 +67,11 @@ def always(dp: int, few: int, ranks: dict[int, int]) -> np.ndarray:
 def test_the_rank_with_more_microbatches_is_named(
     dp: int, few: int, ranks: dict[int, int], *, named: bool
 ) -> None:
-    uneven = DynamicBatches(always(dp, few, ranks), named=named)
-    even = DynamicBatches(always(dp, few, {}))
-    report = analyze(uneven.trace()).report
+    trace, uneven_s = data_parallel(always(dp, few, ranks))
+    _, even_s = data_parallel(always(dp, few, {}))
+    if not named:
+        trace = replace(trace, mb=np.full_like(trace.mb, ABSENT))
+    report = analyze(trace).report
 
     assert report.fidelity.verdict
     assert report.steps.dropped == ()
@@ -54,8 +80,7 @@ def test_the_rank_with_more_microbatches_is_named(
     most = max(ranks, key=lambda rank: ranks[rank])
     assert report.causes[0].where.workers[0] == (most, 0)
     assert {dp for dp, _ in report.causes[0].where.workers} == set(ranks)
-    true = uneven.mean_step_s() / even.mean_step_s()
-    assert report.headline.slowdown == pytest.approx(true, rel=0.02)
+    assert report.headline.slowdown == pytest.approx(uneven_s / even_s, rel=0.02)
     assert report.recommendations[0].action == "share_microbatches"
     made = [one.adaptation for one in report.fidelity.adaptations]
     assert made[0] == Name.PADDED_MICROBATCHES
@@ -64,22 +89,21 @@ def test_the_rank_with_more_microbatches_is_named(
 @pytest.mark.parametrize("seed", range(6))
 def test_ranks_that_take_turns_are_all_of_them_uneven(seed: int) -> None:
     counts = np.random.default_rng(seed).integers(3, 6, (24, 8))
-    uneven = DynamicBatches(counts)
-    report = analyze(uneven.trace(seed)).report
+    trace, uneven_s = data_parallel(counts, seed=seed)
+    report = analyze(trace).report
 
     assert report.fidelity.verdict
     assert [cause.cause for cause in report.causes] == ["uneven_microbatches"]
     assert report.causes[0].where.workers == ()
     assert "DP ranks run different numbers of microbatches in a step" in report.verdict.sentence
     assert "now one and now another most" in report.causes[0].evidence[0]
-    even = DynamicBatches(np.full((24, 8), 4)).mean_step_s() * counts.mean() / 4
-    assert report.headline.slowdown == pytest.approx(uneven.mean_step_s() / even, rel=0.03)
+    even_s = data_parallel(np.full((24, 8), 4))[1] * counts.mean() / 4
+    assert report.headline.slowdown == pytest.approx(uneven_s / even_s, rel=0.03)
 
 
 def test_a_slow_rank_is_named_as_well() -> None:
-    slow = (1.0, 1.4, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
     counts = np.random.default_rng(1).integers(3, 6, (24, 8))
-    report = analyze(DynamicBatches(counts, slow).trace()).report
+    report = analyze(data_parallel(counts, ((1, 0), 1.4))[0]).report
 
     assert {cause.cause for cause in report.causes} == {"uneven_microbatches", "slow_worker"}
     (worker,) = (cause for cause in report.causes if cause.cause == "slow_worker")
@@ -88,7 +112,7 @@ def test_a_slow_rank_is_named_as_well() -> None:
 
 def test_what_a_rank_has_less_the_others_have_more() -> None:
     uneven, even = always(8, 4, {5: 2}), always(8, 4, {})
-    report = analyze(DynamicBatches(uneven).trace()).report
+    report = analyze(data_parallel(uneven)[0]).report
     assert [cause.cause for cause in report.causes] == ["uneven_microbatches"]
     assert report.causes[0].where.workers == ()
     assert report.causes[0].evidence == ("DP rank 5 runs 2 microbatches a step, the others 4",)
@@ -97,8 +121,7 @@ def test_what_a_rank_has_less_the_others_have_more() -> None:
 
 def test_a_rank_that_computes_as_long_with_fewer_microbatches_is_as_slow_as_it_is() -> None:
     """As many microbatches are not as much work: their own times are what counts."""
-    slow = (1.0, 1.0, 1.5, 1.0)
-    report = analyze(DynamicBatches(always(4, 6, {2: 4}), slow).trace()).report
+    report = analyze(data_parallel(always(4, 6, {2: 4}), ((2, 0), 1.5))[0]).report
     assert report.headline.slowdown == pytest.approx(1.0, abs=0.02)
 
 
@@ -126,12 +149,6 @@ def test_lost_operations_are_not_taken_for_fewer_microbatches() -> None:
     replayed = prepare_replay(trace)
     assert Name.PADDED_MICROBATCHES not in {made.name for made in replayed.adaptations}
     assert replayed.recreated.total == 2
-
-
-# computations of 20 ms, transfers of half a millisecond
-PIPELINE = Job("1f1b", dp=6, pp=4, compute_ns=20_000_000, transfer_ns=500_000)
-INTERLEAVED = replace(PIPELINE, schedule="interleaved", dp=4, pp=2, vpp=2)
-SLOW = ((1, 1), 1.5)
 
 
 def counts_of(

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.analysis.report.build import analyze
 from app.analysis.trace.model import Sizes
 from app.cli.convert import read_recordings
-from tests.support.gpu_profiles.files import write_job
-from tests.support.gpu_profiles.job import Faults, GpuJob, Naming, Sharding
-from tests.support.gpu_profiles.simulation import slowdown_of
+from tests.support.trainings.files import step_ns, write_training
+from tests.support.trainings.job import Fault, Kind, Style, Training, Writer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.analysis.report.document import Report
     from app.analysis.trace.model import Trace
 
-DDP = GpuJob(layers=4, steps=5)
-FSDP = replace(DDP, sharding=Sharding.FSDP)
-HSDP = replace(DDP, sharding=Sharding.HSDP, ranks=8, replicas=2)
+DDP = Training(Kind.DDP, kernels=3, lead_ns=5_000_000)
+FSDP = replace(DDP, kind=Kind.FSDP2)
+HSDP = replace(DDP, kind=Kind.HSDP, ranks=8, inner=4)
 HEALTHY = 1.03
 WITHIN = 0.05
+SLOW = Fault(slow_rank=2, slow_factor=1.5)
 
 
-def recorded(job: GpuJob, folder: Path) -> Trace:
-    write_job(job, folder)
+def recorded(training: Training, folder: Path, style: Style | None = None) -> Trace:
+    write_training(training, style or Style(), folder)
     return read_recordings([folder], None, None).trace
 
 
-def reported(job: GpuJob, folder: Path) -> Report:
-    return analyze(recorded(job, folder)).report
+def slowdown_of(training: Training) -> float:
+    """Return how much longer steps take than with nothing wrong."""
+    return step_ns(training) / step_ns(training.healthy())
 
 
 def counts(trace: Trace) -> dict[str, int]:
@@ -46,7 +46,7 @@ def test_a_step_is_told_apart_without_labels(tmp_path: Path) -> None:
     trace = recorded(job, tmp_path)
 
     assert trace.meta.sizes == Sizes(dp=4, pp=1)
-    each = job.ranks * (job.steps + 1)
+    each = job.ranks * job.steps
     assert counts(trace) == {
         "forward-compute": 2 * each,
         "backward-compute": 2 * each,
@@ -57,61 +57,57 @@ def test_a_step_is_told_apart_without_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "style"),
     [
-        {},
-        {"lead_ns": 40_000_000},
-        {"lead_ns": 400_000_000},
-        {"clock_ns": 200_000_000},
-        {"rounds": 3},
-        {"naming": Naming.RECORDS},
-        {"naming": Naming.RANGES},
-        {"naming": Naming.GENERIC},
-        {"clips": True},
-        {"recomputes": True},
-        {"numbered": False},
+        ({}, Style()),
+        ({"lead_ns": 40_000_000}, Style()),
+        ({"lead_ns": 400_000_000}, Style()),
+        ({"rounds": 3}, Style()),
+        ({"kind": Kind.FSDP_CLIPS}, Style()),
+        ({"kind": Kind.FSDP_RECOMPUTES}, Style()),
+        ({}, Style(clock_ns=200_000_000)),
+        ({}, Style(Writer.RECORDS)),
+        ({}, Style(Writer.OLD)),
+        ({}, Style(Writer.ROCM)),
+        ({}, Style(numbered=False)),
     ],
     ids=str,
 )
 def test_a_slow_worker_of_ddp_is_named_with_what_it_costs(
-    variant: dict[str, object], tmp_path: Path
+    variant: dict[str, Any], style: Style, tmp_path: Path
 ) -> None:
-    assert_told(replace(DDP, faults=Faults(slow_rank=2), **variant), tmp_path)  # type: ignore[arg-type]
+    assert_told(replace(DDP, fault=SLOW, **variant), tmp_path, style)
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [{}, {"lead_ns": 400_000_000}, {"clock_ns": 200_000_000}, {"rounds": 2}, {"clips": True}],
+    ("variant", "style"),
+    [
+        ({}, Style()),
+        ({"lead_ns": 400_000_000}, Style()),
+        # Where later rounds copy their batches, forwards are cut short by the wait for the gather.
+        ({"rounds": 2, "copies": False}, Style()),
+        ({}, Style(clock_ns=200_000_000)),
+    ],
     ids=str,
 )
 def test_what_sharded_ranks_wait_for_one_another_is_no_computing(
-    variant: dict[str, object], tmp_path: Path
+    variant: dict[str, Any], style: Style, tmp_path: Path
 ) -> None:
-    assert_told(replace(FSDP, faults=Faults(slow_rank=2), **variant), tmp_path)  # type: ignore[arg-type]
+    assert_told(replace(FSDP, fault=SLOW, **variant), tmp_path, style)
 
 
 def test_ranks_that_shard_within_replicas_are_all_data_parallel(tmp_path: Path) -> None:
-    assert recorded(HSDP, tmp_path / "named").meta.sizes == Sizes(dp=8, pp=1)
-    unnamed = replace(HSDP, named_mesh=False, faults=Faults(slow_rank=2))
-    assert recorded(unnamed, tmp_path / "unnamed").meta.sizes == Sizes(dp=8, pp=1)
-    assert_told(unnamed, tmp_path)
-
-
-def test_a_loader_that_holds_one_rank_up_is_the_cause(tmp_path: Path) -> None:
-    job = replace(FSDP, steps=12, faults=Faults(loading_ns=40_000_000, loading_rank=1))
-    report = reported(job, tmp_path)
-
-    assert report.causes[0].cause == "data_loading"
-    assert report.causes[0].where.dp == 1
-    assert report.headline is not None
-    assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
+    named = recorded(HSDP, tmp_path / "named", Style(groups_named=True))
+    assert named.meta.sizes == Sizes(dp=8, pp=1)
+    assert recorded(HSDP, tmp_path / "unnamed").meta.sizes == Sizes(dp=8, pp=1)
+    assert_told(replace(HSDP, fault=SLOW), tmp_path)
 
 
 def test_the_host_that_launches_late_is_the_cause_and_no_worker_computes_slowly(
     tmp_path: Path,
 ) -> None:
-    job = replace(DDP, faults=Faults(late_rank=1, launch_ns=2_500_000))
-    report = reported(job, tmp_path)
+    job = replace(DDP, fault=Fault(late_rank=1, late_factor=45.0))
+    report = analyze(recorded(job, tmp_path)).report
 
     assert [cause.cause for cause in report.causes] == ["host_overhead"]
     assert report.causes[0].where.workers == ((1, 0),)
@@ -119,14 +115,14 @@ def test_the_host_that_launches_late_is_the_cause_and_no_worker_computes_slowly(
     assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
 
 
-def assert_told(job: GpuJob, tmp_path: Path) -> None:
-    report = reported(job, tmp_path / "slow")
+def assert_told(job: Training, tmp_path: Path, style: Style | None = None) -> None:
+    report = analyze(recorded(job, tmp_path / "slow", style)).report
 
     assert report.causes[0].cause == "slow_worker"
     assert report.causes[0].where.workers == ((2, 0),)
     assert report.headline is not None
     assert report.headline.slowdown == pytest.approx(slowdown_of(job), rel=WITHIN)
-    healthy = reported(job.healthy(), tmp_path / "healthy")
+    healthy = analyze(recorded(job.healthy(), tmp_path / "healthy", style)).report
     assert not healthy.causes
     assert healthy.slowdown is not None
     assert healthy.slowdown <= HEALTHY

@@ -9,26 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from app.cli.convert import read_recordings
 from app.errors import InvalidTraceError
-from tests.support.gpu_profiles.files import write_job
-from tests.support.gpu_profiles.job import GpuJob, Naming, Sharding
+from tests.support.trainings.files import write_training
+from tests.support.trainings.job import Kind, Style, Training, Writer
 
 if TYPE_CHECKING:
     from app.analysis.trace.model import Trace
 
 PAGE = Path(__file__).parents[6] / "docs" / "converting.md"
-DDP = GpuJob(layers=3, kernels=2, steps=3, ranks=2)
+DDP = Training(Kind.DDP, layers=3, kernels=2, steps=4, ranks=2)
 JOBS = {
-    "DDP": DDP,
-    "FSDP1, FSDP2": replace(DDP, sharding=Sharding.FSDP),
-    "HSDP": replace(DDP, sharding=Sharding.HSDP, ranks=4, replicas=2),
+    "DDP": [DDP],
+    "FSDP1, FSDP2": [replace(DDP, kind=Kind.FSDP1), replace(DDP, kind=Kind.FSDP2)],
+    "HSDP": [replace(DDP, kind=Kind.HSDP, ranks=4, inner=2)],
 }
 SAME = {
-    "a loop without the profiler's steps": replace(DDP, numbered=False),
-    "files of PyTorch before 2.4": replace(DDP, naming=Naming.RANGES),
+    "a loop without the profiler's steps": [Style(numbered=False)],
+    "files of PyTorch before 2.4": [Style(Writer.RECORDS), Style(Writer.OLD)],
 }
 
 
@@ -43,32 +44,43 @@ def types(trace: Trace) -> set[str]:
     return {name for code, name in enumerate(trace.op_names) if (trace.op == code).any()}
 
 
-def read(job: GpuJob, folder: Path) -> Trace:
-    write_job(job, folder)
+def read(training: Training, folder: Path, style: Style | None = None) -> Trace:
+    write_training(training, style or Style(), folder)
     return read_recordings([folder], None, None).trace
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_operations_are_those_of_the_table(name: str, tmp_path: Path) -> None:
-    assert types(read(JOBS[name], tmp_path)) == set(re.findall("`([^`]+)`", table()[name]))
+    for training in JOBS[name]:
+        found = types(read(training, tmp_path / training.kind.name))
+        assert found == set(re.findall("`([^`]+)`", table()[name]))
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_what_is_said_to_be_the_same_is(name: str, tmp_path: Path) -> None:
     assert table()[name].startswith("the same")
-    found, wanted = read(SAME[name], tmp_path / "one"), read(DDP, tmp_path / "other")
-    assert types(found) == types(wanted)
-    assert found.start_ns.tolist() == wanted.start_ns.tolist()
-    assert found.duration_ns.tolist() == wanted.duration_ns.tolist()
+    wanted = read(DDP, tmp_path / "other")
+    for style in SAME[name]:
+        found = read(DDP, tmp_path / style.writer.name, style)
+        assert types(found) == types(wanted)
+        assert np.diff(found.start_ns).tolist() == np.diff(wanted.start_ns).tolist()
+        assert found.duration_ns.tolist() == wanted.duration_ns.tolist()
 
 
 def test_rounds_and_clipping_are_as_said(tmp_path: Path) -> None:
     assert {"gradient accumulation", "clipping of gradients"} <= table().keys()
-    trace = read(replace(DDP, rounds=3, clips=True), tmp_path)
+    trace = read(replace(DDP, rounds=3), tmp_path / "rounds")
     forwards = trace.op == trace.op_names.index("forward-compute")
     assert set(trace.mb[forwards].tolist()) == {0, 1, 2}
-    reduced = trace.op == trace.op_names.index("grads-reduce-scatter")
-    assert reduced.sum() == 2 * DDP.ranks * (DDP.steps + 1)
+    assert reductions(trace) == DDP.ranks * DDP.steps
+    clips = replace(DDP, kind=Kind.FSDP_CLIPS)
+    more = reductions(read(clips, tmp_path / "clips"))
+    without = reductions(read(replace(clips, kind=Kind.FSDP1), tmp_path / "without"))
+    assert more == without + DDP.ranks * DDP.steps
+
+
+def reductions(trace: Trace) -> int:
+    return int((trace.op == trace.op_names.index("grads-reduce-scatter")).sum())
 
 
 def test_a_rank_is_that_of_the_files_name(tmp_path: Path) -> None:
@@ -84,7 +96,7 @@ def test_a_rank_is_that_of_the_files_name(tmp_path: Path) -> None:
 
 def test_without_the_host_nothing_is_guessed(tmp_path: Path) -> None:
     assert "`trace.no_labels`" in table()["CUDA activities alone"]
-    write_job(DDP, tmp_path)
+    write_training(DDP, Style(), tmp_path)
     for path in tmp_path.iterdir():
         said = json.loads(gzip.decompress(path.read_bytes()))
         events = said["traceEvents"]

@@ -1,4 +1,4 @@
-"""What lists and sums read of verdicts stands in columns, whichever version wrote the verdict."""
+"""The columns of a verdict that lists and sums read are those of its document."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from sqlalchemy import select, text
 
 from app.analysis.budget.split import WORTH_SAYING, Part, Shares
 from app.analysis.report.session_verdict import KnownLoss, SessionVerdict, verdict_of
-from app.platform.database import migrate
 from app.sessions.models.tables import StoredVerdict
-from benchmarks.support.verdicts import made_verdict
+from benchmarks.support.stored import made_verdict
 from tests.integration.dashboard.test_job_page import sessions
 from tests.support import reports
 
 if TYPE_CHECKING:
     from app.platform.container import Container
 
-NUMBERS = ("waste", "lost", "lost_to_stragglers", "lost_between", "lost_together")
-EMPTY = dict.fromkeys((*NUMBERS, "lost_by_cause", "shares"))
-# As columns are that revision 0014 has added, of rows that were there.
-EMPTIED = """
-UPDATE session_verdict SET waste = NULL, lost = NULL, lost_to_stragglers = NULL,
-    lost_between = NULL, lost_together = NULL, lost_by_cause = NULL, shares = NULL
-"""
+COLUMNS = (
+    *("waste", "lost", "lost_to_stragglers", "lost_between", "lost_together"),
+    *("lost_by_cause", "shares"),
+)
 
 
 def shares(**lost: float) -> Shares:
@@ -75,25 +71,19 @@ def stored(container: Container) -> dict[str, dict[str, Any]]:
     with container.reading() as tx:
         rows = tx.session.execute(select(StoredVerdict).order_by(StoredVerdict.session_id))
         return {
-            row.document.sentence: {name: getattr(row, name) for name in EMPTY}
+            row.document.sentence: {name: getattr(row, name) for name in COLUMNS}
             for row in rows.scalars()
         }
 
 
-def store(container: Container) -> dict[str, dict[str, Any]]:
-    """Store every verdict by its document alone, as each version does; return its columns."""
-    found = sessions(container, ["no_verdict"] * len(VERDICTS))
+def test_the_database_writes_the_columns_with_the_document(container: Container) -> None:
+    ids = sessions(container, ["no_verdict"] * len(VERDICTS))
     with container.uow() as tx:
         tx.session.add_all(
             StoredVerdict(session_id=session, document=replace(verdict, sentence=name))
-            for session, (name, verdict) in zip(found, VERDICTS.items(), strict=True)
+            for session, (name, verdict) in zip(ids, VERDICTS.items(), strict=True)
         )
-    return {name: columns_of(verdict) for name, verdict in VERDICTS.items()}
-
-
-def test_the_database_writes_the_columns_with_the_document(container: Container) -> None:
-    expected = store(container)
-    assert stored(container) == expected
+    assert stored(container) == {name: columns_of(verdict) for name, verdict in VERDICTS.items()}
     with container.engine.begin() as connection:
         connection.execute(
             text(
@@ -103,21 +93,3 @@ def test_the_database_writes_the_columns_with_the_document(container: Container)
         )
     changed = stored(container)["before the budget"]
     assert (changed["waste"], changed["lost"]) == (0.5, 0.5)
-
-
-def test_verdicts_of_before_are_filled_and_nothing_else_changes(container: Container) -> None:
-    expected = store(container)
-    of_before = text("SELECT to_jsonb(s) FROM session AS s ORDER BY id")
-    with container.engine.begin() as connection:
-        was = connection.execute(of_before).scalars().all()
-        connection.execute(text("ALTER TABLE session_verdict DISABLE TRIGGER USER"))
-        connection.execute(text(EMPTIED))
-        connection.execute(text("ALTER TABLE session_verdict ENABLE TRIGGER USER"))
-        connection.execute(text("UPDATE session SET discrepancy = 0.5"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0014'"))
-    assert set(map(str, stored(container).values())) == {str(EMPTY)}
-    migrate.upgrade(container.engine.url, "0015")
-    assert stored(container) == expected
-    with container.engine.connect() as connection:
-        found = connection.execute(of_before).scalars().all()
-    assert [one["discrepancy"] for one in found] == [0.5] * len(was)

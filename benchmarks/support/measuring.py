@@ -1,12 +1,16 @@
-"""Time two things in turns."""
+"""Times of two things in turns, and the most memory of a process."""
 
 from __future__ import annotations
 
 import gc
+import re
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +81,15 @@ def _time(run: Callable[[int], object], number: int) -> float:
     elapsed = time.perf_counter() - start
     del result
     return elapsed
+
+
+def peak_bytes() -> int:
+    """Return the peak resident memory of this process."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux its value survives exec, so that it would be the parent's peak.
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
