@@ -1,5 +1,5 @@
 // The page of a job: notes on its time axis.
-import { by } from '../alerts/who.js';
+import { by } from '../incidents/who.js';
 import { acting, faultOf } from '../acting.js';
 import { onPage, refresh } from '../app.js';
 import { ask } from '../ask.js';
