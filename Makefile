@@ -94,9 +94,9 @@ RUN_MARKED = $(RUN_TESTS) -m "$(MARKED)"
 ON_POSTGRES_15 = PACELINE_TEST_POSTGRES_BIN="$(POSTGRES_15_BIN)" $(RUN_TESTS)
 # What sends SQL that no other test does; all of it every night. (Tests of the embedded server itself
 # run on both releases in any case.)
-SENDING_SQL := $(addprefix tests/integration/,db alerts/test_delivery.py \
+SENDING_SQL := $(addprefix tests/integration/,platform/database incidents/test_delivery.py \
 		$(addprefix api/sessions/,test_chunks.py test_seal.py test_merge.py test_receive.py)) \
-	--ignore tests/integration/db/embedded
+	--ignore tests/integration/platform/embedded
 
 # What has to cover the analysis. Nothing else is traced, which makes it slower.
 COVERING := $(addprefix tests/,unit/analysis golden fuzz referee)
@@ -160,7 +160,7 @@ test-integration: install-dev ## With real PostgreSQL and Redis servers, which t
 	@$(BIN)/pytest tests/integration $(PYTEST_ARGS)
 
 test-postgres-15: install-dev ## Integration tests on the oldest supported PostgreSQL
-	@$(ON_POSTGRES_15) tests/integration --ignore tests/integration/db/embedded $(PYTEST_ARGS)
+	@$(ON_POSTGRES_15) tests/integration --ignore tests/integration/platform/embedded $(PYTEST_ARGS)
 
 real-jobs: install-real-jobs ## Every real job of PyTorch and Megatron: table, and how many are told right
 	@$(BIN)/python -m tests.real_jobs $(ARGS)

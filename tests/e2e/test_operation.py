@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.e2e.expecting import WIDE_LIGHT, expect_well_made, in_every_look
 from tests.e2e.looking import keep, wait_for_plots
 from tests.e2e.recorded import analyzed, healthy, job_trace
-from tests.integration.fleet_report.build import DAY, HOUR, session
+from tests.integration.jobs.fleet_report.build import DAY, HOUR, session
 
 if TYPE_CHECKING:
     from app.platform.container import Container

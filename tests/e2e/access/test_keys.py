@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from tests.e2e.alerts.test_triage import let_several_fire, lines
 from tests.e2e.expecting import expect_well_made, in_every_look
+from tests.e2e.incidents.test_triage import let_several_fire, lines
 from tests.e2e.looking import keep
 from tests.e2e.visiting import NARROW
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.e2e.expecting import WIDE_LIGHT, expect_well_made, in_every_look
 from tests.e2e.looking import keep
 from tests.e2e.recorded import analyzed, healthy, job_trace
-from tests.integration.compare.test_times import fill
+from tests.integration.sessions.test_times import fill
 
 if TYPE_CHECKING:
     from app.platform.container import Container

@@ -77,7 +77,7 @@ def test_what_a_token_does_stands_in_the_log(company: Company) -> None:
 
 # What is no act of an administrator or an operator: what jobs send, and what only answers.
 NO_ACT = {
-    # what it says is an act of its own: tests/integration/slack
+    # what it says is an act of its own: tests/integration/incidents/slack
     "POST /api/v1/slack/interactions",
     "POST /api/v1/jobs/{job}/sessions",
     "POST /api/v1/jobs/{job}/hangs",

@@ -25,9 +25,9 @@ from app.quotas.usage import use_of
 from app.sessions.models.tables import Session
 from app.sessions.read import report_json
 from app.sessions.replays import stored_trace
-from tests.integration.alerts.conftest import alerting, receiver
 from tests.integration.api import bodies
 from tests.integration.api.chunks import rank_body, url
+from tests.integration.incidents.conftest import alerting, receiver
 from tests.support import plans
 from tests.support.alerting import Alerting
 from tests.support.reads import read

@@ -12,7 +12,7 @@ from app.hosts.models import HostReading
 from app.hosts.readings import readings_of
 from app.sessions.models.tables import Session
 from app.sessions.read import report_document
-from tests.integration.dashboard.test_routes import analyzed
+from tests.integration.pages.test_routes import analyzed
 from tests.support.reads import read
 from tests.support.sessions import refused_trace, store
 

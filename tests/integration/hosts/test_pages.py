@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.dashboard.test_routes import analyzed
 from tests.integration.hosts.build import HOUR, reading, session
+from tests.integration.pages.test_routes import analyzed
 from tests.support.html import parse
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from app.jobs.models import Job
 from app.sessions.models.tables import Session
 from app.sessions.read import report_document
 from app.web.lists import PageRequest
-from tests.integration.dashboard.test_routes import analyzed
 from tests.integration.hosts.build import HOUR, reading, session
+from tests.integration.pages.test_routes import analyzed
 from tests.support.reads import read
 
 if TYPE_CHECKING:

@@ -23,15 +23,13 @@ PROGRAM: Final = "/opt/paceline/bin/paceline"
 
 _CHART: Final = "tests/unit/deploy/test_chart.py::test_every_manifest_fits_the_schema_of_its_kind"
 _DOCTOR: Final = (
-    "tests/integration/operation/test_surroundings.py::test_what_is_as_it_has_to_be_is_well"
+    "tests/integration/installation/test_surroundings.py::test_what_is_as_it_has_to_be_is_well"
 )
 _ANALYZE: Final = "tests/integration/retention/test_api.py::test_the_commands_do_the_same"
 _RULES: Final = (
     "tests/integration/retention/test_command.py::test_what_is_kept_is_shown_and_changed"
 )
-_BLOBS: Final = (
-    "tests/integration/store/test_processes.py::test_the_command_line_moves_checks_and_backs_up"
-)
+_BLOBS: Final = "tests/integration/platform/blobs/test_processes.py::test_the_command_line_moves_checks_and_backs_up"
 _BACKUP: Final = (
     "tests/integration/retention/test_backup.py::test_a_restored_installation_gives_the_same_report"
 )
@@ -62,7 +60,7 @@ TRIED: Final = {
     "kubectl --namespace paceline create": _BY_HAND,
     "kubectl --namespace paceline exec": _DOCTOR,
     "helm": _CHART,
-    "OTEL_": "tests/integration/operation/test_telemetry.py"
+    "OTEL_": "tests/integration/installation/test_telemetry.py"
     "::test_what_the_environment_says_is_used_or_named",
     "curl -s http://127.0.0.1:8765/readyz": _CI,
     "python -m workers.health": "tests/integration/test_worker_health.py"
