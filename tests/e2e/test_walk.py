@@ -5,7 +5,8 @@ The other tests of this folder hold what a page says and does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from fastapi.routing import iter_route_contexts
 
@@ -34,6 +35,9 @@ NO_PAGES = (
     *("/live", ".csv", ".zip", "/{name}", "/{address:path}"),
     *("/docs", "/views/{view}", "/client", "/client/"),
 )
+
+# Modules whose routes are pages.
+PAGES: Final = re.compile(r"app\.(run\.page_routes|\w+\.(pages|sign_in_pages|documentation))\b")
 
 HANGING = Hanging(4, [[(0, 1), (2, 3)], [(0, 2), (1, 3)]] * 2, host_stops={3: 2})
 
@@ -128,6 +132,6 @@ def routes(place: Place) -> set[str]:
         path
         for context in contexts
         if "GET" in (context.methods or ())
-        and (context.endpoint.__module__ or "").startswith("app.dashboard.")
+        and PAGES.match(context.endpoint.__module__ or "")
         and not (path := context.path or "").endswith(NO_PAGES)
     }

@@ -24,7 +24,7 @@ def documented(
     container: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
     """Yield a client of a server whose site has two pages."""
-    for name in ("index.html", "incidents/index.html"):
+    for name in ("index.html", "alerts/index.html"):
         (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "site" / name).write_text("<h1>Alerts</h1>" * 100)
     monkeypatch.setattr("app.installation.documentation.SITE_DIR", tmp_path / "site")
