@@ -1,8 +1,8 @@
-"""The process that decodes what the inbox holds: ``python -m workers.inbox``, until SIGTERM.
+"""The process that decodes the inbox: ``python -m workers.inbox``, until SIGTERM.
 
-It asks the database, not the broker: a full or missing Redis stops nothing. Any number of such
-processes may run; each claims what the others do not have. One takes chunks or pulses: these do
-not wait behind a flush of chunks.
+It reads the database, not the broker, so that a full or missing Redis stops nothing. Any number of
+such processes may run; each claims what the others have not. A process takes either chunks or
+pulses, so that pulses do not wait behind a flush of chunks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`paceline token`, `user` and `project`: who may use an installation.
+"""`paceline token`, `user`, `project` and `alerts`: access to an installation, and its channels.
 
-They work on its database itself, so that the first token can be made; whoever may read the
-database's address administers the installation anyway.
+Tokens, users and projects are changed in the database itself, so that the first token can be made;
+whoever may read the database's address administers the installation anyway.
 """
 
 from __future__ import annotations
@@ -215,9 +215,6 @@ def _password() -> str:
     if getpass.getpass("Once more: ") != password:
         raise PasswordError("The two passwords differ.")
     return password
-
-
-# ---- Ask a server to try a channel, or to encrypt the secrets of all channels anew -------------
 
 
 class AlertsCommandError(PacelineError):

@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline connect`: print the lines that connect a job, and try the server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from app.analysis.trace.formats.ndjson import NDJSON
 from app.cli.server import Body, Server
 from app.errors import PacelineError
 from app.jobs.connect import LAUNCHERS, WAYS, Target
-
-# ---- `paceline connect`: the lines for this job, and whether the server takes what they will send
-
 
 # Two stages and just the steps that a verdict takes.
 STEPS: Final = 8

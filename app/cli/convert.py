@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline convert`: read the recordings of all ranks together and write them as one trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline mitigate`: times of a tensor-parallel group in, a plan for its stragglers out."""
+"""`paceline mitigate`: plan the work of a tensor-parallel group from its times."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The `paceline` command.
+"""`paceline analyze TRACE --meta META --json`, parsed without any package.
 
-Standard output carries the result only; progress and messages go to standard error. Exit codes:
-0 done, 1 the work failed, 2 wrong use. Commands (`commands/`) import what they need when they
-run, so that `paceline analyze` starts fast and needs no server package.
+Loading the full command line (help, completion, all options) takes longer than analyzing a small
+trace. Every other command line, and every error, is left to the full parser.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# ---- `paceline analyze TRACE --meta META --json` as most scripts have it, read without any package
-#
 # What reads every command line, with help, completion and all options, takes longer to load than a
 # small trace takes to be analyzed. Anything else than a trace, its metadata and ``--json`` is left
 # to it, and so is all that is wrong.

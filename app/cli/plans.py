@@ -1,4 +1,4 @@
-"""The plan of a whole job in the terminal."""
+"""`paceline plan`: plan a pipeline, a whole job, or the job of a recorded session."""
 
 from __future__ import annotations
 
@@ -213,9 +213,6 @@ def _others(document: JobDocument) -> Table:
     return table
 
 
-# ---- `paceline plan`: a specification in, a pipeline template in the terminal or a document out --
-
-
 PLAN_GIB = 2**30
 PLAN_MS_PER_S = 1e3
 
@@ -347,9 +344,6 @@ def _show_remarks(document: PlanDocument, console: Console) -> None:
             highlight=False,
         )
     console.print()
-
-
-# ---- `paceline plan --session`: a trace in, the plan of its whole job next to how it runs ------
 
 
 def plan_trace(path: Path, meta: Path | None, time_limit: float | None, *, as_json: bool) -> None:

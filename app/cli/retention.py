@@ -1,4 +1,8 @@
-"""Ask a server to analyze sessions again, to pin or to delete them."""
+"""`paceline session`, `job`, `retention`, `backup`, `restore` and `blobs`.
+
+Sessions, jobs and retention are changed by a server; backups and blobs by this process, on the
+database that the settings name.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.platform.container import Container
-
-
-# ---- The installation itself, for commands that work on its database without a server ----------
 
 
 @contextlib.contextmanager
@@ -100,9 +101,6 @@ def database(settings: Settings, *, also_running: bool, migrate: bool = False) -
         postgres.stop()
 
 
-# ---- `paceline backup` and `restore`, on the database that the settings name -------------------
-
-
 # A dump holds the secrets of channels as they are stored: encrypted.
 KEYS: str = "The keys of channels' secrets are not in it: back up {where} separately.\n"
 
@@ -150,9 +148,6 @@ def _references(settings: Settings, url: str, *, ask_store: bool = False) -> Ref
         return references(container)
 
 
-# ---- `paceline blobs`: move blobs between database and object store, and look whether any are lost
-
-
 def move(*, to_store: bool) -> None:
     """Move all blobs that belong there."""
     shown_on = Console(stderr=True)
@@ -182,9 +177,6 @@ def check() -> bool:
     return not found.lost
 
 
-# ---- Ask a server to rename, archive or delete a job -------------------------------------------
-
-
 def change_job(job: str, values: Mapping[str, object], *, server: str) -> None:
     """Change a job."""
     with Server(server) as api:
@@ -208,9 +200,6 @@ def finish(job: str, *, server: str) -> None:
 
 def _path(job: str) -> str:
     return f"/api/v1/jobs/{quote(job, safe='')}"
-
-
-# ---- `paceline retention`: ask a server what it keeps, change that, or do what the sweeper does --
 
 
 PATH: Final = "/api/v1/retention"

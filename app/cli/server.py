@@ -1,4 +1,4 @@
-"""A Paceline server, as the command line asks it."""
+"""HTTP client of a Paceline server, for the commands that need one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report in the terminal."""
+"""A report as tables in the terminal."""
 
 from __future__ import annotations
 

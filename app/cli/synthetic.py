@@ -1,4 +1,4 @@
-"""Recordings of other programs, a file a rank: read together, and written as one trace."""
+"""`paceline synth`: write synthetic sessions with their metadata and ground truth."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from app.analysis.trace.formats.registry import WRITERS
 from app.analysis.trace.metadata import metadata_document
 from app.cli.files import writing
 from app.errors import NotFoundError
-
-# ---- Synthetic sessions as files: what ``paceline synth`` leaves in a directory ----------------
-
 
 DEFAULT_WRITER: Final = WRITERS["parquet"]
 

@@ -1,4 +1,4 @@
-"""Send a trace file to a server, and wait for what comes out."""
+"""`paceline upload`: send a trace file to a server, and wait for its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The API's documentation: the OpenAPI document, and a page made of it that needs no other host."""
+"""Routes of the installation's state and of ingest, and the API's documentation.
+
+The documentation is the OpenAPI document and a page made of it that needs no other host.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,6 @@ from app.platform.database.states import SessionState
 from app.sessions.arriving import IngestHealth, ingest_health
 from app.web.bodies import REFERENCE
 from app.web.problems import PROBLEMS
-
-# ---- What whoever operates this watches, over the API: ingest, and the installation ------------
-
 
 DAY: Final = timedelta(days=1)
 

@@ -1,4 +1,7 @@
-"""The files of the documentation's site, which `make docs` builds and the wheel holds."""
+"""Pages of the documentation at ``/docs/``, and the client's wheel at ``/client/``.
+
+`make docs` builds the documentation; without it a page says how to build it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ from fastapi.responses import RedirectResponse, Response
 from app.errors import NotFoundError
 from app.jobs.connect import NAME, client_wheel
 from app.web.pages import Pages
-
-# ---- Routes of the documentation: the site that was built, or a page that says how to build it ---
-
 
 DOCS: Final = "/docs"
 
@@ -116,9 +116,6 @@ class Site:
             "ETag": f'W/"{hashlib.sha256(body).hexdigest()[:16]}"',
         }
         return Page(body, headers)
-
-
-# ---- The client for jobs to install: a page that pip reads as a list of files, and its wheel ----
 
 
 CLIENT: Final = "/client"

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether all that it needs is there."""
+"""Routes of health (``/healthz``) and readiness (``/readyz``)."""
 
 from __future__ import annotations
 

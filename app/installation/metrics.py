@@ -1,4 +1,8 @@
-"""Prometheus metrics: what this process counts, and what the database says at each scrape."""
+"""Prometheus metrics: counters of this process, and figures read from the database at each scrape.
+
+Of a server of several processes each writes its metrics into a file every second; the process that
+answers a scrape adds up all files. ``process_…`` and ``python_…`` are those of that process alone.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,6 @@ from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
 from app.sessions.chunks.inbox import Waiting, waiting
 
-# ---- Metrics of a server of several processes: whichever answers Prometheus tells those of all ---
 # Each writes its own into a file every second; the one that is asked adds up the others' files and
 # its own. What tells of a process itself (`process_…`, `python_…`) is that of the one that answers.
 
@@ -118,9 +121,6 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
     for (family_name, name, labels), value in sums.items():
         families[family_name].add_sample(name, dict(labels), value)
     return list(families.values())
-
-
-# ---- Metrics of jobs, from their pulse: of the largest jobs and of few ranks, so that they are few
 
 
 _JOB = ("project", "job")

@@ -1,4 +1,4 @@
-"""How long analyses take, counted by all workers together."""
+"""Tables of the installation: heartbeats of workers, and the durations of analyses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.platform.database.columns import Base
 from app.platform.database.unit_of_work import Reads, UnitOfWork
-
-# ---- Tables of this installation as a whole: its worker processes, and how long they take ------
 
 
 class WorkerHeartbeat(Base):

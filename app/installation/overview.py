@@ -1,4 +1,4 @@
-"""What an installation stands on: PostgreSQL, Redis, clocks, a port, and how each has to be."""
+"""State of the installation for its page and `paceline doctor`: queues, storage, servers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from app.platform.database.unit_of_work import Reads
 from app.platform.settings import Settings
 from app.platform.telemetry import METRICS, TRACES, obstacle, wanted
 from app.quotas.usage import Use, uses
-
-# ---- The read side of the installation: queues, workers, storage, schema, and use of quotas ----
-
 
 # Tables whose size is told one by one; the rest is told together.
 TABLES: Final = 12

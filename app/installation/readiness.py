@@ -1,4 +1,4 @@
-"""Whether the installation is ready: its database, its schema, its broker and its workers."""
+"""Readiness of the installation: database, schema, broker, workers, object store, open work."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from app.platform.database.unit_of_work import Reads
 from app.platform.object_store import Objects, ObjectStore
 from app.platform.settings import Settings
 from app.sessions.models.tables import Session
-
-# ---- How the installation as a whole is doing: its queue and its workers -----------------------
-
 
 # A worker that has missed this many heartbeats in a row is taken for gone.
 MISSED_HEARTBEATS: Final = 3
@@ -244,8 +241,6 @@ def _workers(container: Container) -> Part:
     return Part("workers", ready=True, detail=f"{len(alive)} alive")
 
 
-# ---- Whether the object store does what it is needed for, and where the blobs of the installation
-#
 # The store is asked to do it with an object of its own; unlike `readiness` this is for a person who
 # asks, not for every look at the server.
 
@@ -317,7 +312,6 @@ def _refused(store: ObjectStore) -> str | None:
     return None
 
 
-# ---- What is under way over all projects: tasks, deliveries and incidents, as metrics count it ---
 # Each statement reads an index of what is open, or of one day: no history makes a scrape slower.
 
 

@@ -1,4 +1,4 @@
-"""The server's API, as tools ask it: with the credentials of whoever asked the tool."""
+"""The API client that tools use, with the caller's credentials, and the form of their answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-
-# ---- Answers of tools: one JSON document, small enough for a model's context -------------------
 
 
 Value: TypeAlias = (

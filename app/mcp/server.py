@@ -1,8 +1,4 @@
-"""Tools for assistants at `/mcp`, by streamable HTTP.
-
-Each request is answered by itself, so that any process of a server may take it. The tools ask this
-server's own API, in this process, with the request's credentials.
-"""
+"""The server of tools for assistants, by the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -21,9 +17,6 @@ from app.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-# ---- The server of tools -----------------------------------------------------------------------
 
 
 INSTRUCTIONS: Final = (

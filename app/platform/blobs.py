@@ -41,8 +41,6 @@ from app.platform.database.tenant_scope import driver_connection
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.object_store import Objects, ObjectStore, new_key
 
-# ---- Tables of blobs: traces, reports and templates, in pieces here or as objects elsewhere ----
-
 
 class BlobPart(OfProject, Base):
     """A piece of at most 4 MiB of a blob; reached only through `app.platform.blobs`."""

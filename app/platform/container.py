@@ -1,4 +1,4 @@
-"""What a use case needs from the outside, handed to it as one value, and the kinds of work.
+"""The adapters of a process (settings, database, broker, blobs), handed to use cases as one value.
 
 `app.bootstrap` builds it; nothing below knows how.
 """

@@ -1,4 +1,4 @@
-"""Who does something, and what that may be."""
+"""Principals, rights and roles, and the bounded names by which pages show them."""
 
 from __future__ import annotations
 
@@ -96,9 +96,6 @@ INSTALLATION: Final = Principal(ActorKind.SYSTEM, "installation", frozenset(Righ
 LOCAL: Final = Principal(ActorKind.SYSTEM, "this machine", frozenset(Right))
 
 
-# ---- Refusals, counted until they are written: what an unknown peer can add to the audit log ----
-
-
 # Lines of one kind of actor that are kept apart until they are written; what is more is one.
 LINES: Final = 16
 OTHERS: Final = "several others"
@@ -136,9 +133,6 @@ class Refusals:
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken
-
-
-# ---- Which groups of a provider have which roles -----------------------------------------------
 
 
 # Everybody whom the provider lets in.
@@ -182,9 +176,6 @@ def roles_of(groups: Collection[str], known: Iterable[GroupRole]) -> dict[str | 
             if present is None or len(entry.role.rights) > len(present.rights):
                 found[entry.project] = entry.role
     return found
-
-
-# ---- Names of who acts, as pages and the audit log show them: bounded, printable, and of whom ----
 
 
 MAX_NAME_CHARACTERS: Final = 100

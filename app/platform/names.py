@@ -1,7 +1,7 @@
-"""Names that look like others: letters of several scripts, accents apart, blanks that do not show.
+"""Detection of names that look like others: mixed scripts, stacked accents, invisible blanks.
 
-After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may stand next to
-one other script, but not next to one whose letters look like them.
+After Unicode Technical Standard 39, level "moderately restrictive": Latin letters may be mixed with
+one other script, but not with one whose letters look like Latin ones.
 """
 
 from __future__ import annotations

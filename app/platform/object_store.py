@@ -1,4 +1,4 @@
-"""What an object store is to us: bytes under a key that is written once and never changed."""
+"""Interface of an object store: bytes under a key that is written once and never changed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Requests to the outside: guarded, without redirects or proxies, and over within one deadline.
+"""HTTP requests to other hosts: checked addresses, no redirects or proxies, one deadline.
 
-`httpcore` is what httpx sends with; used directly, because it lets us open the connections. It
-knows no proxies from the environment and follows no redirects. Its own timeouts count for each
-read, so that a receiver which sends a byte now and then could hold an attempt for hours: here every
-read and write gets only what is left of the whole attempt.
+`httpcore`, the transport of httpx, is used directly, because it lets us open the connections. Its
+own timeouts count for each read, so that a receiver which sends a byte now and then could hold an
+attempt for hours; here every read and write gets only what is left of the whole attempt.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from urllib.parse import urlsplit
 import httpcore
 
 from app.platform.telemetry import TRACEPARENT, Role, current, span
-
-# ---- One attempt of a delivery and its outcome: the types that senders and their callers share ---
-
 
 # Of a receiver's answer so much is kept, for the page and the test button.
 KEPT_CHARACTERS: Final = 500
@@ -85,8 +81,6 @@ def excerpt(data: bytes | str) -> str:
     return shown[:KEPT_CHARACTERS].strip()
 
 
-# ---- Which addresses a channel may be at: a guard against requests into the operator's own network
-#
 # Whoever may add a channel could otherwise make the server talk to whatever it can reach: metadata
 # services of clouds, databases, other people's machines. The name is resolved when the connection
 # is made and the connection goes to an address that was checked, so a name that changes its address
@@ -487,9 +481,6 @@ def _sentence(response: Response) -> str:
     if 300 <= response.status < 400:  # noqa: PLR2004 - the class of redirects
         return f"The receiver answered {response.status}; redirects are not followed."
     return f"The receiver answered {response.status}."
-
-
-# ---- Retries of a delivery: the delays between attempts, and the end of them -------------------
 
 
 # What Standard Webhooks proposes: quick at first, for a restart; then patient, for an outage.

@@ -1,4 +1,4 @@
-"""Child processes that end with the process that started them."""
+"""Child processes that end with the process that started them, and their limits on open files."""
 
 from __future__ import annotations
 
@@ -246,9 +246,6 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None  # macOS before Python 3.13
 
 
-# ---- What the programs of child processes share: their options, how they are stopped, their end --
-
-
 def options(module: str, description: str | None) -> argparse.ArgumentParser:
     """Return the options that every child has, to which a program adds its own."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
@@ -286,9 +283,6 @@ def run(main: Callable[[], int]) -> NoReturn:
         status = 1
     logging.shutdown()
     os._exit(status)
-
-
-# ---- How many files a process may have open ----------------------------------------------------
 
 
 def allow_open_files() -> None:

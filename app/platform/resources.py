@@ -1,9 +1,4 @@
-"""Temporary directories of child processes, which are gone when the child is, however it ended.
-
-Libraries make directories of their own where TMPDIR says, and remove them at exit: a killed process
-never gets there. So whoever starts a child gives it a directory and removes that when it has
-reaped the child; what a killed starter leaves, the next one removes.
-"""
+"""Memory limits, garbage collection, temporary and shared directories of processes."""
 
 from __future__ import annotations
 
@@ -24,9 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from app.platform.settings import Settings
-
-# ---- How much memory the work of a process may have --------------------------------------------
-
 
 KIB: Final = 1024
 _STATUS: Final = Path("/proc/self/status")
@@ -65,9 +57,6 @@ def _data_kib() -> int:
         return 0
     lines = _STATUS.read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(_DATA)), 0)
-
-
-# ---- The collector of garbage, while a process loads its modules and while it answers requests ---
 
 
 # New objects before the collector looks at them (Python: 700). A page of a thousand rows holds tens
@@ -159,7 +148,6 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-# ---- What processes of one server know of each other: a directory, and a place in it for each ----
 # Nothing is locked: each writes its own place alone, and what a killed one left is overwritten by
 # the one that takes its place.
 
@@ -210,9 +198,6 @@ class Sum:
         """Return the sum without this process's."""
         numbers = _NUMBER.iter_unpack(self._numbers[: self._place.of * _NUMBER.size])
         return sum(value for at, (value,) in enumerate(numbers) if at != self._place.number)
-
-
-# ---- Where bodies lie while they are received --------------------------------------------------
 
 
 def spool_directory(settings: Settings) -> Path:

@@ -1,7 +1,9 @@
-"""Sends spans to a receiver of OTLP, in the SDK's own thread, without slowing anything.
+"""OpenTelemetry: spans of the program, and their export in the SDK's own thread.
 
-What waits is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``): what comes when that many wait is dropped and
-counted. A receiver that fails or hangs is logged once, and once more when it takes again.
+The context travels between processes in durable rows, in the form of the header ``traceparent``
+(W3C Trace Context). The queue of the export is bounded (``OTEL_BSP_MAX_QUEUE_SIZE``); what exceeds
+it is dropped and counted. A receiver that fails is logged once, and once more when it works again.
+Without a receiver all of this does nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 
-# ---- Spans of what a request causes: one trace from an upload to the message about it ----------
 # Between processes the context travels in durable rows, as the header ``traceparent`` writes it
 # (W3C Trace Context); messages of the broker hold none. Without a receiver all of this does
 # nothing.

@@ -1,4 +1,4 @@
-"""The page of quotas: what each project has used."""
+"""The page of quotas: what each project has used of them."""
 
 from __future__ import annotations
 

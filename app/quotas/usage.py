@@ -1,4 +1,4 @@
-"""The quotas that there are, and what a project has used of them."""
+"""The registry of quotas, what a project has used of them, and the refusal of what exceeds them."""
 
 from __future__ import annotations
 
@@ -281,9 +281,6 @@ def exceeded(quota: Quota, use: Use, limit: int) -> QuotaExceededError:
         code=f"quota.{quota.name}",
         retry_after_s=quota.retry_s(use),
     )
-
-
-# ---- Count what a project uses, and refuse what is over its quotas -----------------------------
 
 
 # Of each session and each batch of chunks: to put it together anew takes ten times as long.

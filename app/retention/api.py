@@ -1,4 +1,4 @@
-"""What is kept: analyzing again, pins, deleting, exports, retention."""
+"""Routes of retention: analyze again, pin, delete, export, rules."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ from app.retention.rules import (
     uses_of,
 )
 from app.web import problems
-
-# ---- What is sent and answered about what is kept ----------------------------------------------
-
 
 MAX_AT_ONCE: Final = 1000
 _NEW: Final = RetentionRules()

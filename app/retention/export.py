@@ -1,9 +1,9 @@
-"""Use cases: a session, a job or a whole project as one tar file, made while it is sent.
+"""Use cases: export a session, a job or a project as a tar stream, and analyze sessions again.
 
 Each session is a folder: ``session.json`` (what lists show), ``meta.json`` and ``trace.parquet``
 (which `paceline analyze` and `paceline upload` take as they are), ``report.json`` and
 ``heatmaps.npy``. What is not kept, or not there yet, is left out. One session is in memory at a
-time, read in a transaction of its own: one that is deleted meanwhile is left out, too.
+time, read in a transaction of its own; one that is deleted meanwhile is left out, too.
 """
 
 from __future__ import annotations
@@ -177,7 +177,6 @@ def _listed(row: SessionRow) -> dict[str, object]:
     }
 
 
-# ---- Use cases: analyze a session again, or many after an update -------------------------------
 # What is there stays until the new analysis is through: a report is replaced as a whole.
 
 

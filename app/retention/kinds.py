@@ -1,4 +1,4 @@
-"""The kinds of what a project keeps: what there is of each, what may go, and how it goes."""
+"""The registry of what retention covers: how much there is of a kind, and how it is deleted."""
 
 from __future__ import annotations
 

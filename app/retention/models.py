@@ -1,4 +1,4 @@
-"""What a project keeps, and for how long."""
+"""Retention rules of a project, and the tables of rules, usage and blobs to delete."""
 
 from __future__ import annotations
 
@@ -93,13 +93,7 @@ def retention_rules(document: object) -> RetentionRules:
         raise InvalidRetentionError(f"Not valid: {named}.", faults=faults) from error
 
 
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
-
-
 RETENTION: Final = JsonDocument(TypeAdapter(RetentionRules))
-
-
-# ---- Tables of what a project uses, of what is kept for how long, and of what is about to go ----
 
 
 class Retention(OfProject, Base):

@@ -1,8 +1,8 @@
-"""Use case: move blobs between the database and the object store, one after another.
+"""Use cases: move blobs between database and object store, and delete unreferenced objects.
 
-A blob keeps its id, so that nothing that refers to it changes, and is readable at every moment: the
-row that names its object is written once the object is there, and its parts go after that. Killed
-anywhere, another move goes on.
+A blob keeps its id when it moves and is readable at every moment: the row that names its object is
+written once the object is there, and its parts are deleted after that. A move that was killed is
+continued by the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.object_store import ListedObject, Objects, new_key
 
-# ---- The pass that takes away objects of the object store that nothing refers to ---------------
 # Who deletes takes the row that refers to an object, in the transaction that decides it; who is
 # killed while it stores leaves an object without a row. Both are found here, in the store's own
 # listing: an object goes once it is a day old and a day has passed since a look found no row for

@@ -1,4 +1,4 @@
-"""The page of what a project keeps, and for how long."""
+"""The page of a project's retention rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a project keeps: the rules, what there is, and the pass that takes away what is over them.
+"""Use cases: change retention rules, apply them, pin sessions, rename and archive jobs.
 
-A pass removes what is over a rule, the oldest first, in small transactions: first what refers to
-bytes, then, from a list of their own, the bytes. Killed anywhere, the next pass goes on.
+A pass removes what exceeds a rule, the oldest first, in small transactions: first the rows that
+refer to bytes, then, from a list of their own, the bytes. A pass that was killed is continued by
+the next.
 """
 
 from __future__ import annotations
@@ -260,9 +261,6 @@ def _said(days: float | None, size: int | None) -> str:
     parts = [] if days is None else [f"{days:g} days"]
     parts += [] if size is None else [f"{size:,} bytes"]
     return " and ".join(parts) or "all"
-
-
-# ---- Use cases: pin a session, rename a job, and put one into the archive ----------------------
 
 
 def pin_session(container: Container, session_id: uuid.UUID, *, pinned: bool) -> None:

@@ -1,8 +1,7 @@
-"""HTTP connections that no peer can hold for nothing.
+"""The HTTP server: uvicorn in a thread, with limits on connections that uvicorn lacks.
 
-What uvicorn has no settings for: how many connections a peer may have, how long the head of a
-request may take, how long the rest of a body that is not read, and how long an answer may wait to
-be read. Bodies that are wanted have `app.web.bodies`.
+The limits: connections of a peer, the time for the head of a request, for the rest of a body that
+is not read, and for an answer to be read. Bodies that are read are limited by `app.web.bodies`.
 """
 
 from __future__ import annotations
@@ -186,8 +185,6 @@ class BoundedProtocol(H11Protocol):
         self.transport.close()
 
 
-# ---- The HTTP server: uvicorn in a thread, so that the main thread can look after child processes
-#
 # On Linux a child may ask to die with its parent, and "parent" means the thread that started it:
 # only the main thread is sure to live as long as the process.
 

@@ -1,4 +1,4 @@
-"""The workers of an installation, and what goes on next to them: `run_workers` runs them alone.
+"""The workers of an installation, the sweeper, and the workers without a broker.
 
 The main thread starts and watches child processes and handles signals; the sweeper has a thread.
 Nothing here serves requests, so that workers start without what only a server needs.
@@ -33,7 +33,6 @@ from app.platform.logs import configure_logging
 from app.platform.processes import SupervisedChild, allow_open_files
 from app.platform.settings import Settings
 
-# ---- Workers that take from the database while the broker brings nothing: away, or full --------
 # Those that wait for the broker are idle then, so what they have of memory and processors is free.
 
 

@@ -1,4 +1,7 @@
-"""The address of this server in what it answers; a Host header alone says nothing of it."""
+"""The server's own address in its answers, and the peer that a connection counts for.
+
+A Host header alone is no proof of the server's address.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,6 @@ def is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-# ---- Whom an address counts for ----------------------------------------------------------------
 
 
 # What one customer of a provider has at least: all of it counts as one peer.

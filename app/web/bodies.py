@@ -1,7 +1,7 @@
-"""Bodies on their way in: how large one may be and how slowly it may come, on every route.
+"""Limits on the size and pace of request bodies, on every route, and the reading of parameters.
 
-Whatever a route does with its body, and whether it reads one at all, it reads through this: no
-route can forget a limit. Those that take traces raise theirs, see `arriving`.
+Every route reads its body through this, so that none can forget a limit. Routes that take traces
+raise theirs, see `arriving`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,6 @@ def arriving(request: Request) -> ArrivingBody:
     return body
 
 
-# ---- What a request asks for in its path and query, read by one model each ---------------------
 # For routes that are called thousands of times in a row: the framework takes parameter by
 # parameter, which costs as much as all else that it does for a request.
 
@@ -212,9 +211,6 @@ def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[d
     return found
 
 
-# ---- What answers have in common ---------------------------------------------------------------
-
-
 class ReadBody(BaseModel):
     """What is answered with attributes of what a service returns: `model_validate` takes it.
 
@@ -222,9 +218,6 @@ class ReadBody(BaseModel):
     """
 
     model_config = ConfigDict(from_attributes=True, validate_by_alias=True, validate_by_name=True)
-
-
-# ---- The API's documentation: the OpenAPI document, and a page made of it that needs no other host
 
 
 REFERENCE: Final = "#/components/schemas/{model}"

@@ -1,7 +1,7 @@
-"""What every figure is made of: its layout, axes, lines and words on them.
+"""Parts of plotly figures: layout, axes, lines and annotations.
 
-Colors are design tokens (``var(--text)``); the page's script puts in what they stand for in the
-theme of the moment.
+Colors are design tokens (``var(--text)``); the page's script replaces them by the colors of the
+current theme.
 """
 
 from __future__ import annotations

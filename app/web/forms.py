@@ -1,4 +1,4 @@
-"""Forms made from the types that the API checks: one control for every field, in their order."""
+"""Forms made from the types that the API checks, and controls for order and choice."""
 
 from __future__ import annotations
 
@@ -181,9 +181,6 @@ def _text(value: Any) -> str:  # noqa: ANN401 - of any type
     if isinstance(value, list | tuple):
         return "\n".join(map(str, value))
     return str(value)
-
-
-# ---- What a page lets choose: the order of a table by its columns, and one of several values ----
 
 
 @dataclass(frozen=True, slots=True)

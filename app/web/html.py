@@ -1,4 +1,4 @@
-"""Small parts of pages as HTML: what cells of tables are made of, and templates call by name."""
+"""Small HTML fragments: cells of tables, and macros that templates call by name."""
 
 from __future__ import annotations
 

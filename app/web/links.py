@@ -1,4 +1,4 @@
-"""What an address asks for, and the addresses of the same page that ask for something else."""
+"""Addresses of pages: the query of an address, and links to jobs, sessions and hosts."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ def page_number(text: str) -> int:
     """Return the number of the page that an address asks for; the first where it is none."""
     digits = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
     return max(1, int(text)) if digits else 1
-
-
-# ---- Where pages of things are that several drawers link to ------------------------------------
 
 
 def host_url(host: str) -> str:

@@ -1,4 +1,4 @@
-"""A list, declared once: what its rows are, where they come from, and which orders they have."""
+"""Lists, declared once: a dataclass of the rows gives SQL, order, API fields and CSV columns."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import InstrumentedAttribute
 
 from app.platform.database.unit_of_work import Reads
-
-# ---- A page of a list --------------------------------------------------------------------------
-
 
 R = TypeVar("R")
 
@@ -68,9 +65,6 @@ def pages_of(total: int, size: int) -> int:
 def last_page(number: int, total: int, size: int) -> int:
     """Return the number of a page that there is: the last one where there are not that many."""
     return min(max(number, 1), pages_of(total, size))
-
-
-# ---- What a row of a list says of each of its columns, in the type of its field ----------------
 
 
 Expression = ColumnElement[Any] | InstrumentedAttribute[Any]
@@ -273,9 +267,6 @@ def read_page(
     first = request.size * (number - 1)
     rows = read(tx, listing, *where, sort=request.sort, limit=request.size, offset=first)
     return Page(rows, number, total, request.size)
-
-
-# ---- Lines of CSV that the database writes itself: for files of thousands of rows --------------
 
 
 # What spreadsheets take for the beginning of a formula.

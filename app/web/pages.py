@@ -1,4 +1,4 @@
-"""How a page is made: one transaction to read from, one template to render."""
+"""Render pages: one transaction to read from, one template; errors as pages for browsers."""
 
 from __future__ import annotations
 
@@ -156,9 +156,6 @@ def _page_data(data: Mapping[str, Any]) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))  # noqa: S704 - escaped here
 
 
-# ---- Errors as people see them: pages in place of problem documents, where a browser asks for one
-
-
 PROBLEM: Final = "application/problem+json"
 # What programs ask for, and answer programs alone, whatever they say that they accept.
 OF_PROGRAMS: Final = ("/api/", "/static/", "/metrics", "/healthz", "/readyz")
@@ -228,9 +225,6 @@ def _asks_for_page(scope: Scope) -> bool:
 def _is_problem(start: Message) -> bool:
     headers = Headers(raw=start["headers"])
     return headers.get("content-type", "").startswith(PROBLEM) and "content-encoding" not in headers
-
-
-# ---- What every page shows: how many incidents fire, which channels are dead, what asks a person -
 
 
 @dataclass(frozen=True, slots=True)

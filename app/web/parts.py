@@ -1,4 +1,4 @@
-"""Small parts that several pages share: states as glyph and word, facts, sparklines."""
+"""Parts that several pages share: states as glyph and word, facts, sparklines."""
 
 from __future__ import annotations
 

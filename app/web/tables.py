@@ -1,4 +1,7 @@
-"""Tables of pages: which columns a list shows, declared once, and what templates draw of them."""
+"""Tables of pages: columns declared once, drawn by templates and written as CSV.
+
+No CSV cell is a formula of a spreadsheet.
+"""
 
 from __future__ import annotations
 
@@ -152,9 +155,6 @@ def pager(page: Page[R], address: Address, name: str = "page", place: str = "") 
         address.but(**{name: before if before > 1 else None}) + place if before else "",
         address.but(**{name: after}) + place if after <= page.pages else "",
     )
-
-
-# ---- Tables as CSV: one way to write them, in which no cell is a formula of a spreadsheet ------
 
 
 _Made = TypeVar("_Made")

@@ -1,6 +1,6 @@
-"""The time that a page is about: the last hour, day, week or month, or a time of one's own.
+"""The time range of a page: the last hour, day, week or month, or an explicit one.
 
-It stands in the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
+It is part of the address: ``?range=7d``, or ``?from=2026-11-20T09:00Z&to=2026-11-21T09:00Z``.
 """
 
 from __future__ import annotations
@@ -137,9 +137,6 @@ def _own_words(begin: datetime | None, end: datetime | None) -> Markup:
     if begin is not None:
         return Markup("Since {}").format(minute(begin))
     return Markup("Until {}").format(minute(end)) if end is not None else Markup()
-
-
-# ---- The time that an address asks for, as routes take it; see `app.web.time_ranges` -------
 
 
 # What pages are about that look back over many sessions.

@@ -1,4 +1,4 @@
-"""What people and launchers said during the two weeks of the demo, told to the use cases."""
+"""Actions of people and launchers during the two weeks of the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The base of all tables. Durable times are the database's own (`now()`)."""
+"""The base of all tables, and column types: states, JSON documents, exact sums.
+
+Durable times are the database's own (`now()`).
+"""
 
 from __future__ import annotations
 
@@ -86,9 +89,6 @@ def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
     )
 
 
-# ---- Columns that hold a state: text in the database, a member of an enumeration outside -------
-
-
 S = TypeVar("S", bound=StrEnum)
 
 
@@ -125,9 +125,6 @@ def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 
 
-# ---- Values of JSON in statements: rows of a query as one, and labels --------------------------
-
-
 def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
     """Return the rows of a query as a JSON array, in its order; null without any.
 
@@ -142,9 +139,6 @@ def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSO
     name, has_value, value = asked.partition("=")
     found = labels[name.strip()].astext
     return found == value.strip() if has_value else found.is_not(None)
-
-
-# ---- Sums of floating-point columns that do not depend on the order of the rows ----------------
 
 
 # Of a unit: a value may be 9 · 10⁹, a year of a million GPUs in GPU-hours.
@@ -172,9 +166,6 @@ def parts(values: SQLCoreOperations[float]) -> Function[Any]:
 def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
     """Return what a sum of `parts` is, or a sum of such."""
     return type_coerce(cast(added, Double) / _PARTS, Double)
-
-
-# ---- Typed documents in the database: columns of JSON, and stored reports ----------------------
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The engine: one pool of connections to PostgreSQL a process."""
+"""The connection pool of a process, texts of the database's refusals, and patience with locks."""
 
 from __future__ import annotations
 
@@ -95,9 +95,6 @@ def make_engine(
     )
 
 
-# ---- What the database's refusals are called where people read them: one line, for logs and shells
-
-
 # A server with many addresses names the failure of each.
 _CHARACTERS: Final = 300
 
@@ -121,7 +118,6 @@ def unavailable(error: BaseException) -> DatabaseUnavailableError | None:
     return DatabaseUnavailableError(f"The database does not answer: {said(error)}")
 
 
-# ---- Changes of tables that are in use ---------------------------------------------------------
 # Such a change waits for who reads the table, and whoever comes after waits behind the change: it
 # gives up soon, lets them through, and tries again.
 

@@ -1,8 +1,9 @@
-"""The schema: bring it to the version that this code expects, and tell which one is there.
+"""Migrate the schema to the version of this code, and tell which version a database has.
 
-Each revision is a transaction of its own, and none waits long for a table that is in use: senders
-and pages go on meanwhile. A revision may have a function `backfill`: it is run before, batch after
-batch, each in a transaction of its own. Killed anywhere, the next migration begins with it again.
+Each revision is a transaction of its own, and none waits long for a table that is in use, so that
+senders and pages continue meanwhile. A revision may have a function `backfill`, which runs before
+it in batches, each in a transaction of its own. If the process is killed, the next migration
+repeats the unfinished batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of access: projects, who may do what in them, and what was done."""
+"""The table of projects, and the condition that a row's project is not deleted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ class Project(Base):
     deleted_at: Mapped[datetime | None]
     # Pulses of its jobs are refused.
     pulse_off: Mapped[bool] = mapped_column(server_default=text("false"))
-
-
-# ---- Projects: found by name, made, renamed and listed -----------------------------------------
 
 
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:

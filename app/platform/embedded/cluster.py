@@ -1,4 +1,4 @@
-"""The server's files: its data, made once, and who may connect, written at every start."""
+"""The data directory of the embedded database: its files, locks and socket directory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,6 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
-# ---- The two locks of a data directory ---------------------------------------------------------
 # ``instance.lock`` belongs to this process: a second instance on the same directory is refused.
 # ``server.lock`` is inherited by the server and everything that it forks: whoever gets it knows
 # that no server of an earlier instance lives, so no process id read from a file ever has to be
@@ -238,9 +237,6 @@ def _wait_for_lock(descriptor: int, limit_s: float) -> bool:
     return True
 
 
-# ---- The directory of the server's socket: open to the server alone, and short enough for a socket
-
-
 _SOCKET_NAME = ".s.PGSQL.5432"
 # sockaddr_un.sun_path without its terminating zero.
 _MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
@@ -305,9 +301,6 @@ def _remove_socket(directory: Path) -> None:
     # The caller holds the server lock, so they are stale.
     for name in (_SOCKET_NAME, f"{_SOCKET_NAME}.lock"):
         (directory / name).unlink(missing_ok=True)
-
-
-# ---- Whether a data directory holds a database, and how to make it empty -----------------------
 
 
 def has_cluster(data_dir: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The configuration: one frozen object."""
+"""The settings: one frozen object with a field for each, and the rules among them."""
 
 from __future__ import annotations
 
