@@ -138,7 +138,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Dispatcher:
-    """Publishes ids of task runs without ever blocking or failing its caller.
+    """Publishes ids of task runs in a thread; never blocks or fails its caller.
 
     Parameters
     ----------
@@ -163,11 +163,11 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Return how many messages wait for the thread."""
+        """Return the number of unsent messages."""
         return self._waiting.qsize()
 
     def publish(self, run_id: uuid.UUID, kind: str) -> None:
-        """Hand a message to the thread; drop it where there is no room."""
+        """Queue a message for the thread; drop it if the queue is full."""
         with self._start:
             # Not in the constructor: a process may fork after it has built its container, and
             # threads do not survive that.

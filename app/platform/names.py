@@ -37,7 +37,7 @@ _BLANKS: Final = (
 
 
 def lookalike(name: str) -> str | None:
-    """Return why a name can be taken for another one, as it follows "the name"; None if it cannot.
+    """Return why a name can be mistaken for another, to follow "the name"; None if it cannot.
 
     Examples
     --------

@@ -30,14 +30,14 @@ KEPT_CHARACTERS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAnswer:
-    """What a receiver said."""
+    """Answer of a receiver."""
 
     status: int | None  # of HTTP or SMTP
     text: str  # the beginning of its answer
 
 
 class DeliveryError(Exception):
-    """An attempt that did not come through.
+    """A failed attempt of a delivery.
 
     Parameters
     ----------
@@ -130,14 +130,14 @@ class AddressGuard:
     resolve: Resolve = resolve  # takes a host and a port, returns addresses
 
     def permits(self, address: Address) -> bool:
-        """Return whether an address may be talked to."""
+        """Return whether connecting to an address is allowed."""
         # An address of the other version is in no network.
         if any(address in network for network in self.allowed):
             return True
         return address.is_global and not any(address in network for network in DENIED)
 
     def addresses(self, host: str, port: int, limit_s: float) -> list[str]:
-        """Return the addresses of a host, all of which may be talked to.
+        """Return the addresses of a host; raise if any of them is forbidden.
 
         One that is refused refuses the host: a name of a public and a private address is made for
         nothing good.
@@ -210,12 +210,12 @@ class Response:
 
     @property
     def answer(self) -> ReceiverAnswer:
-        """Return it as it is kept."""
+        """Return the part of the response that is stored."""
         return ReceiverAnswer(self.status, excerpt(self.body))
 
 
 class Outbound:
-    """The way out of one attempt: a context manager, new for each.
+    """HTTP client for one attempt; a context manager.
 
     Several requests to one host share a connection.
 
@@ -251,7 +251,7 @@ class Outbound:
         self._pool.close()
 
     def left_s(self) -> float:
-        """Return what is left of the time.
+        """Return the seconds left until the deadline.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class Outbound:
         return left_s
 
     def connect(self, host: str, port: int) -> socket.socket:
-        """Return a connection to an address of `host` that may be talked to.
+        """Connect to an allowed address of `host`.
 
         Raises
         ------
@@ -281,13 +281,13 @@ class Outbound:
         raise DeliveryError("connection.failed", f"{host} is not reachable: {failure}")
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send a body, whatever its answer is; see `request`."""
+        """Send a POST request; see `request`."""
         return self.request("POST", url, body, headers)
 
     def request(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Response:
-        """Send a request, whatever its answer is; `check` tells good answers from bad.
+        """Send a request and return its answer of any status; `check` judges it.
 
         Raises
         ------
@@ -376,7 +376,7 @@ def check(response: Response) -> ReceiverAnswer:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return what the header Retry-After asks for: seconds, or a date."""
+    """Return the seconds of the header Retry-After, which holds seconds or a date."""
     text = headers.get("retry-after", "").strip()
     if not text:
         return None
@@ -464,7 +464,7 @@ class _Stream(httpcore.NetworkStream):
 
 
 def _limited(parts: Iterable[bytes]) -> bytes:
-    """Return the beginning of an answer; the rest is left unread and the connection closed."""
+    """Return the beginning of an answer; the rest stays unread and the connection is closed."""
     body = bytearray()
     for part in parts:
         body += part
@@ -494,7 +494,7 @@ JITTER: Final = 0.2
 
 
 def delay_before(attempt: int, jitter: float) -> timedelta:
-    """Return how long to wait before an attempt.
+    """Return the delay before an attempt.
 
     Parameters
     ----------
@@ -508,7 +508,7 @@ def delay_before(attempt: int, jitter: float) -> timedelta:
 def wait_before(
     attempt: int, jitter: float, age: timedelta, retry_after_s: float | None
 ) -> timedelta | None:
-    """Return how long to wait before an attempt, or None where there is to be none.
+    """Return the delay before an attempt, or None if there is to be no further one.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ SWITCH_S: Final = 0.0005
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load modules without the collector, which would go through all of them time and again.
+    """Switch garbage collection off while modules load.
 
     That is a fifth of the time in which a server starts. What is loaded stays for good: the
     collector looks at none of it again, and children that are forked share its memory.
@@ -84,7 +84,7 @@ def loading() -> Iterator[None]:
 
 
 def answering() -> None:
-    """Answer requests from now on: what has been made so far stays for good.
+    """Freeze all present objects, so that garbage collection skips them.
 
     A server that has shown each page once holds 90,000 objects in addition to its modules; going
     through them takes 50 ms, which one request of a few would wait for.
@@ -133,7 +133,7 @@ def sweep() -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Return the lock of a directory of this account that is there and not in use, or None."""
+    """Lock an unused directory of this account; return its lock, or None."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -159,7 +159,7 @@ _NUMBER: Final = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process's place among those of its server.
+    """The number of a process within its server, and their shared directory.
 
     `number` counts from 0, below `of`.
     """
@@ -170,7 +170,7 @@ class Place:
 
 
 class Sum:
-    """A number of each process, and the sum over all of them.
+    """A number that each process of a server writes, and their sum.
 
     Parameters
     ----------
@@ -191,17 +191,17 @@ class Sum:
         self.set(0)
 
     def set(self, number: int) -> None:
-        """Say this process's number."""
+        """Write this process's number."""
         _NUMBER.pack_into(self._numbers, self._place.number * _NUMBER.size, number)
 
     def of_others(self) -> int:
-        """Return the sum without this process's."""
+        """Return the sum of the other processes' numbers."""
         numbers = _NUMBER.iter_unpack(self._numbers[: self._place.of * _NUMBER.size])
         return sum(value for at, (value,) in enumerate(numbers) if at != self._place.number)
 
 
 def spool_directory(settings: Settings) -> Path:
-    """Return where bodies are spooled and archives are unpacked, making it where needed.
+    """Return the directory of spooled bodies and unpacked archives; create it if missing.
 
     In the data directory where there is one. A server with a database of its own keeps no data
     and may run on a read-only file system: there it is the temporary directory, which TMPDIR moves.

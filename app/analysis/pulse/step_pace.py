@@ -90,7 +90,7 @@ class Pace:
         return int(np.median(self.rows)) if len(self.rows) else 0
 
     def to_bytes(self) -> bytes:
-        """Return it as it is kept."""
+        """Return the part of the response that is stored."""
         return np.vstack([self.steps, np.rint(self.step_ns), self.rows]).astype("<i8").tobytes()
 
     @classmethod

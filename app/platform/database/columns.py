@@ -68,12 +68,12 @@ class OfProject:
 
 
 def in_project() -> ForeignKeyConstraint:
-    """Return the reference of a row that belongs to nothing but its project."""
+    """Return the foreign key of a row that belongs directly to its project."""
     return ForeignKeyConstraint(["project_id"], ["project.id"], ondelete="CASCADE")
 
 
 def belongs_to(column: str, other: str) -> ForeignKeyConstraint:
-    """Return the reference to a row of the same project, with which this one moves and goes.
+    """Return the foreign key to a row of the same project, with cascading moves and deletes.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def one_of(column: str, states: type[StrEnum]) -> CheckConstraint:
 
 
 def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
-    """Return the rows of a query as a JSON array, in its order; null without any.
+    """Return the rows of a query as an ordered JSON array; null for no rows.
 
     Several queries in one statement see one ledger and go at once.
     """
@@ -135,7 +135,7 @@ def as_json(query: Select[*tuple[Any, ...]]) -> ScalarSelect[Any]:
 
 
 def has_label(labels: Any, asked: str) -> Any:  # noqa: ANN401 - a column of JSON, and a condition
-    """Return whether labels have one: ``name=value``, or the name of a label of any value."""
+    """Return the condition that labels contain ``name=value``, or a label ``name``."""
     name, has_value, value = asked.partition("=")
     found = labels[name.strip()].astext
     return found == value.strip() if has_value else found.is_not(None)
@@ -148,7 +148,7 @@ _PARTS: Final = 1e9
 def total(
     values: SQLCoreOperations[float], where: ColumnElement[bool] | None = None
 ) -> ColumnElement[float]:
-    """Return the sum of an expression, of the rows that match; null without any.
+    """Return the sum of an expression over the matching rows; null for no rows.
 
     PostgreSQL adds floating-point numbers as it meets them, and a restored database has its rows in
     another order: the last digits would differ. Whole billionths are added without rounding, and
@@ -159,12 +159,12 @@ def total(
 
 
 def parts(values: SQLCoreOperations[float]) -> Function[Any]:
-    """Return the sum of an expression in billionths: those of groups are added up in `whole`."""
+    """Return the sum of an expression in billionths, an exact integer; `whole` converts it."""
     return func.sum(cast(values * _PARTS, BigInteger))
 
 
 def whole(added: SQLCoreOperations[Any]) -> ColumnElement[float]:
-    """Return what a sum of `parts` is, or a sum of such."""
+    """Return a sum of `parts` as a floating-point number."""
     return type_coerce(cast(added, Double) / _PARTS, Double)
 
 
@@ -188,7 +188,7 @@ class JsonDocument(TypeDecorator[T]):
         self.adapter = adapter
 
     def column_expression(self, column: ColumnElement[T]) -> ColumnElement[T]:
-        """Return the column as its text, from which the dataclass is read at once."""
+        """Return the column as text, from which pydantic validates the dataclass directly."""
         return type_coerce(cast(column, Text), self)
 
     def process_bind_param(self, value: T | None, dialect: Dialect) -> object:
@@ -206,7 +206,7 @@ class JsonDocument(TypeDecorator[T]):
 
 
 class DumpedDocument(JsonDocument[T]):
-    """The same of a dataclass with identifiers and times, which its adapter writes as texts."""
+    """A `JsonDocument` with identifiers and times, which its adapter writes as texts."""
 
     cache_ok = True
 

@@ -15,7 +15,7 @@ DEFAULT_PROJECT: Final = "default"
 
 
 class Project(Base):
-    """Whose jobs, alerts and plans are kept apart from those of others."""
+    """A tenant: its jobs, alerts and plans are separate from those of other projects."""
 
     __tablename__ = "project"
 
@@ -29,7 +29,7 @@ class Project(Base):
 
 
 def is_there(project_id: ColumnElement[int] | InstrumentedAttribute[int]) -> ColumnElement[bool]:
-    """Return whether a row's project is there: one that was deleted goes piece by piece.
+    """Return the condition that a row's project is not deleted.
 
     For transactions of all projects; one of its own can no longer be opened.
     """

@@ -43,7 +43,7 @@ class Binaries:
 
 @functools.cache
 def inspect(bin_dir: Path) -> Binaries:
-    """Return what is installed in `bin_dir`.
+    """Return the PostgreSQL programs in `bin_dir`.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def bundled(major: int | None = None) -> Binaries:
 
 
 def readable_copy(binaries: Binaries, install_dir: Path = ROOT_INSTALL_DIR) -> Binaries:
-    """Return bundled `binaries` from a place where every account can run them.
+    """Copy bundled `binaries` to a directory that every account can execute.
 
     A virtual environment of root is often closed to the account that the server runs as, so they
     are copied (about 30 MB) once per release of the wheel. The copy belongs to root: the server
@@ -168,7 +168,7 @@ def _copy_installation(source: Path, copy: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Programs that end with this process."""
+    """Runs PostgreSQL's programs, which end with this process."""
 
     binaries: Binaries
     account: Account | None  # who runs them; None: the present user
@@ -226,7 +226,7 @@ def is_root() -> bool:
 
 
 def choose_account(cluster: Path) -> Account | None:
-    """Return who runs the server of the data in `cluster`; None: the present user.
+    """Return the account that runs the server of `cluster`; None for the present user.
 
     Raises
     ------

@@ -26,7 +26,7 @@ _FIRST_WITH_BUILTIN_LOCALES = 17
 
 
 def written_by(cluster: Path) -> int | None:
-    """Return the major version of the data, or None where there are none yet.
+    """Return the major version of a data directory, or None if it is empty.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def written_by(cluster: Path) -> int | None:
 
 
 def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durable: bool) -> None:
-    """Make the server's data where there are none yet.
+    """Initialize the data directory if it is empty.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def create_cluster(cluster: Path, programs: Programs, server_lock: int, *, durab
 
 
 def remove_stale_pid_file(cluster: Path) -> None:
-    """Remove the file with a process id: the holder of the server lock knows that it is stale.
+    """Remove the stale pid file; call it while holding the server lock.
 
     PostgreSQL would refuse to start if that process id had passed to another process of the same
     user meanwhile.
@@ -94,7 +94,7 @@ def remove_stale_pid_file(cluster: Path) -> None:
 
 
 def write_access_rules(data_dir: Path) -> None:
-    """Write who may connect: the present user, as the owner of everything.
+    """Write the access rules: only the present user may connect, as the owner.
 
     Raises
     ------
@@ -273,7 +273,7 @@ def make_socket_dir(data_dir: Path, account: Account | None) -> Path:
 
 
 def socket_dir_of(data_dir: Path) -> Path | None:
-    """Return where the socket of a server that runs is; None where there is none."""
+    """Return the socket directory of a running server; None without one."""
     link = data_dir / "socket"
     directory = link.readlink() if link.is_symlink() else data_dir / "run"
     return directory if (directory / _SOCKET_NAME).exists() else None
