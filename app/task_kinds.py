@@ -47,7 +47,7 @@ def _run(container: Container, claim: Claim) -> None:
 
 
 def _follow(tx: UnitOfWork, action: uuid.UUID, state: TaskState, error: TaskError | None) -> None:
-    """Let an action wait whose workers were killed; done once more it comes to the same."""
+    """Schedule another attempt of an action whose workers were killed; actions are idempotent."""
     if state is not TaskState.DEAD or error is None:
         return
     delay = delay_before(DELAY, random.random())  # noqa: S311 - spreads load

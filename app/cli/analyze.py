@@ -28,7 +28,7 @@ def analyze_file(  # noqa: PLR0913 - what the command is told
     without: Collection[Name] = (),
     labels: Path | None = None,
 ) -> None:
-    """Analyze a trace file and print what came out."""
+    """Analyze a trace file and print the report."""
     trace = read_trace(path, meta_path, labels)
     report = analyze(trace, without).report
     if timeline is not None:

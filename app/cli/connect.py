@@ -21,7 +21,7 @@ _MS: Final = 1_000_000
 
 
 class MissingChoiceError(PacelineError):
-    """A choice is missing, and there is no terminal to ask for it."""
+    """A choice is missing, and there is no terminal to prompt for it."""
 
     code = "connect.incomplete"
 

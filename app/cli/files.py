@@ -19,7 +19,7 @@ class FileError(PacelineError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let read."""
+    """Turn errors of reading into `FileError`."""
     try:
         yield
     except OSError as error:
@@ -29,7 +29,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Refuse what the operating system does not let write."""
+    """Turn errors of writing into `FileError`."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ _MOST_FRAMES: Final = 8
 
 
 def judge_files(paths: Sequence[Path], *, as_json: bool) -> None:
-    """Print who is waited for, from dumps of flight recorders, of py-spy and of RAS.
+    """Print the ranks that a hanging job waits for, from dumps of flight recorders, py-spy and RAS.
 
     Raises
     ------

@@ -23,14 +23,14 @@ COMPLETES: Final = "_PACELINE_COMPLETE"
 
 @dataclass(frozen=True, slots=True)
 class PlainAnalysis:
-    """A trace to be analyzed, and nothing else that was asked for."""
+    """A command line that only analyzes a trace."""
 
     trace: Path
     meta: Path | None
     as_json: bool
 
     def run(self) -> None:
-        """Analyze it and print what came out."""
+        """Analyze the trace and print the report."""
         # What modules make while they load stays: looking for garbage in it, again and again, takes
         # a twentieth of the time of a small analysis.
         gc.disable()
@@ -42,7 +42,7 @@ class PlainAnalysis:
 
 
 def plain_analysis(arguments: Sequence[str]) -> PlainAnalysis | None:
-    """Return what a command line asks for; None where it has to be read in full."""
+    """Parse a plain command line; None for every other one."""
     if not arguments or arguments[0] != "analyze" or COMPLETES in os.environ:
         return None
     traces: list[Path] = []

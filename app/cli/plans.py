@@ -45,7 +45,7 @@ MOST_LINES: Final = 16
 
 
 def plan_whole_job(spec: JobSpec, budget: SearchBudget, *, as_json: bool) -> None:
-    """Plan a whole job and print what came out."""
+    """Plan a whole job and print the plan."""
     document = job_document(plan_job(spec, budget))
     if as_json:
         sys.stdout.write(f"{to_json(document)}\n")

@@ -69,7 +69,7 @@ class JobChangeBody(BaseModel):
 
 
 class UseBody(BaseModel):
-    """What there is of a kind."""
+    """Number and size of the items of a kind."""
 
     model_config = ConfigDict(from_attributes=True)
 

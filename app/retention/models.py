@@ -69,7 +69,7 @@ class RetentionRules:
 
 
 class InvalidRetentionError(PacelineError):
-    """Rules of what is kept that cannot be used; the faults say where."""
+    """Invalid retention rules; the faults name the fields."""
 
     code = "retention.invalid"
 
@@ -78,7 +78,7 @@ _RULES: Final = TypeAdapter(RetentionRules)
 
 
 def retention_rules(document: object) -> RetentionRules:
-    """Return rules from what was written.
+    """Validate retention rules.
 
     Raises
     ------

@@ -62,7 +62,7 @@ _IPV6_PREFIX: Final = 64
 # Each of the few that connections come from is asked about with every request.
 @functools.lru_cache(maxsize=4096)
 def peer_of(host: str) -> str:
-    """Return whom the connections of an address count for.
+    """Return the peer that an address's connections count for.
 
     Examples
     --------

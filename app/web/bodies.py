@@ -35,7 +35,7 @@ class BodyTimeoutError(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slowly a body may come."""
+    """The slowest allowed pace of a body."""
 
     idle_s: float
     """No byte for so long is the end. As much may be waited altogether, at first."""
@@ -43,7 +43,7 @@ class Pace:
     """Bytes that bring another second of waiting: on average a body comes faster."""
 
     def left_s(self, size: int, waited_s: float) -> float:
-        """Return for how long the next byte may be waited for; not above 0 if for no longer.
+        """Return the seconds left to wait for the next byte; not positive if none.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ def described(model: type[BaseModel], where: Literal["path", "query"]) -> list[d
 
 
 class ReadBody(BaseModel):
-    """What is answered with attributes of what a service returns: `model_validate` takes it.
+    """A response body made from the attributes of a use case's result.
 
     A field of another name there is named by `validation_alias`.
     """

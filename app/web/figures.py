@@ -50,7 +50,7 @@ def stretch_starts(steps: Sequence[int]) -> list[int]:
 
 
 def base_layout(*, margin: Mapping[str, int]) -> Figure:
-    """Return what the layouts of all figures have in common."""
+    """Return the common layout of figures."""
     return {
         "autosize": True,
         "margin": {**margin, "pad": 0, "autoexpand": False},

@@ -259,7 +259,7 @@ class Methods:
         await app(inner, receive, send_allowed)
 
     def allowed(self, path: str) -> str:
-        """Return what the header `Allow` says of an address."""
+        """Return the value of the header `Allow` for an address."""
         methods = set(self.literal.get(path, ()))
         if not methods:
             for route in self.routes:
@@ -290,7 +290,7 @@ READS: Final = frozenset({"GET", "HEAD"})
 
 
 class PagesFirst:
-    """Lets requests that send something in by turns; used on one event loop only."""
+    """Middleware that admits requests with bodies in turns; used on one event loop only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

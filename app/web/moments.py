@@ -141,7 +141,7 @@ class When:
 
     @property
     def attributes(self) -> Markup:
-        """Return what tells the script of it."""
+        """Return the attributes that the script reads."""
         return Markup(' data-at="{}" data-time="{}"{}').format(
             self.at.astimezone(UTC).isoformat(),
             self.form,

@@ -57,7 +57,7 @@ PAGE_HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Pages:
-    """Reads and renders what all pages have in common.
+    """Renders pages, with the data that all of them share.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Pages:
 
     @contextlib.contextmanager
     def reading(self, container: Container) -> Iterator[tuple[Reads, Navigation]]:
-        """Open the one transaction of a page; with it comes what every page shows.
+        """Open the transaction of a page, with the data of its navigation.
 
         Render after it has ended: it holds a connection.
         """
@@ -141,7 +141,7 @@ class Pages:
         status: int = HTTPStatus.OK,
         **values: Any,  # noqa: ANN401 - what templates take
     ) -> HTMLResponse:
-        """Return a page that is of no project and needs no transaction."""
+        """Return a page that belongs to no project and needs no transaction."""
         html = self._environment.get_template(name).render(**values)
         return HTMLResponse(html, status, PAGE_HEADERS)
 

@@ -36,7 +36,7 @@ def create_token(
         int, typer.Option(min=0, max=3650, help="How long it is valid; 0: for ever")
     ] = 90,
 ) -> None:
-    """Make a token and print it, the only time."""
+    """Create a token and print its secret, which is shown only once."""
     from app.cli.access import make_token
 
     # Who sends to an installation without projects need not name the one that there is.
