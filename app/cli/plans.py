@@ -248,7 +248,7 @@ def read_spec(path: Path) -> object:
 
 
 def show(document: PlanDocument, console: Console) -> None:
-    """Print the template, what is proven of it, and what Ditto would have given."""
+    """Print the template, its proven bound, and Ditto's template."""
     times = document.iteration_time_ms
     console.print(Text(_sentence(document), style="bold"), soft_wrap=True)
     oobleck = "" if times.t_oobleck is None else f", T_oobleck {_seconds(times.t_oobleck)}"
@@ -347,7 +347,7 @@ def _show_remarks(document: PlanDocument, console: Console) -> None:
 
 
 def plan_trace(path: Path, meta: Path | None, time_limit: float | None, *, as_json: bool) -> None:
-    """Plan the whole job that a trace shows and print what came out."""
+    """Plan the whole job of a trace and print the plan."""
     trace = read_trace(path, meta)
     job = session_job(trace.meta)
     running = running_job(Observation(trace, prepare_replay(trace).main), job.layers)

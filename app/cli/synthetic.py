@@ -25,7 +25,7 @@ DEFAULT_WRITER: Final = WRITERS["parquet"]
 
 @dataclass(frozen=True, slots=True)
 class SyntheticFiles:
-    """Where the files of one synthetic session are."""
+    """Paths of one synthetic session."""
 
     trace: Path
     meta: Path

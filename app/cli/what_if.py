@@ -54,7 +54,7 @@ def answer_file(
 
 
 def _against(trace: Trace, without: tuple[Name, ...]) -> Against | None:
-    """Return what `paceline analyze` counts against; None where no verdict comes from the trace."""
+    """Return the baseline of `paceline analyze`; None if the trace has no verdict."""
     try:
         headline = analyze(trace, without).report.headline
     except UnanalyzableError:

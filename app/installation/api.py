@@ -206,7 +206,7 @@ def explain(schemas: Mapping[str, Any], kinds: Iterable[type]) -> None:
 
 
 def _shown(routes: Iterable[BaseRoute]) -> list[type]:
-    """Return the dataclasses of which requests and answers consist."""
+    """Return the dataclasses of all request and response bodies."""
     found: list[type] = []
     for route in routes:
         if isinstance(route, APIRoute):
@@ -217,7 +217,7 @@ def _shown(routes: Iterable[BaseRoute]) -> list[type]:
 
 
 def router() -> APIRouter:
-    """Return the page and its style; the document itself is the framework's."""
+    """Return the routes of the documentation's page and its style."""
     routes = APIRouter(route_class=GuardedRoute, include_in_schema=False)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
 

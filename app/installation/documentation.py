@@ -60,19 +60,19 @@ CACHE_CONTROL: Final = "no-cache"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A file as it goes out."""
+    """A file of the site with its headers."""
 
     body: bytes
     headers: dict[str, str]
 
     @property
     def tag(self) -> str:
-        """Return what tells this content from any other."""
+        """Return the entity tag of the content."""
         return self.headers["ETag"]
 
 
 class Site:
-    """A built site; only what was in it when this was made is ever read.
+    """A built site; only files that existed at construction are served.
 
     Parameters
     ----------
@@ -90,15 +90,15 @@ class Site:
 
     @property
     def is_built(self) -> bool:
-        """Return whether there is anything to read."""
+        """Return whether the site was built."""
         return INDEX in self._files
 
     def is_folder(self, address: str) -> bool:
-        """Return whether a page is at this address once a slash follows."""
+        """Return whether the address lacks the final slash of a page."""
         return f"{address}/{INDEX}" in self._files
 
     def find(self, address: str) -> Page | None:
-        """Return what is served at an address below the site's, or None.
+        """Return the file at an address below the site's, or None.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ _ALIKE: Final = frozenset({"paceline_spool_free_bytes"})
 
 
 class MetricsOfAll:
-    """Writes the metrics of this process, and adds up those of all.
+    """Writes the metrics of this process, and adds up those of all processes.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class MetricsOfAll:
         self._thread = threading.Thread(target=self._run, name="paceline-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to write, until the server has ended: its directory goes with it."""
+        """Start writing, until the server ends."""
         self._thread.start()
 
     def collect(self) -> Iterator[Metric]:
@@ -127,7 +127,7 @@ _JOB = ("project", "job")
 
 
 def pulse_metrics(running: Sequence[RunningJob], waits: Waiting, now: datetime) -> Iterator[Metric]:
-    """Yield the metrics of jobs in their last whole minute, and of pulses that wait."""
+    """Yield the metrics of jobs in their last whole minute, and of waiting pulses."""
     bodies = GaugeMetricFamily("paceline_pulse_waiting", "Bodies of pulses that wait.")
     bodies.add_metric((), waits.bodies)
     yield bodies
@@ -253,7 +253,7 @@ class Exposition:
 
 
 class _Counted(Collector):
-    """What this process counts, or all processes of its server."""
+    """Collector of the metrics of this process, or of all processes of its server."""
 
     def __init__(self, registry: CollectorRegistry, place: Place | None) -> None:
         self._registry = registry
@@ -302,7 +302,7 @@ class RequestMetrics:
 
 
 class _DatabaseCollector(Collector):
-    """Queue, sessions and workers as the database has them when Prometheus asks."""
+    """Collector of queues, sessions and workers, read from the database at each scrape."""
 
     def __init__(self, container: Container) -> None:
         self._container = container

@@ -31,7 +31,7 @@ class WorkerHeartbeat(Base):
 
 
 class AnalysisDuration(Base):
-    """Analyses of a range of durations; running sums, which no retention lowers."""
+    """Running counts of analyses by duration; retention does not lower them."""
 
     __tablename__ = "analysis_duration"
 
@@ -47,7 +47,7 @@ LIMITS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, ma
 
 @dataclass(frozen=True, slots=True)
 class DurationHistogram:
-    """How many analyses took at most how long, and all of them together."""
+    """Cumulative histogram of the durations of analyses."""
 
     # by the limit in seconds, rising; the last one is infinite and counts all
     at_most: tuple[tuple[float, int], ...]
@@ -70,7 +70,7 @@ def count_duration(tx: UnitOfWork, duration_s: float) -> None:
 
 
 def analysis_durations(tx: Reads) -> DurationHistogram:
-    """Return what has been counted since the database was made."""
+    """Return the histogram since the database was created."""
     rows = tx.session.execute(
         select(AnalysisDuration.limit_s, AnalysisDuration.analyses, AnalysisDuration.total_s)
     ).all()

@@ -66,7 +66,7 @@ INSTALLATION: Final[Mapping[str, Callable[[Overview, Settings], Table]]] = {
 
 
 def ingest_heading(found: IngestHealth, about: Range) -> str:
-    """Return what matters first about what arrives."""
+    """Return the heading of the page of ingest."""
     missing = [session for session in found.open if session.missing]
     if missing:
         one = missing[0]
@@ -89,7 +89,7 @@ def ingest_heading(found: IngestHealth, about: Range) -> str:
 
 
 def installation_heading(found: Overview) -> str:
-    """Return what matters first about the installation."""
+    """Return the heading of the page of the installation."""
     alive = [worker for worker in found.status.workers if worker.alive]
     if found.behind:
         return f"The schema is at {found.revision}, and this program needs {found.expected}"

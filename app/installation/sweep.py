@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What one pass did; all zero where another sweeper was at it."""
+    """Counts of one pass; all zero if another process was sweeping."""
 
     republished: int = 0  # queued task runs whose message may be lost
     expired: int = 0  # task runs of killed workers that are queued again

@@ -12,7 +12,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 
-from app.mcp.context import Asked
+from app.mcp.context import ApiContext
 from app.mcp.tools import TOOLS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ INSTRUCTIONS: Final = (
 
 def make_server(
     client: httpx.AsyncClient, address: str, *, may_acknowledge: bool = False
-) -> MCPServer[Asked]:
+) -> MCPServer[ApiContext]:
     """Return the server of tools, which asks a server's API.
 
     Parameters
@@ -43,8 +43,8 @@ def make_server(
     """
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: MCPServer[Asked]) -> AsyncIterator[Asked]:
-        yield Asked(client, address.rstrip("/"))
+    async def lifespan(_: MCPServer[ApiContext]) -> AsyncIterator[ApiContext]:
+        yield ApiContext(client, address.rstrip("/"))
 
     return MCPServer(
         "paceline",
