@@ -32,6 +32,7 @@ MAX_MICROBATCH: Final = 1 << 20
 # Steps travel in JSON to browsers, whose integers are exact to here.
 MAX_STEP: Final = (1 << 53) - 1
 MAX_ORDER: Final = (1 << 31) - 2
+NS_PER_S: Final = 1_000_000_000
 # Any difference and any end of times within these bounds fits int64; 146 years.
 MAX_TIME_NS: Final = 1 << 62
 
