@@ -15,7 +15,7 @@ from typing import Final
 
 from sqlalchemy import Select, func, or_, select
 
-from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC, opened
+from app.analysis.trace.compression import GZIP_MAGIC, ZSTD_MAGIC, open_body
 from app.analysis.trace.decode import decode, recognize
 from app.analysis.trace.formats.kind import Decoded, TraceFormat
 from app.analysis.trace.formats.registry import format_named
@@ -23,7 +23,7 @@ from app.analysis.trace.limits import Limits
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.files import FileNames
 from app.analysis.trace.recordings.labels import OwnRanges
-from app.analysis.trace.storage import is_kept, pack
+from app.analysis.trace.storage import is_stored_as_received, pack
 from app.platform.blobs import PART_BYTES
 from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import Reads
@@ -102,7 +102,7 @@ class Decoding:
             content_type=body.content_type,
             format_name=body.format_name,
         )
-        return known if is_kept(known, body.begin(len(ZSTD_MAGIC))) else None
+        return known if is_stored_as_received(known, body.begin(len(ZSTD_MAGIC))) else None
 
     def begin(self) -> Future[Read]:
         """Begin, where it has not begun; raises what `kept` does."""
@@ -120,7 +120,7 @@ class Decoding:
         if isinstance(self._body.source, bytes):
             yield self._body.source
             return
-        with opened(self._body.source) as file:
+        with open_body(self._body.source) as file:
             while piece := file.read(PART_BYTES):
                 yield piece
 
@@ -312,7 +312,7 @@ class Body:
 
     def begin(self, size: int) -> bytes:
         """Return its first bytes."""
-        with opened(self.source) as file:
+        with open_body(self.source) as file:
             return file.read(size)
 
     def content(self) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import and_, func, or_, select
 
 from app.analysis.trace.rank_metadata import KEY as LINKS
-from app.analysis.trace.rank_metadata import sound_links
+from app.analysis.trace.rank_metadata import valid_links
 from app.incidents.everywhere import Onset, first_slow
 from app.incidents.grouping import is_finished
 from app.jobs.models import Job
@@ -215,7 +215,7 @@ def job_history(  # noqa: PLR0913 - what an address may ask for
     ).one()
     page = read_page(tx, SESSIONS, request, *here, total=total)
     [began] = _ONSETS.validate_python(since_when or (None,))
-    return JobHistory(page, verdicts, slow_ones, worst, good, began, sound_links(said))
+    return JobHistory(page, verdicts, slow_ones, worst, good, began, valid_links(said))
 
 
 def around(tx: Reads, row: SessionRow) -> Around:

@@ -24,7 +24,7 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.trace.formats.registry import FORMATS
 from app.analysis.trace.merge import Merged, TraceChunk, merge
-from app.analysis.trace.metadata import parse_metadata, said, with_unmapped
+from app.analysis.trace.metadata import parse_metadata, unmapped_of, with_unmapped
 from app.analysis.trace.model import SessionMeta
 from app.analysis.trace.recordings.files import FileNames, in_order, rank_in
 from app.analysis.trace.storage import pack, unpack
@@ -310,7 +310,7 @@ def seal_folder(
             .with_for_update(of=Session)
         ).scalar_one_or_none()
         if session is not None and not_read:
-            known = said(session.meta)
+            known = unmapped_of(session.meta)
             session.meta = with_unmapped(session.meta, (*known, *left_out(not_read)))
     standing = folder_standing(container, job, folder)
     if standing is None:
