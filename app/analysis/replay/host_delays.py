@@ -91,7 +91,7 @@ def _since_ready(layout: Layout, graph: Graph, steps: slice) -> FloatArray:
 
 def kept_delays(group: ShapeGroup) -> tuple[FloatArray, int]:
     """Return what `launch_delays` does, computed once; it is not to be written to."""
-    return group.once(launch_delays)
+    return group.memoize(launch_delays)
 
 
 def delays_of(group: ShapeGroup, nodes: IntArray) -> FloatArray:
@@ -177,7 +177,7 @@ def turns_of(replayed: Replayed) -> Turns:
         for bounds in (_begins, _finishes)
     )
     following = np.diff(steps, prepend=steps[0] - 2) == 1
-    chained, regularly_ns = replayed.graph.chained, replayed.graph.turn_ns
+    chained, regularly_ns = replayed.graph.chained, replayed.graph.step_gap_ns
     if not replayed.absolute or (chained and not regularly_ns):
         following[:] = False
     gap, by_worker = np.full(len(steps), np.nan), np.full(begins.shape, np.nan)
@@ -207,7 +207,7 @@ def _begins(group: ShapeGroup) -> FloatArray:
     begins = np.empty((layout.pp, *layout.start_ns.shape[1:]))
     # What follows nothing comes first; and what is launched first, where the dependency model has
     # another order than the job.
-    roots = np.array([node for node, after in group.once(follows_of).items() if not after])
+    roots = np.array([node for node, after in group.memoize(follows_of).items() if not after])
     for stage, own in enumerate(begins):
         mine = layout.nodes.on(stage)
         first = mine[layout.launch[mine].argmin()]

@@ -170,7 +170,7 @@ def faster_with_stragglers(replayed: Replayed, slowdown: float) -> Unseen | None
     signs = []
     if replayed.clamped:
         signs.append(f"{replayed.clamped:,} transfers end before they begin")
-    if replayed.clocks.settings:
+    if replayed.clocks.clock_steps:
         signs.append("clocks were set")
     if replayed.impossible:
         signs.append(f"{len(replayed.impossible):,} durations are impossible")

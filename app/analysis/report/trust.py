@@ -12,7 +12,7 @@ from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.diagnosis.diagnose import Diagnosis
 from app.analysis.replay.adaptations.kind import SENTENCES
 from app.analysis.replay.clock_alignment import clocks_apart_ns
-from app.analysis.replay.clock_steps import ClockSetting
+from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
@@ -95,7 +95,7 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
     step_s = metrics.recorded_step_s
     largest_s = float(np.abs(clocks.offsets_ns).max()) / NS_A_SECOND
     residual_s = float(clocks.residual_ns.max()) / NS_A_SECOND
-    warnings = [_set_clock(trace, replayed, one) for one in clocks.settings]
+    warnings = [_set_clock(trace, replayed, one) for one in clocks.clock_steps]
     if largest_s > CLOCK_WARNING * step_s and (
         clocks.unconnected or _clocks_differ(replayed, clocks.offsets_ns)
     ):
@@ -123,11 +123,11 @@ def clocks_of(trace: Trace, replayed: Replayed, metrics: Metrics, *, timed: bool
         drift_ppm=None if clocks.drift_ppm is None else by_cell(clocks.drift_ppm),
         unconnected=unconnected if len(unconnected) > 1 else (),
         warnings=tuple(warnings) if timed else (),
-        settings=clocks.settings,
+        settings=clocks.clock_steps,
     )
 
 
-def _set_clock(trace: Trace, replayed: Replayed, setting: ClockSetting) -> str:
+def _set_clock(trace: Trace, replayed: Replayed, setting: ClockStep) -> str:
     """Say whose clock was set, by how much and when."""
     ranks = [int(replayed.layout.ranks[worker]) for worker in setting.workers]
     hosts = sorted({trace.meta.hosts[rank] for rank in ranks if rank in trace.meta.hosts})

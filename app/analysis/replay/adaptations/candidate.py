@@ -54,7 +54,7 @@ def recorded_times(layout: Layout, graph: Graph, ends: FloatArray | None = None)
     for step in np.flatnonzero(opens_window(layout)).tolist():
         node, dp = _closing(layout, step)
         own_ns = layout.start_ns[layout.nodes.pp == layout.nodes.pp[node], step, dp]
-        times[step] = last[step] - own_ns.min() + _opened(layout, graph.turn_ns)[step, dp]
+        times[step] = last[step] - own_ns.min() + _opened(layout, graph.step_gap_ns)[step, dp]
     return np.asarray(times)
 
 
@@ -78,24 +78,24 @@ def opens_window(layout: Layout) -> NDArray[np.bool_]:
     return np.asarray(np.diff(layout.steps, prepend=layout.steps[0]) != 1)
 
 
-def stage_begins(layout: Layout, ends: FloatArray, turn_ns: float = 0.0) -> FloatArray:
+def stage_begins(layout: Layout, ends: FloatArray, step_gap_ns: float = 0.0) -> FloatArray:
     """Return when stages could begin steps where these are chained, shape (pp, steps, dp), ns.
 
-    That is when one ended the step before, by the clock of the step's own begin, and `turn_ns` has
-    passed; in a step that follows no recorded one its first start, or the start of what its rank
-    does before. `ends` is what `stage_ends` returns.
+    A stage can begin a step `step_gap_ns` after it ended the step before; times count from the
+    step's own begin. A step that follows no recorded one begins with its first operation, or with
+    what its rank does before that. `ends` is what `stage_ends` returns.
     """
     begins = np.empty(ends.shape)
-    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + turn_ns
+    begins[:, 1:] = ends[:, :-1] - np.diff(layout.begin_ns)[:, None] + step_gap_ns
     opens = np.flatnonzero(opens_window(layout))
-    opened_ns = _opened(layout, turn_ns)[opens]
+    opened_ns = _opened(layout, step_gap_ns)[opens]
     for stage, of_stage in enumerate(begins):
         own_ns = layout.start_ns[layout.nodes.on(stage)[:, None], opens]
         of_stage[opens] = own_ns.min(axis=0) - opened_ns
     return begins
 
 
-def _opened(layout: Layout, turn_ns: float) -> FloatArray:
+def _opened(layout: Layout, step_gap_ns: float) -> FloatArray:
     """Return how long before its first start a rank could begin a step, shape (steps, dp), ns.
 
     Of steps that follow no recorded one: what its rank is recorded to do before, such as loading
@@ -103,7 +103,7 @@ def _opened(layout: Layout, turn_ns: float) -> FloatArray:
     """
     if layout.opened_ns is None:
         return np.zeros(layout.start_ns.shape[1:])
-    return np.maximum(layout.opened_ns - turn_ns, 0.0)
+    return np.maximum(layout.opened_ns - step_gap_ns, 0.0)
 
 
 def stage_ends(layout: Layout) -> FloatArray:
@@ -130,7 +130,7 @@ def discrepancy(layouts: Sequence[Layout], graphs: Sequence[Graph]) -> float:
     return off_recording(zip(layouts, graphs, own, executors, strict=True)).mean
 
 
-class OffRecording(NamedTuple):
+class Discrepancy(NamedTuple):
     """How far a replay is from the recording, relative to it.
 
     A few steps that begin late are no fault of the model. They hide one that lets all steps take
@@ -140,18 +140,18 @@ class OffRecording(NamedTuple):
     mean: float  # of the time of all steps together: the discrepancy
     typical: float  # of the median step
 
-    def moves_away(self, before: OffRecording) -> bool:
+    def moves_away(self, before: Discrepancy) -> bool:
         """Return whether the typical step is further off than before."""
         return self.typical > before.typical + LEAST_GAIN
 
-    def is_nearer_than(self, other: OffRecording) -> bool:
+    def is_nearer_than(self, other: Discrepancy) -> bool:
         """Return whether the typical step is nearer, or else the mean one."""
         if self.typical <= other.typical - LEAST_GAIN:
             return True
         return self.mean <= other.mean - LEAST_GAIN and not self.moves_away(other)
 
 
-def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> OffRecording:
+def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) -> Discrepancy:
     """Return the same of groups of steps, each with its durations without waiting."""
     recorded, simulated = [], []
     for layout, graph, durations, executor in groups:
@@ -160,8 +160,8 @@ def off_recording(groups: Iterable[tuple[Layout, Graph, FloatArray, Executor]]) 
         recorded.append(recorded_times(layout, graph))
     recorded_ns, simulated_ns = np.concatenate(recorded), np.concatenate(simulated)
     if not simulated_ns.sum() > 0:
-        return OffRecording(float("inf"), float("inf"))
-    return OffRecording(
+        return Discrepancy(float("inf"), float("inf"))
+    return Discrepancy(
         abs(float(recorded_ns.sum() / simulated_ns.sum()) - 1),
         abs(float(np.median(recorded_ns / np.maximum(simulated_ns, 1.0))) - 1),
     )
@@ -213,7 +213,7 @@ class Draft:
         return self.off_recording.mean
 
     @cached_property
-    def off_recording(self) -> OffRecording:
+    def off_recording(self) -> Discrepancy:
         """Return the same of all steps together and of the typical one."""
         own = (own for own, _ in self.own)
         return off_recording(zip(self.layouts, self.graphs, own, self.executors, strict=True))

@@ -106,16 +106,16 @@ def propose_uneven_begins(draft: Draft) -> Proposal | None:
     ends = (layout.start_ns + layout.duration_ns).max(axis=0)
     turns = (begins[1:] - ends[:-1] + np.diff(layout.begin_ns)[:, None])[following]
     opened = None if layout.opened_ns is None else layout.opened_ns[1:][following]
-    turn_ns = _usual_turn_ns(turns, opened)
-    if turn_ns < 0:
+    step_gap_ns = _usual_step_gap_ns(turns, opened)
+    if step_gap_ns < 0:
         return None
     apart_ms = float(np.median(begins.max(axis=1))) * 1e-6
     sign = Sign((f"ranks begin steps {apart_ms:.1f} ms apart",), float((turns >= 0).mean()))
-    chained = replace(graph, chained=True, turn_ns=turn_ns)
+    chained = replace(graph, chained=True, step_gap_ns=step_gap_ns)
     return Proposal(sign, draft.with_graphs([chained]))
 
 
-def _usual_turn_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
+def _usual_step_gap_ns(turns_ns: FloatArray, opened_ns: FloatArray | None) -> float:
     """Return what usually passes between steps of a rank, given all that does there.
 
     Of an even number of ranks the lower one tells: half of what one of two ranks alone waits for in

@@ -23,7 +23,7 @@ from app.analysis.replay.adaptations.overlapping_steps import (
 from app.analysis.replay.adaptations.posted_in_turn import propose_posted_in_turn
 from app.analysis.replay.adaptations.program_order import propose_program_order
 from app.analysis.replay.adaptations.regular_delays import propose_regular_delays
-from app.analysis.replay.adaptations.signs import Glance
+from app.analysis.replay.adaptations.signs import Precheck
 from app.analysis.replay.adaptations.v_shaped_placement import find_placement
 from app.analysis.replay.layout.dense import LaidOut
 from app.analysis.replay.layout.pipeline import Route
@@ -36,26 +36,26 @@ class _Step:
     """An adaptation of steps."""
 
     name: Name
-    may: Callable[[Glance], bool]  # whether its sign can be there, told by a glance
+    may: Callable[[Precheck], bool]  # whether its sign can be there, told by a glance
     # Looks for the sign and returns the steps with the adaptation; None without the sign.
     propose: Callable[[Draft], Proposal | None]
 
 
 # Applied wherever their sign is: without them a replay may be near the recording and wrong.
 _STRUCTURAL: Final = (
-    _Step(Name.NESTED_GC, Glance.collects_garbage, propose_nested_gc),
-    _Step(Name.NESTED_COLLECTIVES, Glance.may_nest_collectives, propose_nested_collectives),
-    _Step(Name.PROGRAM_ORDER, Glance.has_no_pipeline, propose_program_order),
+    _Step(Name.NESTED_GC, Precheck.collects_garbage, propose_nested_gc),
+    _Step(Name.NESTED_COLLECTIVES, Precheck.may_nest_collectives, propose_nested_collectives),
+    _Step(Name.PROGRAM_ORDER, Precheck.has_no_pipeline, propose_program_order),
 )
-_LATE_ENDS: Final = _Step(Name.LATE_ENDS, Glance.may_end_late, propose_late_ends)
+_LATE_ENDS: Final = _Step(Name.LATE_ENDS, Precheck.may_end_late, propose_late_ends)
 _ON_TRIAL: Final = (
     _LATE_ENDS,
     _Step(Name.OVERLAPPING_STEPS, lambda _: True, propose_overlapping_steps),
-    _Step(Name.UNEVEN_BEGINS, Glance.has_no_pipeline, propose_uneven_begins),
-    _Step(Name.GATHERED_FIRST, Glance.gathers_chunks, propose_gathered_first),
-    _Step(Name.BLOCKING_TRANSFERS, Glance.may_block, propose_blocking),
-    _Step(Name.POSTED_IN_TURN, Glance.may_post_in_turn, propose_posted_in_turn),
-    _Step(Name.REGULAR_DELAYS, Glance.may_delay, propose_regular_delays),
+    _Step(Name.UNEVEN_BEGINS, Precheck.has_no_pipeline, propose_uneven_begins),
+    _Step(Name.GATHERED_FIRST, Precheck.gathers_chunks, propose_gathered_first),
+    _Step(Name.BLOCKING_TRANSFERS, Precheck.may_block, propose_blocking),
+    _Step(Name.POSTED_IN_TURN, Precheck.may_post_in_turn, propose_posted_in_turn),
+    _Step(Name.REGULAR_DELAYS, Precheck.may_delay, propose_regular_delays),
 )
 
 
@@ -137,7 +137,7 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
     made : tuple of Adaptation
     """
     made: list[Adaptation] = []
-    glance = Glance(draft.arranged[0])
+    glance = Precheck(draft.arranged[0])
     before: float | None = None
     for step in _STRUCTURAL:
         proposal = _proposed(step, draft, without) if step.may(glance) else None
@@ -166,7 +166,7 @@ def adapt(draft: Draft, without: Collection[Name]) -> tuple[Draft, tuple[Adaptat
 
 
 def _with_ends(
-    draft: Draft, made: tuple[Adaptation, ...], glance: Glance, without: Collection[Name]
+    draft: Draft, made: tuple[Adaptation, ...], glance: Precheck, without: Collection[Name]
 ) -> tuple[Draft, tuple[Adaptation, ...]] | None:
     """Make the adaptations on trial where sends end with their receives; None without that sign."""
     proposal = _proposed(_LATE_ENDS, draft, without)
@@ -181,7 +181,7 @@ def _on_trial(
     draft: Draft,
     structural: tuple[Adaptation, ...],
     before: float | None,
-    glance: Glance,
+    glance: Precheck,
     without: Collection[Name],
 ) -> tuple[Draft, tuple[Adaptation, ...]]:
     """Make the adaptations that are on trial, one after the other; see `adapt`.

@@ -232,7 +232,7 @@ _HALF: Final = 0.5
 _LEAST_SHARE: Final = 0.005
 
 
-class Glance:
+class Precheck:
     """A few lanes of a layout: its operations stage by stage, in the order of their launch."""
 
     def __init__(self, layout: Layout) -> None:
