@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.arrivals.build import arrivals_of
 from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.budget.split import Budget, budget_of, split
-from app.analysis.diagnosis.diagnose import diagnose, causes_without_replay
+from app.analysis.diagnosis.diagnose import causes_without_replay, diagnose
 from app.analysis.diagnosis.earlier_sessions import EarlierSession, computing_of
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline

@@ -16,7 +16,7 @@ from app.analysis.replay.clock_steps import ClockStep
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, Delaying, distrust, late_launches
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
-from app.analysis.replay.missing_operations import together
+from app.analysis.replay.missing_operations import collectives_with_absent
 from app.analysis.replay.no_verdict import Unseen
 from app.analysis.replay.session import Replayed
 from app.analysis.report.coverage import (
@@ -200,7 +200,7 @@ def missing_of(replayed: Replayed) -> tuple[MissingWorker, ...]:
     """Return the workers that are missing, DP rank by DP rank."""
     found = []
     for dp, pp in replayed.absent:
-        layout, others = replayed.layout, together(replayed.layout, pp)
+        layout, others = replayed.layout, collectives_with_absent(replayed.layout, pp)
         known = len(others.nodes) > 0
         found.append(
             MissingWorker(
