@@ -13,12 +13,12 @@ from app.analysis.mitigation.tensor.advice import Problem
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
-    Clarity,
+    ClearChanges,
+    CurrentPlan,
     Decision,
     Rung,
-    Standing,
     Streak,
-    clarity,
+    clear_changes,
     decide,
 )
 from app.analysis.mitigation.tensor.document import Method
@@ -226,13 +226,13 @@ def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
     return newest
 
 
-def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
+def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> CurrentPlan | None:
     if plan is None:
         return None
     allowed = plan.method in row.methods and plan.method not in row.refused
     shares = shares_in(plan.ranks, row.unit)
     fits = allowed and all(entry.gamma <= switch.budget(row.max_gamma) for entry in plan.ranks)
-    return Standing(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
+    return CurrentPlan(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
 
 
 def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
@@ -246,7 +246,7 @@ def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
     )
 
 
-def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
+def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> ClearChanges:
     """Return what this report says beyond doubt, by those before it."""
     newest_first = tx.session.execute(
         select(TensorReport.free_times_s)
@@ -255,7 +255,7 @@ def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
         .limit(LOOKED_BACK)
     ).scalars()
     earlier = list(newest_first)[::-1]
-    return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
+    return clear_changes(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
 
 
 def _streak(row: TensorGroup) -> Streak:
