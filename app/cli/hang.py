@@ -194,7 +194,7 @@ def detect_file(path: Path, meta: Path | None, *, as_json: bool) -> None:
     for rows in file.batches():
         record.take(detector.advance(rows))
     record.take(detector.finish())
-    for code, number in sorted((file.counts + detector.gathering.counts).items()):
+    for code, number in sorted((file.counts + detector.assembler.counts).items()):
         what = "columns" if code == "pulse.unknown_column" else "rows"
         sys.stderr.write(f"{number} {what}: {code}\n")
     for rank, by_ns in sorted(detector.offsets.items()):
