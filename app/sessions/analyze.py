@@ -37,8 +37,8 @@ from app.platform.database.states import SessionState
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.tasks.runs import finish
 from app.platform.telemetry import span
+from app.sessions.chunks.intake import move_session
 from app.sessions.chunks.merge import merge_session
-from app.sessions.chunks.seal import move_session
 from app.sessions.models.reports import delete_report, replace_report, stage_report
 from app.sessions.models.tables import COMPUTING, Intake, Session, StoredVerdict
 

@@ -28,7 +28,7 @@ from app.platform.database.tenant_scope import COUNTS_EVERYWHERE
 from app.platform.database.unit_of_work import Reads
 from app.platform.settings import Settings
 from app.sessions.chunks.inbox import RefusedChunk, refused_chunks, waiting_chunks
-from app.sessions.chunks.seal import silence
+from app.sessions.chunks.intake import silence
 from app.sessions.models.reports import check_version, open_report, read_document, read_heatmaps
 from app.sessions.models.tables import (
     OF_SESSION,

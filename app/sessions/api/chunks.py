@@ -26,10 +26,9 @@ from app.sessions.api.intake import (
     ingest_of,
 )
 from app.sessions.api.send import ReceiptBody, RefusedChunkBody, SessionNames, answer, take_chunk
-from app.sessions.chunks.absorb import receive_each
-from app.sessions.chunks.inbox import Arrived, ChunkPath, ChunkReceipt, SessionPath, check_path
-from app.sessions.chunks.receive import receive_chunk
-from app.sessions.chunks.seal import seal_session
+from app.sessions.chunks.inbox import ArrivedChunk, ChunkPath, ChunkReceipt, SessionPath, check_path
+from app.sessions.chunks.intake import seal_session
+from app.sessions.chunks.receive import receive_chunk, receive_each
 from app.sessions.decoding import Body
 from app.sessions.questions import ListedChunk, read_batch
 from app.sessions.receive import MAX_RUN_CHARACTERS, announce_attempt, check_job_name, finish_job
@@ -164,8 +163,10 @@ def router() -> APIRouter:
             return receive_chunk(container, path, body, final=query.final, pressure=ingest.pressure)
 
         async def soon(body: Body) -> ChunkReceipt | None:
-            arrived = Arrived(path, body, query.final)
-            return await ingest.chunks.receive(container, arrived, size=body.size, group=path.of)
+            arrived = ArrivedChunk(path, body, query.final)
+            return await ingest.chunks.receive(
+                container, arrived, size=body.size, group=path.session_path
+            )
 
         return await take_chunk(
             request,
@@ -259,8 +260,8 @@ def _count(ingest: Ingest, outcomes: Sequence[ChunkOutcome]) -> None:
             ingest.metrics.ingest_refusals.labels(one.code).inc()
 
 
-def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body) -> Arrived:
-    return Arrived(
+def _arrived(path: SessionPath, listed: ListedChunk, content: bytes, batch: Body) -> ArrivedChunk:
+    return ArrivedChunk(
         ChunkPath(path.job, path.attempt, path.session, listed.producer, listed.n),
         Body(
             content,

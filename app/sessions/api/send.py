@@ -28,7 +28,7 @@ from app.sessions.api.intake import (
 from app.sessions.api.spool import HELD_BYTES
 from app.sessions.arriving import count_refused_body
 from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt, RefusedChunk
-from app.sessions.chunks.merge import folder_path, folder_standing, receive_file, seal_folder
+from app.sessions.chunks.merge import folder_path, folder_upload, receive_file, seal_folder
 from app.sessions.chunks.receive import count_refused
 from app.sessions.decoding import Body
 from app.sessions.receive import Receipt, check_job_name, receive_session
@@ -320,7 +320,7 @@ def folders_router() -> APIRouter:
 
     @routes.get(FOLDER_ROUTE, summary="What has come of a folder")
     def get_folder(container: Here, job: Job, folder: Folder) -> FolderBody:
-        found = folder_standing(container, job, folder)
+        found = folder_upload(container, job, folder)
         if found is None:
             return FolderBody()
         return FolderBody(

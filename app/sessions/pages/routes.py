@@ -25,7 +25,6 @@ from app.sessions.read import get_session, heatmap, report_document
 from app.web.pages import Pages
 from app.web.tables import csv_file, one_of
 
-
 Step = Annotated[int | None, Query()]
 
 
