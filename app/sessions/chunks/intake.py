@@ -33,7 +33,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.telemetry import current
 from app.quotas.usage import count
 from app.sessions.chunks.inbox import ChunkPath, RefusedChunk, refused_chunks
-from app.sessions.models.tables import Chunk, InboxItem, Intake, Session
+from app.sessions.models.tables import PRODUCERS_KEY, Chunk, InboxItem, Intake, Session
 from app.sessions.receive import make_job, next_number
 
 log = structlog.get_logger(__name__)
@@ -49,8 +49,6 @@ SEALED_A_PASS: Final = 64
 # Reason code of a session that is discarded because files of its folder are missing.
 UPLOAD_INCOMPLETE: Final = "upload.incomplete"
 
-# Metadata key: the producers to wait for.
-PRODUCERS_KEY: Final = "producers"
 # Metadata key: the longest pause that a producer expects between two chunks, in seconds.
 PAUSE_KEY: Final = "pause_s"
 

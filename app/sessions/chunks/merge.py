@@ -42,14 +42,13 @@ from app.sessions.chunks.absorb import absorb_all
 from app.sessions.chunks.inbox import ChunkPath, ChunkReceipt
 from app.sessions.chunks.intake import (
     PAUSE_KEY,
-    PRODUCERS_KEY,
     SealReceipt,
     delete_chunk_blobs,
     seal_session,
 )
 from app.sessions.chunks.receive import receive_chunk
 from app.sessions.decoding import Body
-from app.sessions.models.tables import Chunk, Intake, Session
+from app.sessions.models.tables import PRODUCERS_KEY, Chunk, Intake, Session
 from app.sessions.receive import FIRST_ATTEMPT, check_job_name
 from app.sessions.recordings.choose import NotRead
 from app.sessions.recordings.listing import MAX_FILE_NAME_CHARS
