@@ -33,7 +33,7 @@ from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.outbound import delay_before
 from app.platform.resources import limited_memory
 from app.platform.tasks.runs import follower
-from app.sessions.chunks.seal import move_session
+from app.sessions.chunks.intake import move_session
 
 # Before the next attempt at an action whose workers were killed: of seconds there were enough.
 DELAY: Final = 3

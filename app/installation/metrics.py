@@ -49,7 +49,7 @@ from app.platform.resources import Place
 from app.platform.settings import Settings
 from app.pulse.live import RunningJob, running_jobs
 from app.quotas.usage import QUOTAS, Use, uses
-from app.sessions.chunks.inbox import Waiting, waiting
+from app.sessions.chunks.inbox import Backlog, backlog
 
 # Each writes its own into a file every second; the one that is asked adds up the others' files and
 # its own. What tells of a process itself (`process_…`, `python_…`) is that of the one that answers.
@@ -126,7 +126,7 @@ def added(processes: Iterable[list[Metric]]) -> list[Metric]:
 _JOB = ("project", "job")
 
 
-def pulse_metrics(running: Sequence[RunningJob], waits: Waiting, now: datetime) -> Iterator[Metric]:
+def pulse_metrics(running: Sequence[RunningJob], waits: Backlog, now: datetime) -> Iterator[Metric]:
     """Yield the metrics of jobs in their last whole minute, and of waiting pulses."""
     bodies = GaugeMetricFamily("paceline_pulse_waiting", "Bodies of pulses that wait.")
     bodies.add_metric((), waits.bodies)
@@ -317,8 +317,8 @@ class _DatabaseCollector(Collector):
             with self._container.everywhere().reading() as tx:
                 status = installation_status(tx, self._container.settings)
                 work = open_work(tx, self._container.kinds)
-                waits = waiting(tx)
-                pulses = waiting(tx, InboxKind.PULSE)
+                waits = backlog(tx)
+                pulses = backlog(tx, InboxKind.PULSE)
                 running = running_jobs(tx)
                 now = tx.now
                 durations = analysis_durations(tx)
@@ -366,7 +366,7 @@ class _DatabaseCollector(Collector):
         yield from _quotas(used, self._container.settings)
 
 
-def _inbox(waits: Waiting, now: datetime) -> Iterator[Metric]:
+def _inbox(waits: Backlog, now: datetime) -> Iterator[Metric]:
     bodies = GaugeMetricFamily("paceline_inbox_chunks", "Chunks that wait to be decoded.")
     bodies.add_metric((), waits.bodies)
     yield bodies

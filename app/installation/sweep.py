@@ -31,7 +31,7 @@ from app.platform.tasks.runs import expire, lease_is_over, was_seen
 from app.pulse.keep import prune_pulses
 from app.retention.objects import collect_objects
 from app.retention.rules import keep_to_rules
-from app.sessions.chunks.seal import seal_silent
+from app.sessions.chunks.intake import seal_silent
 
 # Any number that nothing else in the database locks. Two sweepers at once would publish twice;
 # harmless, and work for nothing.
