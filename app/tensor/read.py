@@ -204,6 +204,7 @@ def group_view(tx: Reads, job: str, name: str) -> GroupView:
     ).scalars()
     switch = switch_of(tx, group.job_id)
     latest = drawn[-1]
+    known = {Method(method) for method in group.methods if method not in group.refused}
     return GroupView(
         job=job,
         row=_group_row(group, _report_row(latest), listed[0] if listed else None),
@@ -216,7 +217,18 @@ def group_view(tx: Reads, job: str, name: str) -> GroupView:
         history=history(tx, group.job_id),
         reports=tuple(_report_row(row) for row in drawn),
         plans=tuple(_plan_row(plan) for plan in listed),
-        problem=_problem(group, latest, switch),
+        problem=Problem(
+            group=Group(
+                np.array(latest.free_times_s),
+                np.array(latest.free_matmul_s),
+                group.columns,
+                group.unit,
+            ),
+            accuracy_budget=switch.budget(group.max_gamma),
+            costs=group.costs,
+            sizes=group.sizes or (),
+            methods=frozenset({Method.NONE, *known}),
+        ),
         others=tuple(names),
         restart=_restart(tx, group),
     )
@@ -246,22 +258,6 @@ def _restart(tx: Reads, group: TensorGroup) -> Restart:
     if not 0 < takes_s <= LONGEST_RESTART_S:
         return Restart(RESTART_TAKES_S, measured=False, gpus=row.gpus)
     return Restart(takes_s, measured=True, gpus=row.gpus)
-
-
-def _problem(group: TensorGroup, latest: TensorReport, switch: Switch) -> Problem:
-    known = {Method(method) for method in group.methods if method not in group.refused}
-    return Problem(
-        group=Group(
-            np.array(latest.free_times_s),
-            np.array(latest.free_matmul_s),
-            group.columns,
-            group.unit,
-        ),
-        accuracy_budget=switch.budget(group.max_gamma),
-        costs=group.costs,
-        sizes=group.sizes or (),
-        methods=frozenset({Method.NONE, *known}),
-    )
 
 
 def _group_row(group: TensorGroup, latest: ReportRow, plan: TensorPlan | None) -> GroupRow:

@@ -14,7 +14,6 @@ from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
     Clarity,
-    Decision,
     Rung,
     Standing,
     Streak,
@@ -69,19 +68,45 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         under = _measured_under(tx, row, timings)
         in_force = None if under is None else shares_in(under.ranks, row.unit)
         group = timings.group(in_force, timings.computed)
-        _take_over(row, timings)
+        row.step = timings.step
+        row.max_gamma, row.apply = timings.max_gamma, timings.apply
+        row.methods = sorted(method.value for method in timings.known_methods)
+        if timings.costs is not None:
+            row.costs = timings.costs.costs()
+        if timings.sizes is not None:
+            row.sizes = timings.each_size()
+        row.ranks = timings.ranks or row.ranks
+        row.hosts = timings.hosts or row.hosts
         if under is not None:
-            _count_measurement(under, timings)
+            count = under.measured_reports
+            slowest_s = max(timings.times_s)
+            under.measured_time_s = ((under.measured_time_s or 0.0) * count + slowest_s) / (
+                count + 1
+            )
+            under.measured_reports = count + 1
+            if under.state is TensorPlanState.OFFERED:
+                under.state = TensorPlanState.IN_FORCE
+                under.applied_step = timings.step
         standing = _standing(tx, row, timings.step)
+        known = {Method(method) for method in row.methods if method not in row.refused}
         decision = decide(
-            _problem(row, group, switch),
+            Problem(
+                group=group,
+                accuracy_budget=switch.budget(row.max_gamma),
+                costs=row.costs,
+                sizes=row.sizes or (),
+                methods=frozenset({Method.NONE, *known}),
+            ),
             timings.step,
-            _streak(row),
+            Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step),
             _as_standing(row, standing, switch),
             max(timings.times_s) if under is not None and under is standing else None,
             _clarity(tx, row, group),
         )
-        _store_streak(row, decision)
+        streak = decision.streak
+        row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
+        row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
+        row.replace_node = decision.replace_node
         if decision.act is Act.WITHDRAW and standing is not None:
             withdraw(tx, row, standing, timings.step)
         elif decision.alternative is not None:
@@ -133,7 +158,17 @@ def _locked(
     ).scalar_one()
     _check(row, timings)
     if row.reports == 0:
-        _end_earlier_attempts(tx, row)
+        earlier = select(TensorGroup.id).where(
+            TensorGroup.job_id == row.job_id,
+            TensorGroup.name == row.name,
+            TensorGroup.attempt < row.attempt,
+        )
+        tx.session.execute(
+            update(TensorPlan)
+            .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.STANDING))
+            .values(state=TensorPlanState.EXPIRED)
+        )
+        tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
     return row
 
 
@@ -166,21 +201,6 @@ def _check(row: TensorGroup, timings: WrittenTimings) -> None:
         raise ConflictError(message, code="tensor.out_of_order", faults=(fault,))
 
 
-def _end_earlier_attempts(tx: UnitOfWork, row: TensorGroup) -> None:
-    """End what stands of attempts that are over, and forget their times; plans stay on record."""
-    earlier = select(TensorGroup.id).where(
-        TensorGroup.job_id == row.job_id,
-        TensorGroup.name == row.name,
-        TensorGroup.attempt < row.attempt,
-    )
-    tx.session.execute(
-        update(TensorPlan)
-        .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.STANDING))
-        .values(state=TensorPlanState.EXPIRED)
-    )
-    tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
-
-
 def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -> TensorPlan | None:
     if timings.plan_version is None:
         return None
@@ -190,30 +210,6 @@ def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -
         fault = Fault("conflict", message, column="plan_version")
         raise ConflictError(message, code="tensor.unknown_plan", faults=(fault,))
     return plan
-
-
-def _take_over(row: TensorGroup, timings: WrittenTimings) -> None:
-    """Note what the job says of itself; costs and sizes that it leaves out stay."""
-    row.step = timings.step
-    row.max_gamma, row.apply = timings.max_gamma, timings.apply
-    row.methods = sorted(method.value for method in timings.known_methods)
-    if timings.costs is not None:
-        row.costs = timings.costs.costs()
-    if timings.sizes is not None:
-        row.sizes = timings.each_size()
-    row.ranks = timings.ranks or row.ranks
-    row.hosts = timings.hosts or row.hosts
-
-
-def _count_measurement(under: TensorPlan, timings: WrittenTimings) -> None:
-    """Add a report to the mean of its plan. A measured plan is in force, acknowledged or not."""
-    count = under.measured_reports
-    slowest_s = max(timings.times_s)
-    under.measured_time_s = ((under.measured_time_s or 0.0) * count + slowest_s) / (count + 1)
-    under.measured_reports = count + 1
-    if under.state is TensorPlanState.OFFERED:
-        under.state = TensorPlanState.IN_FORCE
-        under.applied_step = timings.step
 
 
 def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
@@ -235,17 +231,6 @@ def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> S
     return Standing(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
 
 
-def _problem(row: TensorGroup, group: Group, switch: Switch) -> Problem:
-    known = {Method(method) for method in row.methods if method not in row.refused}
-    return Problem(
-        group=group,
-        accuracy_budget=switch.budget(row.max_gamma),
-        costs=row.costs,
-        sizes=row.sizes or (),
-        methods=frozenset({Method.NONE, *known}),
-    )
-
-
 def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
     """Return what this report says beyond doubt, by those before it."""
     newest_first = tx.session.execute(
@@ -256,17 +241,6 @@ def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
     ).scalars()
     earlier = list(newest_first)[::-1]
     return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
-
-
-def _streak(row: TensorGroup) -> Streak:
-    return Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step)
-
-
-def _store_streak(row: TensorGroup, decision: Decision) -> None:
-    streak = decision.streak
-    row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
-    row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
-    row.replace_node = decision.replace_node
 
 
 def _store_report(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings, group: Group) -> None:

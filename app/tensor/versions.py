@@ -273,13 +273,6 @@ def read_switch(tx: Reads, job: str) -> tuple[Switch, tuple[Switched, ...]]:
     return switch_of(tx, job_id), history(tx, job_id)
 
 
-def _told(wanted: Switch) -> str:
-    parts = [f"to {wanted.mode}"]
-    if wanted.max_gamma is not None:
-        parts.append(f"γ at most {wanted.max_gamma:g}")
-    return ", ".join([*parts, f"for {wanted.expires_after_steps} steps"])
-
-
 def switch_plans(
     container: Container, job: str, wanted: Switch, by: str | None = None
 ) -> list[str]:
@@ -311,7 +304,16 @@ def switch_plans(
                 expires_after_steps=wanted.expires_after_steps,
             )
         )
-        record(tx, who, Action.SWITCHED, f"tensor plans of {job}", detail=_told(wanted))
+        parts = [f"to {wanted.mode}"]
+        if wanted.max_gamma is not None:
+            parts.append(f"γ at most {wanted.max_gamma:g}")
+        record(
+            tx,
+            who,
+            Action.SWITCHED,
+            f"tensor plans of {job}",
+            detail=", ".join([*parts, f"for {wanted.expires_after_steps} steps"]),
+        )
         standing = tx.session.execute(
             select(TensorGroup, TensorPlan)
             .join(

@@ -132,7 +132,8 @@ def group_page(view: GroupView) -> GroupPage:
     standing = standing_of(row)
     document = advise(view.problem)
     slow = _slow_rank(view, standing)
-    name_of = _names(view)
+    numbers = view.row.ranks or range(view.row.world_size)
+    name_of = [str(number) for number in numbers]
     figure = times_figure(view.reports, slow, view.plans)
     others = [t for rank, t in enumerate(latest.times_s) if rank != slow]
     ranked = tuple(alternative_row(item, document, standing) for item in document.alternatives)
@@ -170,11 +171,6 @@ def group_page(view: GroupView) -> GroupPage:
         costs_sampled=document.costs_sampled,
         neighbors=tuple(name for name in view.others if name != row.name),
     )
-
-
-def _names(view: GroupView) -> list[str]:
-    numbers = view.row.ranks or range(view.row.world_size)
-    return [str(number) for number in numbers]
 
 
 def _subject(view: GroupView) -> str:

@@ -273,10 +273,19 @@ def times_figure(
     rest = [(sum(r.times_s) - r.times_s[slow]) / (len(r.times_s) - 1) for r in reports]
     ticks = _nice(min(*own, *rest), max(*own, *rest))
     scale = _Scale(steps[0], steps[-1] - steps[0], ticks[0], ticks[-1])
+    parts = []
+    for plan in plans:
+        if plan.method is Method.NONE or plan.applied_step is None:
+            continue
+        begin = scale.within(plan.applied_step)
+        end = 1.0 if plan.ended_step is None else scale.within(plan.ended_step)
+        if end > begin and scale.low <= plan.predicted_time_s <= scale.high:
+            level = scale.y(plan.predicted_time_s) * HEIGHT
+            parts.append(f"M{begin * WIDTH:.1f} {level:.1f}H{end * WIDTH:.1f}")
     return TimesFigure(
         slow=_path(scale, steps, own),
         others=_path(scale, steps, rest),
-        predicted=_predictions(scale, plans),
+        predicted="".join(parts),
         values=tuple(Tick(100 * scale.y(value), f"{value:g}") for value in ticks),
         steps=tuple(
             Tick(100 * n / _STEP_TICKS, count(round(scale.first + scale.span * n / _STEP_TICKS)))
@@ -296,19 +305,6 @@ def _path(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
         place = f"{scale.x(step) * WIDTH:.1f} {scale.y(value) * HEIGHT:.1f}"
         parts.append(("L" if joined else "M") + place)
         before = step
-    return "".join(parts)
-
-
-def _predictions(scale: _Scale, plans: Sequence[PlanRow]) -> str:
-    parts = []
-    for plan in plans:
-        if plan.method is Method.NONE or plan.applied_step is None:
-            continue
-        begin = scale.within(plan.applied_step)
-        end = 1.0 if plan.ended_step is None else scale.within(plan.ended_step)
-        if end > begin and scale.low <= plan.predicted_time_s <= scale.high:
-            level = scale.y(plan.predicted_time_s) * HEIGHT
-            parts.append(f"M{begin * WIDTH:.1f} {level:.1f}H{end * WIDTH:.1f}")
     return "".join(parts)
 
 
