@@ -1,4 +1,4 @@
-"""Use case: a job reports times of a tensor-parallel group, and gets the plan that follows."""
+"""Receive the times that a job reports of a tensor-parallel group; decide on its next plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from app.analysis.mitigation.tensor.advice import Problem
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
@@ -29,27 +28,34 @@ from app.platform.database.states import TensorPlanState
 from app.platform.database.unit_of_work import UnitOfWork
 from app.quotas.usage import TENSOR_GROUPS, count_made
 from app.sessions.receive import check_job_name, make_job
-from app.tensor.groups import Switch, plan_of, refuse_old_attempt, shares_in, switch_of
+from app.tensor.groups import (
+    Switch,
+    plan_of,
+    problem_of,
+    refuse_old_attempt,
+    shares_in,
+    switch_of,
+)
 from app.tensor.models import TensorGroup, TensorPlan, TensorReport
 from app.tensor.spec import WrittenTimings
 from app.tensor.versions import OfferedPlan, end_plan, make_plan, offered, withdraw
 
 # Reports of a group that are kept: hours of steps, drawn on its page.
 REPORTS_KEPT: Final = 2000
-# Old reports are deleted this number at a time.
+# Old reports are deleted in batches of this size.
 _PRUNED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a report led to."""
+    """The group's plan after a report."""
 
     plan_version: int | None
     """The newest version of the group's plan; None before the first."""
     expires_step: int | None
-    """The first step at which it no longer holds."""
+    """The first step at which that version is no longer valid."""
     plan: OfferedPlan | None
-    """That version, where the job does not have it yet."""
+    """That version, if the job does not have it yet."""
 
 
 def receive_timings(container: Container, job: str, name: str, timings: WrittenTimings) -> Received:
@@ -71,6 +77,7 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
         row.step = timings.step
         row.max_gamma, row.apply = timings.max_gamma, timings.apply
         row.methods = sorted(method.value for method in timings.known_methods)
+        # Costs and sizes that a report leaves out stay.
         if timings.costs is not None:
             row.costs = timings.costs.costs()
         if timings.sizes is not None:
@@ -84,36 +91,30 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
                 count + 1
             )
             under.measured_reports = count + 1
+            # A plan under which times were measured is in force, acknowledged or not.
             if under.state is TensorPlanState.OFFERED:
                 under.state = TensorPlanState.IN_FORCE
                 under.applied_step = timings.step
-        standing = _standing(tx, row, timings.step)
-        known = {Method(method) for method in row.methods if method not in row.refused}
+        active = _active_plan(tx, row, timings.step)
         decision = decide(
-            Problem(
-                group=group,
-                accuracy_budget=switch.budget(row.max_gamma),
-                costs=row.costs,
-                sizes=row.sizes or (),
-                methods=frozenset({Method.NONE, *known}),
-            ),
+            problem_of(row, group, switch),
             timings.step,
             Streak(row.over, row.calm, row.drifted, row.missed, Rung(row.rung), row.since_step),
-            _as_standing(row, standing, switch),
-            max(timings.times_s) if under is not None and under is standing else None,
+            _control_plan(row, active, switch),
+            max(timings.times_s) if under is not None and under is active else None,
             _clarity(tx, row, group),
         )
         streak = decision.streak
         row.over, row.calm, row.drifted = streak.over, streak.calm, streak.drifted
         row.missed, row.rung, row.since_step = streak.missed, int(streak.rung), streak.since_step
         row.replace_node = decision.replace_node
-        if decision.act is Act.WITHDRAW and standing is not None:
-            withdraw(tx, row, standing, timings.step)
+        if decision.act is Act.WITHDRAW and active is not None:
+            withdraw(tx, row, active, timings.step)
         elif decision.alternative is not None:
             make_plan(tx, row, group, decision.alternative, switch)
-        elif standing is not None:
+        elif active is not None:
             expires = timings.step + switch.expires_after_steps
-            standing.expires_step = max(standing.expires_step, expires)
+            active.expires_step = max(active.expires_step, expires)
         new = row.reports == 0
         _store_report(tx, row, timings, group)
         tx.session.flush()
@@ -129,7 +130,10 @@ def receive_timings(container: Container, job: str, name: str, timings: WrittenT
 def _locked(
     container: Container, tx: UnitOfWork, job: str, name: str, timings: WrittenTimings
 ) -> TensorGroup:
-    """Return the group, made where it is not known; the next report waits for this one."""
+    """Return the locked row of the group, inserted with its first report.
+
+    Reports of one group are processed one after another.
+    """
     job_id = make_job(container, tx, job)
     refuse_old_attempt(tx, job_id, name, timings.attempt)
     tx.session.execute(
@@ -158,6 +162,7 @@ def _locked(
     ).scalar_one()
     _check(row, timings)
     if row.reports == 0:
+        # Plans of earlier attempts end and stay on record; their times are deleted.
         earlier = select(TensorGroup.id).where(
             TensorGroup.job_id == row.job_id,
             TensorGroup.name == row.name,
@@ -165,7 +170,7 @@ def _locked(
         )
         tx.session.execute(
             update(TensorPlan)
-            .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.STANDING))
+            .where(TensorPlan.group_id.in_(earlier), TensorPlan.state.in_(TensorPlanState.ACTIVE))
             .values(state=TensorPlanState.EXPIRED)
         )
         tx.session.execute(delete(TensorReport).where(TensorReport.group_id.in_(earlier)))
@@ -212,9 +217,9 @@ def _measured_under(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings) -
     return plan
 
 
-def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
+def _active_plan(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
     newest = plan_of(tx, row.id, row.version)
-    if newest is None or not newest.state.standing or newest.method == Method.NONE.value:
+    if newest is None or not newest.state.active or newest.method == Method.NONE.value:
         return None
     if newest.expires_step <= step:
         end_plan(newest, TensorPlanState.EXPIRED, newest.expires_step)
@@ -222,7 +227,7 @@ def _standing(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | None:
     return newest
 
 
-def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
+def _control_plan(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
     if plan is None:
         return None
     allowed = plan.method in row.methods and plan.method not in row.refused
@@ -232,7 +237,7 @@ def _as_standing(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> S
 
 
 def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
-    """Return what this report says beyond doubt, by those before it."""
+    """Return which changes of times exceed the noise of the reports before this one."""
     newest_first = tx.session.execute(
         select(TensorReport.free_times_s)
         .where(TensorReport.group_id == row.id)
