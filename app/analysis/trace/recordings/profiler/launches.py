@@ -101,6 +101,15 @@ def _by_kind(ranges: Sequence[Span], halves: Sequence[Half | None]) -> Iterator[
         )
 
 
+def rows_of(links: Links, wanted: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the row of the launch or operator with each id, -1 where there is none."""
+    number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
+    order = np.argsort(number, kind="stable")
+    number = number[order]
+    place = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
+    return np.where(number[place] == wanted, order[place], -1)
+
+
 def launch_times(scan: Scan, works: Iterable[Work]) -> dict[int, int]:
     """Return the launch time of the kernels of works by correlation id, ns."""
     numbers = np.array(sorted({work.correlation for work in works if work.on_device}), np.int64)

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.analysis.trace.recordings.profiler.launches import rows_of
 from app.analysis.trace.recordings.profiler.process_groups import is_of_pipeline
 from app.analysis.trace.recordings.profiler.scan import (
     Activity,
@@ -197,13 +198,11 @@ def _look_up(
     """Set launch time and thread of kernels without them from the launches or operators."""
     if not len(links) or not len(wanted):
         return
-    started, number, where = columns_of(links.table, 3)
-    order = np.argsort(number, kind="stable")
-    number = number[order]
-    at = np.minimum(np.searchsorted(number, wanted), len(number) - 1)
-    matched = (number[at] == wanted) & (wanted >= 0) & (thread < 0)
-    host[matched] = started[order][at[matched]]
-    thread[matched] = where[order][at[matched]]
+    started, _, where = columns_of(links.table, 3)
+    rows = rows_of(links, wanted)
+    matched = (rows >= 0) & (wanted >= 0) & (thread < 0)
+    host[matched] = started[rows[matched]]
+    thread[matched] = where[rows[matched]]
 
 
 def _in_gradients(

@@ -27,6 +27,7 @@ from app.analysis.trace.recordings.profiler.collectives import (
     Roles,
 )
 from app.analysis.trace.recordings.profiler.host_program import IntArray, Part, Program
+from app.analysis.trace.recordings.profiler.launches import rows_of
 from app.analysis.trace.recordings.profiler.process_groups import DATA_COLLECTIVES
 from app.analysis.trace.recordings.profiler.scan import Activity, Kernels, Links, Scan
 
@@ -265,15 +266,9 @@ def _launched(scan: Scan, correlation: IntArray, external: IntArray) -> IntArray
         missing = np.flatnonzero((launched == _UNKNOWN) & (wanted >= 0))
         if not len(missing):
             continue
-        number = np.concatenate([part for (part,) in links.table.read(Links.NUMBER)])
-        order = np.argsort(number, kind="stable")
-        number = number[order]
-        place = np.minimum(np.searchsorted(number, wanted[missing]), len(number) - 1)
-        fits = number[place] == wanted[missing]
-        place = order[place[fits]]
-        del order, number
+        rows = rows_of(links, wanted[missing])
         start = np.concatenate([part for (part,) in links.table.read(Links.START)])
-        launched[missing[fits]] = start[place]
+        launched[missing[rows >= 0]] = start[rows[rows >= 0]]
     return launched
 
 
