@@ -126,8 +126,8 @@ def add_operations(
     """Return the operations of a rank, and the numbers of unmapped items with their remedies."""
     rows = Rows(limits)
     lost: Counter[tuple[str, str | None]] = Counter()
-    writer = _Writer(known, cell.sizes.dp, lost)
-    for op, span, step, mb in writer.operations():
+    decoder = _RankDecoder(known, cell.sizes.dp, lost)
+    for op, span, step, mb in decoder.operations():
         rows.add(
             op,
             scan.base_ns + span.start,
@@ -145,7 +145,7 @@ def add_operations(
 _Operation = tuple[str, Span, int, int]
 
 
-class _Writer:
+class _RankDecoder:
     """Decoder of one rank."""
 
     def __init__(self, known: Unlabelled, dp: int, lost: Counter[tuple[str, str | None]]) -> None:
