@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.rules import highest
@@ -50,7 +50,7 @@ def machine_of(incident: Incident) -> str:
 
 def place_of(where: str, facts: Facts | None) -> str:
     """Return an incident's place as people read it: a host's name that is a guess says so."""
-    return called(where, guessed=facts is not None and facts.guesses(where))
+    return node_label(where, guessed=facts is not None and facts.guesses(where))
 
 
 def node_of(incident: Incident) -> str:

@@ -13,7 +13,7 @@ from app.analysis.diagnosis.headline import WHY_S_DIFFERS, Headline, HeadlineKin
 from app.analysis.replay.confidence import Interval
 from app.analysis.report.document import Recommendation, Report
 from app.analysis.report.session_verdict import GpuOfWorker
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.web.format import (
     NBSP,
     count,
@@ -449,7 +449,7 @@ def places_of(report: Report) -> Places:
     guessed = report.whereabouts.guessed_hosts
     missing = {one.rank for one in report.coverage.missing}
     hosts = [
-        (host and called(host, guessed=host in guessed), sum(1 for _ in alike))
+        (host and node_label(host, guessed=host in guessed), sum(1 for _ in alike))
         for host, alike in groupby(
             _MISSING if rank in missing else report.hosts.get(rank) for rank in ranks
         )
