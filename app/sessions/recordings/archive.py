@@ -58,9 +58,6 @@ from app.sessions.recordings.choose import (
     other_archive,
 )
 
-# ---- How long the directory of a zip is, which a reader takes into memory whole ----------------
-
-
 # Its entries have 46 bytes, a name, and at most some dozens of bytes more.
 MAX_DIRECTORY_BYTES: Final = 4 * MIB
 # APPNOTE.TXT 6.3.10, 4.3.16: the end of the directory, before a comment of at most 64 KiB.
@@ -99,9 +96,9 @@ def check_directory(file: io.BufferedIOBase, max_entries: int) -> None:
         sizes.append(large)
     for count, directory_bytes in sizes:
         # These stand for what the other end of the directory says.
-        told = count if count != _ELSEWHERE_16 else 0
-        told_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
-        if told > max_entries or told_bytes > MAX_DIRECTORY_BYTES:
+        known_count = count if count != _ELSEWHERE_16 else 0
+        known_bytes = directory_bytes if directory_bytes != _ELSEWHERE_32 else 0
+        if known_count > max_entries or known_bytes > MAX_DIRECTORY_BYTES:
             message = f"the archive has over {max_entries} entries, or too long names"
             raise InvalidArchiveError(message, code="archive.too_many_entries")
 
@@ -116,10 +113,10 @@ def _of_zip64(file: io.BufferedIOBase, end: int) -> tuple[int, int] | None:
         return None
     # Readers look for it right here, whatever the locator says.
     file.seek(end - _LOCATOR.size - _END_64.size)
-    found = _END_64.unpack(file.read(_END_64.size))
-    if found[0] != _END_64_MAGIC:
+    fields = _END_64.unpack(file.read(_END_64.size))
+    if fields[0] != _END_64_MAGIC:
         return None
-    return found[7], found[8]
+    return fields[7], fields[8]
 
 
 MAX_ENTRIES: Final = 10_000

@@ -24,9 +24,6 @@ from app.errors import (
 )
 from app.platform.identity import clipped
 
-# ---- Which kind of archive a file is, by its first bytes ---------------------------------------
-
-
 # What senders call them; the bytes say what they are.
 MEDIA_TYPES: Final = frozenset(
     {
@@ -99,10 +96,10 @@ def is_tar_header(block: bytes) -> bool:
     if len(block) < TAR_BLOCK or block[0] == 0:
         return False
     try:
-        said = int(block[_CHECKSUM].strip(b" \0") or b"x", 8)
+        checksum = int(block[_CHECKSUM].strip(b" \0") or b"x", 8)
     except ValueError:
         return False
-    return said == sum(block) - sum(block[_CHECKSUM]) + len(block[_CHECKSUM]) * ord(" ")
+    return checksum == sum(block) - sum(block[_CHECKSUM]) + len(block[_CHECKSUM]) * ord(" ")
 
 
 def _first_block(body: Path | bytes) -> bytes:
@@ -200,7 +197,7 @@ def look_at(files: Iterable[NamedFile]) -> tuple[Looked, ...]:
     OSError
         One cannot be read.
     """
-    return tuple(_look_at(one) for one in files if may_be_trace(one.name))
+    return tuple(_look_at(file) for file in files if may_be_trace(file.name))
 
 
 def _look_at(file: NamedFile) -> Looked:
@@ -273,9 +270,9 @@ def _copies(names: Sequence[str], known: TraceFormat | None) -> dict[str, str]:
 
 
 def metadata_among(files: Sequence[NamedFile]) -> NamedFile | None:
-    """Return the file of metadata, of several the one that is closest to the top."""
-    found = [one for one in files if PurePosixPath(one.name).name == META_NAME]
-    return min(found, key=lambda one: (one.name.count("/"), one.name), default=None)
+    """Return the file of metadata, of several the file that is closest to the top."""
+    metadata_files = [file for file in files if PurePosixPath(file.name).name == META_NAME]
+    return min(metadata_files, key=lambda file: (file.name.count("/"), file.name), default=None)
 
 
 def metadata_of(file: NamedFile) -> SessionMeta:
@@ -303,7 +300,8 @@ def _no_trace(
 ) -> InvalidFolderError:
     title = "trace" if wanted is None else f"{wanted.title} file"
     faults = tuple(
-        Fault("not_read", f"Not read: {one.why}.", file=_shown(one.name)) for one in not_read[:10]
+        Fault("not_read", f"Not read: {skipped.why}.", file=_shown(skipped.name))
+        for skipped in not_read[:10]
     )
     return InvalidFolderError(
         f"there is no {title} in {where}", code="file.no_trace", faults=faults

@@ -93,10 +93,10 @@ def labels_at(path: Path) -> OwnRanges:
         raise InvalidLabelsError(message, code=error.stable_code, faults=error.faults) from error
 
 
-def _fault(place: tuple[int | str, ...], said: str, lines: dict[str, int]) -> Fault:
+def _fault(place: tuple[int | str, ...], problem: str, lines: dict[str, int]) -> Fault:
     pattern = str(place[0]) if place else None
     where = "the labels" if pattern is None else f"the label {pattern!r}"
-    message = f"{where} {said}; they are a mapping of patterns to operation types"
+    message = f"{where} {problem}; they are a mapping of patterns to operation types"
     return Fault("bad_value", message, line=lines.get(pattern or ""), column=pattern)
 
 

@@ -84,12 +84,14 @@ def look_at_listing(path: Path) -> FolderLook:
         listing = _listing(file)
         looked: list[Looked] = []
         digests: dict[str, bytes] = {}
-        for one in listing.files:
-            head, tail = _taken(file, one.head), _taken(file, one.tail)
-            digests[one.name] = _digest(one, head, tail)
-            if may_be_trace(one.name):
-                looked.append(_looked(one, head))
-    metas = [one.name for one in listing.files if PurePosixPath(one.name).name == META_NAME]
+        for listed in listing.files:
+            head, tail = _taken(file, listed.head), _taken(file, listed.tail)
+            digests[listed.name] = _digest(listed, head, tail)
+            if may_be_trace(listed.name):
+                looked.append(_looked(listed, head))
+    metas = [
+        listed.name for listed in listing.files if PurePosixPath(listed.name).name == META_NAME
+    ]
     meta = min(metas, key=lambda name: (name.count("/"), name), default=None)
     chosen = choose(looked, "the folder")
     names = (*sorted(chosen.names), *filter(None, [meta]))
@@ -108,17 +110,17 @@ def _looked(file: ListedFile, head: bytes) -> Looked:
     if file.head == 0 and file.size:
         return Looked(file.name, None, "it is too large a folder to look at all of its files")
     try:
-        found = look(file.name, head_of(head))
+        looked = look(file.name, head_of(head))
     except InvalidTraceError as error:
         return Looked(file.name, None, error.message)
-    if found.known is not None and found.known.local_only:
-        why = f"it is {found.known.title}, which the command line reads: paceline upload FOLDER"
+    if looked.known is not None and looked.known.local_only:
+        why = f"it is {looked.known.title}, which the command line reads: paceline upload FOLDER"
         return Looked(file.name, None, why)
-    if found.known is not None and found.known.numbers_ranks:
+    if looked.known is not None and looked.known.numbers_ranks:
         # Only all of them together say which rank each is.
-        why = f"it is {found.known.title}, which comes as an archive of its folder"
+        why = f"it is {looked.known.title}, which comes as an archive of its folder"
         return Looked(file.name, None, why)
-    return found
+    return looked
 
 
 def _listing(file: IO[bytes]) -> Listing:
@@ -131,7 +133,7 @@ def _listing(file: IO[bytes]) -> Listing:
         first = error.errors(include_url=False)[0]
         column = ".".join(map(str, first["loc"]))
         raise _malformed(f"the list of files is not valid: {first['msg']}", column) from error
-    names = {one.name for one in listing.files}
+    names = {listed.name for listed in listing.files}
     if len(names) != len(listing.files):
         raise _malformed("a name is there twice")
     return listing

@@ -74,16 +74,16 @@ def read_files(
     *,
     shown: Callable[[Sequence[NamedFile]], Iterable[NamedFile]] = iter,
 ) -> Recorded:
-    """Read files of one session together.
+    """Read the files of one session together.
 
-    A file that holds nothing is left out, and named, unless no other one holds anything.
+    A file that holds nothing is left out, and named, unless no other file holds anything.
 
     Parameters
     ----------
     meta : SessionMeta or None
         The session's metadata, where the files do not say them.
     shown : callable
-        Returns the files one by one, while it shows how far it is.
+        Returns the files file by file, while it shows how far it is.
 
     Raises
     ------
@@ -97,23 +97,23 @@ def read_files(
     """
     alone = len(files) == 1
     left = _Left(reading)
-    names = [one.name for one in files]
+    names = [file.name for file in files]
     read, empty = _read_all(shown(files), meta, left, names)
-    files, parts = [one for one, _ in read], [part for _, part in read]
-    names = [one.name for one in files]
-    unmapped = total((*(one for part in parts for one in part.unmapped), *left_out(empty)))
+    files, parts = [file for file, _ in read], [part for _, part in read]
+    names = [file.name for file in files]
+    unmapped = total((*(file for part in parts for file in part.unmapped), *left_out(empty)))
     if alone:
         return Recorded(parts[0].trace, parts[0].trace_format, unmapped)
     if all(FORMATS[part.trace_format].numbers_ranks for part in parts):
         numbered = number_ranks(names, [part.trace for part in parts], meta)
-        parts = [replace(part, trace=one) for part, one in zip(parts, numbered, strict=True)]
+        parts = [replace(part, trace=file) for part, file in zip(parts, numbered, strict=True)]
     joint = _joint(files, parts)
     chunks = [
-        TraceChunk(one.name, number, part.trace)
-        for number, (one, part) in enumerate(zip(files, parts, strict=True))
+        TraceChunk(file.name, number, part.trace)
+        for number, (file, part) in enumerate(zip(files, parts, strict=True))
     ]
     merged = join_files(chunks, joint, parts[0].trace_format)
-    copies = merged.trace.copies + sum(one.operations for one in merged.dropped)
+    copies = merged.trace.copies + sum(file.operations for file in merged.dropped)
     return Recorded(replace(merged.trace, copies=copies), parts[0].trace_format, unmapped)
 
 
@@ -150,8 +150,8 @@ def with_not_read(recorded: Recorded, not_read: Sequence[NotRead]) -> Recorded:
 
 def left_out(not_read: Sequence[NotRead]) -> Iterable[Unmapped]:
     """Yield files that are not read as metadata and reports say them."""
-    for one in not_read[:NAMED]:
-        text = f"file that is not read, {one.name[-_NAME_CHARS:]}: {one.why}"
+    for skipped in not_read[:NAMED]:
+        text = f"file that is not read, {skipped.name[-_NAME_CHARS:]}: {skipped.why}"
         yield Unmapped("".join(char if char.isprintable() else "?" for char in text), 1)
     if len(not_read) > NAMED:
         yield Unmapped("more files that are not read", len(not_read) - NAMED)
@@ -199,16 +199,16 @@ def _read_all(
     read: list[tuple[NamedFile, Decoded]] = []
     empty: list[NotRead] = []
     refusal: InvalidTraceError | None = None
-    for one in files:
+    for file in files:
         try:
-            part = _read(one, meta, left, names_of(one.name, names), part=len(names) > 1)
+            part = _read(file, meta, left, names_of(file.name, names), part=len(names) > 1)
         except InvalidTraceError as error:
             if error.stable_code != _EMPTY:
                 raise
             refusal = refusal or error
-            empty.append(NotRead(one.name, error.message.removeprefix(f"{one.name}: ")))
+            empty.append(NotRead(file.name, error.message.removeprefix(f"{file.name}: ")))
         else:
-            read.append((one, part))
+            read.append((file, part))
     if refusal is not None and not read:
         raise refusal
     return read, empty
@@ -262,9 +262,6 @@ def _name_both(
         raise InvalidMetadataError(message, code=error.stable_code, faults=error.faults) from error
 
 
-# ---- The files of a folder with its subfolders -------------------------------------------------
-
-
 # Above it a folder is taken for a wrong one, such as that of all runs.
 MAX_FILES: Final = 20_000
 
@@ -279,24 +276,24 @@ def files_of(folder: Path) -> tuple[list[NamedFile], list[NotRead]]:
     OSError
         The folder cannot be read.
     """
-    found: list[NamedFile] = []
+    files: list[NamedFile] = []
     links: list[NotRead] = []
     for at, folders, names in os.walk(folder, onerror=_raise):
-        here = Path(at)
+        parent = Path(at)
         folders[:] = [name for name in folders if not name.startswith(".")]
         links += [
-            NotRead(_name(here / name, folder), "it is a link to a folder")
+            NotRead(_name(parent / name, folder), "it is a link to a folder")
             for name in folders
-            if (here / name).is_symlink()
+            if (parent / name).is_symlink()
         ]
         for name in names:
-            path = here / name
+            path = parent / name
             if path.is_file():
-                found.append(NamedFile(_name(path, folder), path))
-        if len(found) > MAX_FILES:
+                files.append(NamedFile(_name(path, folder), path))
+        if len(files) > MAX_FILES:
             message = f"{folder} has over {MAX_FILES} files: name the folder of one recording"
             raise InvalidFolderError(message, code="folder.too_many_files")
-    return sorted(found, key=lambda one: one.name), links
+    return sorted(files, key=lambda file: file.name), links
 
 
 def _name(path: Path, folder: Path) -> str:
