@@ -435,8 +435,8 @@ def _opened(report: Report, arrivals: Arrivals, key: str) -> Opened | None:
     note = (
         f"{collective.op} {collective.order} of each step, stage {group.stage}, "
         f"{plural(len(late), 'rank')}: others wait {_rank_seconds(collective.waited_s)} "
-        f"rank-seconds a step; the last one comes {seconds(collective.margin_s)} after the next to last; the exchange takes "
-        f"{seconds(collective.transfer_s)}"
+        f"rank-seconds a step; the last one comes {seconds(collective.margin_s)} after "
+        f"the next to last; the exchange takes {seconds(collective.transfer_s)}"
     )
     if collective.count > 1:
         note = f"{collective.count} collectives together, from number {collective.order} on. {note}"
