@@ -16,7 +16,6 @@ from app.analysis.arrivals.document import (
     Breakdown,
     Collective,
     MeetingGroup,
-    RankArrivals,
     RankBreakdown,
 )
 from app.analysis.report.document import Report
@@ -122,7 +121,14 @@ def arrivals_map(arrivals: Arrivals) -> ArrivalsMap:
     shown = [
         (index, group) for index, group in enumerate(arrivals.groups) if group.kind == own.kind
     ]
-    names = _in_order(own, [group for _, group in shown])
+    # Those of the own group first.
+    names = list(
+        dict.fromkeys(
+            (collective.op, collective.order)
+            for group in (own, *(group for _, group in shown))
+            for collective in group.collectives
+        )
+    )
     ranks = sorted({collective for _, group in shown for collective in group.ranks})
     late = _table(shown, names, ranks) / arrivals.step_s
     late, firsts = _folded(late, ranks)
@@ -154,16 +160,6 @@ def _about(kind: GroupKind, ranks: int, rows: int, arrivals: Arrivals) -> str:
     if any(collective.count > 1 for group in arrivals.groups for collective in group.collectives):
         parts.append("neighboring collectives are put together")
     return "; ".join(parts)
-
-
-def _in_order(own: MeetingGroup, groups: Sequence[MeetingGroup]) -> list[tuple[str, int]]:
-    """Return the collectives of all groups as (type, order); those of `own` first."""
-    names = dict.fromkeys((collective.op, collective.order) for collective in own.collectives)
-    for group in groups:
-        names |= dict.fromkeys(
-            (collective.op, collective.order) for collective in group.collectives
-        )
-    return list(names)
 
 
 def _table(
@@ -348,26 +344,24 @@ def arrivals_view(report: Report, collective: str) -> ArrivalsView | None:
         f"across ({drawn.legend}){'; ' if drawn.about else ''}{drawn.about}",
         map=drawn,
         waiting=arrivals.waiting if arrivals.straggles else "How long ranks keep others waiting",
-        rows=tuple(_rank_row(report, arrival) for arrival in arrivals.ranks[:SHORT_TABLE]),
+        rows=tuple(
+            ArrivalRow(
+                rank=arrival.rank,
+                host=report.machine(arrival.rank).node or "",
+                gpu=report.machine(arrival.rank).gpu or "",
+                last=percent(arrival.last_share, 0),
+                waited_for=seconds(arrival.waited_for_s),
+                rank_seconds=_rank_seconds(arrival.rank_seconds),
+                missing=arrival.missing,
+            )
+            for arrival in arrivals.ranks[:SHORT_TABLE]
+        ),
         more=f"The other {rest:,} are in the file" if rest > 0 else "",
         hosts=bool(report.hosts),
         gpus=bool(report.gpus),
         collectives=_most_waited(arrivals),
         parted=_parted(arrivals),
         opened=_opened(report, arrivals, collective),
-    )
-
-
-def _rank_row(report: Report, arrival: RankArrivals) -> ArrivalRow:
-    machine = report.machine(arrival.rank)
-    return ArrivalRow(
-        rank=arrival.rank,
-        host=machine.node or "",
-        gpu=machine.gpu or "",
-        last=percent(arrival.last_share, 0),
-        waited_for=seconds(arrival.waited_for_s),
-        rank_seconds=_rank_seconds(arrival.rank_seconds),
-        missing=arrival.missing,
     )
 
 

@@ -110,11 +110,31 @@ def _draw(figure: FigureData) -> dict[str, Picture]:  # noqa: C901, PLR0911 - on
         case Links():
             return {"": _links(figure)}
         case TransferLevels():
-            return {"": _transfer_levels(figure)}
+            than = "what they take in quiet steps"
+            return {
+                "": _ratios(
+                    figure.by_step,
+                    "All transfers ÷ those of quiet steps in each step",
+                    lambda high: f"transfers take up to {high} {than}",
+                    color=lambda _: _MARK,
+                )
+            }
         case ComputingLevels():
-            return {"": _computing_levels(figure)}
+            than = "as long as in its best steps"
+            return {
+                "": _ratios(
+                    figure.by_step,
+                    "Computing of all workers ÷ that of their best steps",
+                    lambda high: f"the median worker computes up to {high} {than}",
+                )
+            }
         case Rotation():
-            return {"": _rotation(figure), "workers": _turns(figure)}
+            ratios = _ratios(
+                figure.by_step,
+                "The slowest worker of each step ÷ its median step",
+                lambda high: f"the slowest worker takes up to {high} its median step",
+            )
+            return {"": ratios, "workers": _turns(figure)}
         case LateRanks():
             return {"": _late_ranks(figure)}
         case Lengths():
@@ -206,36 +226,20 @@ def _links(figure: Links) -> Picture:
     )
 
 
-def _transfer_levels(figure: TransferLevels) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
+def _ratios(
+    by_step: Sequence[float],
+    caption: str,
+    label: Callable[[str], str],
+    *,
+    color: Callable[[float], str] = heat_color,
+) -> Picture:
+    """Draw a ratio of each step from 1.0; `label` describes the highest one."""
+    high = times(max(by_step))
+    bars, of = _worst(by_step, MOST_BARS)
     return Picture(
-        caption=f"All transfers ÷ those of quiet steps in each step, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: transfers take up to {high} what "
-        "they take in quiet steps",
-        marks=_bars(bars, base=1.0, color=lambda _: _MARK),
-    )
-
-
-def _computing_levels(figure: ComputingLevels) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
-    return Picture(
-        caption=f"Computing of all workers ÷ that of their best steps, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: the median worker computes up to "
-        f"{high} as long as in its best steps",
-        marks=_bars(bars, base=1.0, color=heat_color),
-    )
-
-
-def _rotation(figure: Rotation) -> Picture:
-    high = times(max(figure.by_step))
-    bars, of = _worst(figure.by_step, MOST_BARS)
-    return Picture(
-        caption=f"The slowest worker of each step ÷ its median step, from 1.0: up to {high}{of}",
-        label=f"Bars of {plural(len(figure.by_step), 'step')}: the slowest worker takes up to "
-        f"{high} its median step",
-        marks=_bars(bars, base=1.0, color=heat_color),
+        caption=f"{caption}, from 1.0: up to {high}{of}",
+        label=f"Bars of {plural(len(by_step), 'step')}: {label(high)}",
+        marks=_bars(bars, base=1.0, color=color),
     )
 
 

@@ -41,6 +41,7 @@ from app.sessions.pages.compare_parts import (
     bounds_of,
     chance,
     change_s,
+    changed_causes,
     histogram,
     map_title,
     moved_workers,
@@ -400,14 +401,7 @@ def _causes_title(comparison: Comparison) -> str:
         [title_of(cause.cause) for cause in comparison.causes if cause.change is change]
         for change in (Change.GONE, Change.CAME)
     )
-    if not gone and not came:
-        return (
-            "No cause disappeared or appeared"
-            if comparison.causes
-            else "Neither session has a cause"
-        )
-    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
-    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
+    return changed_causes(gone, came) if comparison.causes else "Neither session has a cause"
 
 
 def _fields_title(comparison: Comparison) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from app.analysis.arrivals.document import THRESHOLDS
 from app.analysis.diagnosis.causes.registry import title_of
 from app.analysis.report.charts import encode_heatmap
-from app.sessions.compare import CauseCount, Comparison, TimesComparison, TimeSide
+from app.sessions.compare import Comparison, TimesComparison, TimeSide
 from app.sessions.compare_steps import SIGNIFICANT, Difference
 from app.web.format import (
     EN_DASH,
@@ -74,6 +74,14 @@ def chance(
     answer_p = "p < 0.001" if steps.p < SMALL else f"p = {steps.p:.3f}"
     answer = "Chance" if steps.p >= SIGNIFICANT else "Change" if steps.real else "Unclear"
     return f"{answer}, {answer_p}", note, hint
+
+
+def changed_causes(gone: list[str], came: list[str]) -> str:
+    """Return the title of causes by what disappeared and appeared."""
+    if not gone and not came:
+        return "No cause disappeared or appeared"
+    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
+    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
 
 
 # Listed ranks; the CSV has all.
@@ -192,7 +200,10 @@ def histogram(
     def place(value: float) -> float:
         return round(LEFT + (value - low) * scale, 1)
 
-    counts = [_counts(side, low, high) for side in (before, after)]
+    counts = [[0] * BINS, [0] * BINS]
+    for side, values in zip(counts, (before, after), strict=True):
+        for value in values:
+            side[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
     most = max(max(side) for side in counts)
     width = (WIDTH - 2 * LEFT) / BINS
     bars = [
@@ -202,38 +213,28 @@ def histogram(
             width=round(width - 1, 1),
             height=round(number / most * (BASE - TOP), 1),
             after=bool(side),
-            hint=f"{number} of {sum(counts[side])} steps at {_time(low, high, at)}",
+            hint=f"{number} of {sum(counts[side])} steps at "
+            f"{seconds(low + (high - low) * (at + 0.5) / BINS)}",
         )
         for side in (0, 1)
         for at, number in enumerate(counts[side])
         if number
     ]
     means = [math.fsum(side) / len(side) for side in (before, after)]
+    ticks = [low + (high - low) * at / TICKS for at in range(TICKS + 1)]
+    anchors = ["start", *["middle"] * (TICKS - 1), "end"]
     return Histogram(
         bars=bars,
-        ticks=[Label(place(value), seconds(value), anchor) for value, anchor in _ticks(low, high)],
+        ticks=[
+            Label(place(value), seconds(value), anchor)
+            for value, anchor in zip(ticks, anchors, strict=True)
+        ],
         before=_label(place(means[0]), f"before {seconds(means[0])}"),
         after=_label(place(means[1]), f"after {seconds(means[1])}"),
         predicted=None
         if predicted_s is None
         else _label(place(predicted_s), f"predicted {seconds(predicted_s)}"),
     )
-
-
-def _counts(values: Sequence[float], low: float, high: float) -> list[int]:
-    found = [0] * BINS
-    for value in values:
-        found[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
-    return found
-
-
-def _time(low: float, high: float, at: int) -> str:
-    return seconds(low + (high - low) * (at + 0.5) / BINS)
-
-
-def _ticks(low: float, high: float) -> list[tuple[float, str]]:
-    anchors = ["start", *["middle"] * (TICKS - 1), "end"]
-    return [(low + (high - low) * at / TICKS, anchor) for at, anchor in enumerate(anchors)]
 
 
 def _label(x: float, text: str) -> Label:
@@ -291,14 +292,10 @@ def map_title(comparison: Comparison, moved: Sequence[tuple[int, int]]) -> str:
         return "The sessions have other workers: no difference can be drawn"
     if not moved:
         return f"Difference: no worker changed by {WORTH:.2f} or more"
-    return f"Difference: {_changed(moved)}"
-
-
-def _changed(moved: Sequence[tuple[int, int]]) -> str:
     if len(moved) == 1:
-        return "one worker changed"
+        return "Difference: one worker changed"
     more = "at least " if len(moved) == WORKERS * _MANY else ""
-    return f"{more}{len(moved)} workers changed"
+    return f"Difference: {more}{len(moved)} workers changed"
 
 
 def workers_title(moved: Sequence[tuple[int, int]]) -> str:
@@ -421,7 +418,14 @@ def times_page(comparison: TimesComparison) -> TimesPage:
         swap_url=times_url(comparison.job, b, a),
         csv=times_url(comparison.job, a, b, "/compare/times/causes.csv"),
         histogram=histogram(a.step_times, b.step_times, None) if steps else None,
-        causes=[_cause(cause, a, b) for cause in comparison.causes],
+        causes=[
+            CountLine(
+                title_of(cause.cause),
+                f"{count(cause.before)} of {count(len(a.sessions))}",
+                f"{count(cause.after)} of {count(len(b.sessions))}",
+            )
+            for cause in comparison.causes
+        ],
         causes_title=_causes_title(comparison),
     )
 
@@ -479,14 +483,6 @@ def _field(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="minutes")
 
 
-def _cause(one: CauseCount, a: TimeSide, b: TimeSide) -> CountLine:
-    return CountLine(
-        title_of(one.cause),
-        f"{count(one.before)} of {count(len(a.sessions))}",
-        f"{count(one.after)} of {count(len(b.sessions))}",
-    )
-
-
 def _causes_title(comparison: TimesComparison) -> str:
     gone = [
         title_of(cause.cause) for cause in comparison.causes if cause.before and not cause.after
@@ -496,7 +492,4 @@ def _causes_title(comparison: TimesComparison) -> str:
     ]
     if not comparison.causes:
         return "No session of either time has a cause"
-    if not gone and not came:
-        return "No cause disappeared or appeared"
-    went = f"{listing(gone)} disappeared" if gone else "No cause disappeared"
-    return f"{went}, {listing(came).lower() + ' appeared' if came else 'none appeared'}"
+    return changed_causes(gone, came)

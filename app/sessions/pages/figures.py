@@ -235,16 +235,7 @@ def _ticks(low: float, high: float) -> list[Label]:
 
 def _label_shift(values: Sequence[float], top: float, total: float) -> float:
     """Return the shift of the dashed line's label upwards, in pixels, to cover no other label."""
-    at = _height(total, top)
-    return _free([_height(value, top) for value in values], at) - at
-
-
-def _height(value: float, top: float) -> float:
-    return STRIP_HEIGHT * (value - 1) / (top - 1)
-
-
-def _free(taken: Sequence[float], at: float) -> float:
-    """Return the height nearest to `at` where a label overlaps none of those taken."""
+    at, taken = _height(total, top), [_height(value, top) for value in values]
     edges = [tick + side * LABEL_HEIGHT for tick in taken for side in (-1, 1)]
     free = [
         height
@@ -252,7 +243,11 @@ def _free(taken: Sequence[float], at: float) -> float:
         if height <= STRIP_HEIGHT
         and all(abs(height - tick) >= LABEL_HEIGHT - 1e-9 for tick in taken)
     ]
-    return min(free, key=lambda height: abs(height - at))
+    return min(free, key=lambda height: abs(height - at)) - at
+
+
+def _height(value: float, top: float) -> float:
+    return STRIP_HEIGHT * (value - 1) / (top - 1)
 
 
 # Cells have gaps up to this number of workers, DP ranks and stages.

@@ -289,7 +289,11 @@ def kept(view: SessionView) -> Kept:
         )
         if at is not None
     ]
-    note = _note(gone)
+    note = ""
+    if gone:
+        note = f"Deleted: {', '.join(f'{what} since {at:%-d %B %Y}' for what, at in gone)}."
+        if [what for what, _ in gone] == ["its operations"]:
+            note += " The report stays; timelines, questions and another analysis need operations."
     if view.has_report and not view.has_heatmaps:
         note = f"{note} Only the mean of the heatmaps over the steps is kept."
     return Kept(
@@ -299,18 +303,6 @@ def kept(view: SessionView) -> Kept:
         trace=row.trace_removed_at is None,
         heatmaps=view.has_heatmaps,
     )
-
-
-def _note(gone: list[tuple[str, datetime]]) -> str:
-    if not gone:
-        return ""
-    deleted = [f"{what} since {at:%-d %B %Y}" for what, at in gone]
-    text = f"Deleted: {', '.join(deleted)}."
-    if len(gone) == 1 and gone[0][0] == "its operations":
-        return (
-            f"{text} The report stays; timelines, questions and another analysis need operations."
-        )
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +502,9 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
     ]
     known = known_fact(report)
     facts += [known] if known else []
+    fixable = bool(report.recommendations)
+    shown = "the cause and its fix, " if fixable else ""
+    off = "S and the map" if fixable else "S, the map and fixes"
     facts += [quality_fact(report), launch_fact(report)]
     facts.append(Fact("Received", "", when(row.received_at, view.now), moment=row.received_at))
     return Body(
@@ -521,7 +516,8 @@ def _no_verdict(view: SessionView, report: Report) -> Body:
             "a cause is known" if report.causes else "no cause is named",
         ),
         facts=facts,
-        why=_why_no_more(report),
+        why=f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: "
+        "they would rest on a replay that is off.",
     )
 
 
@@ -549,16 +545,6 @@ def _unreplayed(view: SessionView, report: Report) -> Body:
         line=(plural(row.operations, "operation"), "arrivals and breakdown alone"),
         facts=facts,
         why=report.fidelity.reason or "",
-    )
-
-
-def _why_no_more(report: Report) -> str:
-    fixable = bool(report.recommendations)
-    shown = "the cause and its fix, " if fixable else ""
-    off = "S and the map" if fixable else "S, the map and fixes"
-    return (
-        f"Recorded times, {shown}launch delays and coverage are shown below. {off} are not: they "
-        "would rest on a replay that is off."
     )
 
 

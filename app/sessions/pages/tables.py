@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from markupsafe import Markup
@@ -453,16 +452,12 @@ def _rank(group: GroupAdvice, share: RankShare, report: Report) -> ShareRow:
             resized=share.resized_columns,
             given=share.migrated_columns,
             received=share.received_columns,
-            amount=partial(_amount, group),
+            amount=lambda columns: (
+                count(columns) if group.columns_known else percent(columns / group.advice.columns)
+            ),
         ),
         slow=share.rank in advice.stragglers,
     )
-
-
-def _amount(group: GroupAdvice, columns: int) -> str:
-    if group.columns_known:
-        return count(columns)
-    return percent(columns / group.advice.columns)
 
 
 def _method(item: Alternative, group: GroupAdvice) -> MethodRow:

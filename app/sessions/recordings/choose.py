@@ -193,14 +193,14 @@ def look_at(files: Iterable[NamedFile]) -> tuple[Looked, ...]:
     OSError
         One cannot be read.
     """
-    return tuple(_look_at(file) for file in files if may_be_trace(file.name))
-
-
-def _look_at(file: NamedFile) -> Looked:
-    try:
-        return look(file.name, head_of(file.path))
-    except InvalidTraceError as error:
-        return Looked(file.name, None, error.message)
+    looked: list[Looked] = []
+    for file in files:
+        if may_be_trace(file.name):
+            try:
+                looked.append(look(file.name, head_of(file.path)))
+            except InvalidTraceError as error:
+                looked.append(Looked(file.name, None, error.message))
+    return tuple(looked)
 
 
 def choose(looked: Sequence[Looked], where: str, wanted: TraceFormat | None = None) -> Chosen:
