@@ -103,13 +103,13 @@ class TensorPlanState(StrEnum):
     SUPERSEDED = "superseded"
     EXPIRED = "expired"
 
-    # Holds until a later version or its last step.
-    STANDING = nonmember((ADVISED, OFFERED, IN_FORCE))
+    # Valid until a later version or the last step of the version.
+    ACTIVE = nonmember((ADVISED, OFFERED, IN_FORCE))
 
     @property
-    def standing(self) -> bool:
-        """Return whether the plan is valid until a later version or its last step."""
-        return self in self.STANDING
+    def active(self) -> bool:
+        """Return whether the version is valid until a later one or its last step."""
+        return self in self.ACTIVE
 
 
 class TensorMode(StrEnum):
