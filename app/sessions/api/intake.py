@@ -42,7 +42,7 @@ from app.platform.container import Container
 from app.platform.database.states import InboxKind
 from app.platform.resources import Place, Sum, spool_directory
 from app.platform.settings import MIB
-from app.pulse.receive import ArrivedPulse, Wanted, receive_pulses
+from app.pulse.receive import ArrivedPulse, PulseReply, receive_pulses
 from app.sessions.api.spool import ByteBudget, MultipartParts, MultipartReader, Spool, SpooledBody
 from app.sessions.chunks.absorb import receive_together
 from app.sessions.chunks.inbox import Arrived, ChunkReceipt, Pressure
@@ -374,7 +374,7 @@ class Ingest:
         self.pressure = Pressure(settings)
         self.chunks: Together[Arrived, ChunkReceipt] = Together(self._store_chunks)
         self.pulse_pressure = Pressure(settings, InboxKind.PULSE)
-        self.pulses: Together[ArrivedPulse, Wanted] = Together(
+        self.pulses: Together[ArrivedPulse, PulseReply] = Together(
             self._store_pulses,
             gather_s=PULSES_GATHER_S,
             many_gather_s=min(MANY_PULSES_GATHER_S, MANY_PULSES_SHARE * settings.pulse_interval_s),
@@ -520,7 +520,7 @@ class Ingest:
 
     def _store_pulses(
         self, container: Container, pulses: Sequence[ArrivedPulse]
-    ) -> Sequence[Wanted | None]:
+    ) -> Sequence[PulseReply | None]:
         self.pulse_pressure.check(container.everywhere())
         return receive_pulses(container, pulses)
 
