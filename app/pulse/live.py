@@ -48,12 +48,12 @@ class NoticeRow:
     noticed_time_ns: int
     """By the clock of the host, since the epoch."""
     noticed_at: datetime
-    """By the server's clock."""
+    """When it was noticed, by the server's clock."""
     cleared_step: int | None
     """First normal step again; null while open."""
     evidence: Evidence
     cleared_at: datetime | None
-    """By the server's clock."""
+    """When it was cleared, by the server's clock; null while open."""
     outcome: Outcome | None
     """Whether the requested session confirms the notice."""
     session: uuid.UUID | None

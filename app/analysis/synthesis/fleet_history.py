@@ -135,8 +135,8 @@ class PlannedSession:
 
 def _in_one_window(job: JobModel) -> JobModel:
     """Return a job whose recorded steps follow one another, with what little passes between."""
-    usual_ns = job.costs.turn_ns or _TURN * job.costs.forward_ns
-    return replace(job, consecutive=True, costs=replace(job.costs, turn_ns=usual_ns))
+    usual_ns = job.costs.step_gap_ns or _TURN * job.costs.forward_ns
+    return replace(job, consecutive=True, costs=replace(job.costs, step_gap_ns=usual_ns))
 
 
 def host_name(number: int) -> str:

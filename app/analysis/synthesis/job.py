@@ -96,7 +96,7 @@ class CostModel:
     # unrecorded work on the CPU, and its mean time
     host_stall_probability: float = 0.002
     host_stall_ns: float = 3e6
-    turn_ns: float = 0.0  # mean time between two steps in which nothing is recorded
+    step_gap_ns: float = 0.0  # mean time between two steps in which nothing is recorded
     # Share by which a computation takes longer while its worker also transfers.
     contention: float = 0.03
     # Share of a computation that is its collectives over the tensor-parallel ranks.

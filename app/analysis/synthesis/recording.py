@@ -312,7 +312,9 @@ def _begins_ns(phases: Sequence[Phase]) -> list[NDArray[np.int64]]:
     """Return when each recorded step begins; steps between them take the mean training time."""
     ids = np.concatenate([phase.ids for phase in phases])
     # Launch overhead comes before the first launch, so this is a bit more than the step time.
-    ends_ns = [phase.execution.turn_times_ns() + int(phase.job.costs.turn_ns) for phase in phases]
+    ends_ns = [
+        phase.execution.turn_times_ns() + int(phase.job.costs.step_gap_ns) for phase in phases
+    ]
     in_order = np.argsort(ids)
     lasting = np.concatenate(ends_ns)[in_order]
     between = (np.diff(ids[in_order]) - 1) * int(ends_ns[0].mean())
