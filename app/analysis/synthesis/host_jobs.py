@@ -9,12 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import ABSENT, Sizes
 
 Worker = tuple[int, int]
-_MS: Final = 1e6
 V_CHUNKS: Final = 2
 
 
@@ -40,9 +39,9 @@ class HostJob:
     microbatches: int = 6
     steps: int = 6
     # forward_ns, backward_ns: of a stage's chunks together
-    forward_ns: float = 60 * _MS
-    backward_ns: float = 120 * _MS
-    wire_ns: float = 0.3 * _MS  # what a transfer takes
+    forward_ns: float = 60 * MS
+    backward_ns: float = 120 * MS
+    wire_ns: float = 0.3 * MS  # what a transfer takes
     noise: float = 0.004  # relative scatter of computations
     # worker_noise, wire_noise: relative scatter of workers' speeds, and of transfers
     worker_noise: float = 0.0
@@ -304,7 +303,7 @@ class Running:
                 elif call.group:
                     yield from self._collective(worker, step, call.op, call.group, -1)
                 elif call.op == ops.OPTIMIZER:
-                    self._note(worker, step, call, self._now[worker], 1 * _MS)
+                    self._note(worker, step, call, self._now[worker], 1 * MS)
                 else:
                     yield from self._compute(worker, step, call, number)
 
@@ -371,7 +370,7 @@ class Running:
         came[worker] = self._now[worker]
         size = self._job.dp * (self._job.pp if group == "clip" else 1)
         yield lambda: len(came) == size
-        end = max(came.values()) + 0.5 * _MS
+        end = max(came.values()) + 0.5 * MS
         self._found.append(Row(worker, step, op, ABSENT, ABSENT, came[worker], end))
         self._now[worker] = end + RECORDED_NS
 

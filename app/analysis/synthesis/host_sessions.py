@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.analysis.synthesis.host_jobs import HostJob, Posting, Row, Running, Worker
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 from app.analysis.synthesis.synthesize import Truth
 from app.analysis.trace import model as ops
 from app.analysis.trace.model import KNOWN_OP_TYPES, SessionMeta, Trace
@@ -150,7 +150,6 @@ def _dials(job: HostJob) -> tuple[dict[str, Any], ...]:
 
 
 # Named scenarios.
-_MS: Final = 1e6
 _FACTOR: Final = 1.8
 
 
@@ -192,12 +191,12 @@ _SCENARIOS: Final = (
     HostScenario(
         "blocking-transfers",
         "A slow worker; hosts wait for each transfer, which takes 20 ms.",
-        replace(_PLAIN, wire_ns=20 * _MS),
+        replace(_PLAIN, wire_ns=20 * MS),
     ),
     HostScenario(
         "windowed-transfers",
         "A slow worker on the first stage; receives are posted two microbatches ahead.",
-        replace(_PLAIN, wire_ns=15 * _MS, posting=Posting.WINDOWED, window=2),
+        replace(_PLAIN, wire_ns=15 * MS, posting=Posting.WINDOWED, window=2),
         # late data hides that it comes while other things run
         stage=0,
     ),
@@ -214,7 +213,7 @@ _SCENARIOS: Final = (
     HostScenario(
         "nested-collections",
         "Garbage is collected inside of forwards, and recorded there.",
-        replace(_PLAIN, pause_ns=220 * _MS, pauses=0.02),
+        replace(_PLAIN, pause_ns=220 * MS, pauses=0.02),
     ),
     HostScenario(
         "late-ends",
@@ -224,7 +223,7 @@ _SCENARIOS: Final = (
     HostScenario(
         "handover-delays",
         "A slow worker; computations begin 4 ms after their input, and transfers are not recorded.",
-        replace(_PLAIN, handover_ns=4 * _MS, transfers=False, wire_ns=0.0),
+        replace(_PLAIN, handover_ns=4 * MS, transfers=False, wire_ns=0.0),
     ),
     HostScenario(
         "v-shaped",

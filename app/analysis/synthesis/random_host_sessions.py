@@ -10,9 +10,8 @@ import numpy as np
 
 from app.analysis.synthesis.host_jobs import HostJob, Posting
 from app.analysis.synthesis.host_sessions import HostSession, run
-from app.analysis.synthesis.job import stream
+from app.analysis.synthesis.job import MS, stream
 
-_MS: Final = 1e6
 _OVERLAPPING: Final = 0.3
 
 Way = Callable[[HostJob, np.random.Generator], HostJob]
@@ -125,7 +124,7 @@ def draw_host_session(
 
 
 def _draw_job(rng: np.random.Generator, seed: int) -> HostJob:
-    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * _MS
+    forward = float(np.exp(rng.uniform(np.log(15), np.log(180)))) * MS
     pp = int(rng.choice([2, 2, 3, 4]))
     return HostJob(
         dp=int(rng.choice([2, 2, 3, 4, 6])),

@@ -85,3 +85,8 @@ def checked(worker: Worker, job: JobModel) -> Worker:
     if not (0 <= dp < job.sizes.dp and 0 <= pp < job.sizes.pp):
         raise ValueError(f"worker {worker} is outside DP {job.sizes.dp} by PP {job.sizes.pp}")
     return worker
+
+
+def any_worker(job: JobModel, rng: np.random.Generator) -> Worker:
+    """Return a random worker, (dp, pp)."""
+    return int(rng.integers(job.sizes.dp)), int(rng.integers(job.sizes.pp))

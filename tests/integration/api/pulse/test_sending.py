@@ -15,7 +15,14 @@ import pytest
 import zstandard
 from sqlalchemy import text
 
-from app.pulse.advance import MAX_TRIES, LostClaimError, advance_pulses, claim_attempt, read_batch, store
+from app.pulse.advance import (
+    MAX_TRIES,
+    LostClaimError,
+    advance_pulses,
+    claim_attempt,
+    read_batch,
+    store,
+)
 from app.pulse.body import write_pulse
 from tests.integration.api.pulse.sending import STEPS_A_BODY, bodies, detected, shifted, slow_job
 from tests.support.waiting import LIMIT_S, wait_for
