@@ -55,7 +55,7 @@ def _in_a_v(job: HostJob, rng: np.random.Generator) -> HostJob:
     return replace(job, v_shaped=True, transfers=bool(rng.random() < 0.5))  # noqa: PLR2004 - half
 
 
-# Ways to run that the paper's dependency model has not, by name.
+# Ways to run that the paper's dependency model does not have, by name.
 WAYS: Final[Mapping[str, Way]] = {
     "blocking": _blocking,
     "windowed": _windowed,
@@ -103,14 +103,14 @@ HOST_CAUSES: Final[Mapping[str, Callable[[HostJob, float, np.random.Generator], 
 def draw_host_session(
     cause: str | None, slowdown: float, seed: int, way: str | None = None
 ) -> HostSession:
-    """Return a random job that runs in one of the ways, or in the given one.
+    """Return a session of a random job that runs in a given or random way.
 
     Parameters
     ----------
     cause : str or None
         One of `HOST_CAUSES`; None for a healthy job.
     slowdown : float
-        How slow the fault itself is; the job is slowed by less. The truth says by how much.
+        Factor of the fault itself; the job is slowed by less, as the session's truth shows.
     way : str, optional
         One of `WAYS`.
     """
