@@ -29,7 +29,7 @@ from app.analysis.report.coverage import (
     MissingWorker,
     Recreated,
 )
-from app.analysis.trace.metadata import said
+from app.analysis.trace.metadata import unmapped_of
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
 from app.analysis.wording import NBSP, named, percent
 
@@ -179,7 +179,7 @@ def coverage_of(trace: Trace, replayed: Replayed, metrics: Metrics) -> Coverage:
         copies=trace.copies,
         impossible_durations=replayed.impossible,
         missing=missing_of(replayed),
-        unmapped=said(trace.meta.extra),
+        unmapped=unmapped_of(trace.meta.extra),
     )
 
 

@@ -168,8 +168,6 @@ def _scenario(name: str, team: str, site: str, first_host: int, **when: float) -
     return Run(team, site, first_host, phases)
 
 
-# -- what happened ----------------------------------------------------------------------------
-
 # A host that computes slowly in whatever job it serves, until it is repaired.
 BAD_HOST: Final = 17
 BAD_FROM_H: Final = 10.6 * _DAY_H

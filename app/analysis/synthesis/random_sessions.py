@@ -58,9 +58,6 @@ from app.analysis.synthesis.synthesize import (
     true_turn_slowdown,
 )
 
-# ---- What gives a job a cause of straggling, the stronger the further it is turned -------------
-
-
 Sick = tuple[JobModel, tuple["Injection", ...]]
 # Given a job, the strength of the fault and draws that do not depend on it.
 Strengthen = Callable[[JobModel, float, np.random.Generator], Sick]
