@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first collective of a step that a rank did not record, and its peers did."""
+    """The first collective of a step that a rank lacks and its peers recorded."""
 
     op: str
     """Operation type."""
@@ -64,9 +64,9 @@ class Parting:
     rank: int
     """The rank that recorded fewest."""
     recorded: int
-    """How many it recorded in the step, so that this is the order of the first one it lacks."""
+    """Number of collectives it recorded in the step: the order of the first one that it lacks."""
     others: int
-    """How many the peer with most of them recorded."""
+    """Number that the peer with most of them recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

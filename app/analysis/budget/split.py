@@ -251,32 +251,30 @@ _LOST: Final = attrgetter(*(part for part in Part if part.lost))
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the time of all workers passes with, as shares of it that add up to 1."""
+    """Shares of the time of all workers by part, which add up to 1."""
 
     computing: float
-    """Computing as long as the median of the stage's peers does in its best stretch."""
+    """Computing, up to the median of the stage's peers in their best stretch."""
     own_slowness: float
-    """Computing longer than that, or less long, what all workers do alike taken off."""
+    """Computing beyond (or below) that, without the slowness of all workers together."""
     slow_together: float
-    """What steps take longer in which all workers compute slower than in their best stretch."""
+    """Excess time of steps in which all workers compute slower than in their best stretch."""
     waiting: float
     """Waiting for other workers: for stragglers."""
     bubble: float
     """Waiting for the pipeline to fill and drain, as in the replayed ideal step."""
     communication: float
-    """Communication that no computation hides, as long as it takes the median of the stage's
-    peers."""
+    """Communication that no computation hides, up to the median of the stage's peers."""
     communication_above: float
-    """The same beyond that."""
+    """Communication that no computation hides, beyond that median."""
     launch_delays: float
-    """Nothing computes and nothing communicates in a step, which is longer for it: hosts are
-    late."""
+    """Time without computing and communication that makes a step longer: hosts launch late."""
     between_steps: float
-    """From the last end of a step to the first start of the next, as long as the median."""
+    """From the last end of a step to the first start of the next, up to the median."""
     between_steps_above: float
-    """The same beyond the median."""
+    """From the last end of a step to the first start of the next, beyond the median."""
     missing: float
-    """Steps that are left out: incomplete ones between others that are analyzed, and odd ones."""
+    """Steps that are not analyzed: incomplete ones between analyzed ones, and odd ones."""
 
     def of(self, part: Part) -> float:
         """Return the share of a part."""
@@ -297,39 +295,38 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What of the time is lost, as shares of it."""
+    """Shares of the time that are lost."""
 
     stragglers: float
-    """To what not all workers lose alike."""
+    """Losses that not all workers share."""
     between: float
-    """Between steps, beyond what has to pass there."""
+    """Gaps between steps beyond the usual."""
     together: float
-    """By all workers together: in steps in which all compute slower."""
+    """Slowness of all workers together."""
 
     @property
     def lost(self) -> float:
-        """Return the share that is lost to any of it."""
+        """Return the sum of all losses."""
         return self.stragglers + self.between + self.together
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where the time of the session goes.
+    """Split of a session's time, from its first operation to its last.
 
-    From the first operation of the first step to the last one of the last, without gaps in which
-    steps were not recorded: nothing is known of those.
+    Without gaps in which steps were not recorded.
     """
 
     wall_s: float
-    """Seconds that all this takes each worker."""
+    """Total time of each worker, seconds."""
     shares: Shares
-    """Of all workers and steps; none is negative."""
+    """Shares over all workers and steps; none is negative."""
     by_worker: dict[Part, tuple[tuple[float, ...], ...]]
     """The shares of each worker, [dp][pp]; one may be negative."""
     by_step: dict[Part, tuple[float, ...]]
-    """The shares of each step, with what follows until the next one."""
+    """The shares of each step, including the gap to the next one."""
     step_wall_s: tuple[float, ...]
-    """How long each step takes, with what follows until the next one, seconds."""
+    """Duration of each step, including the gap to the next one, seconds."""
 
 
 def budget_of(split: Split) -> Budget:

@@ -347,7 +347,14 @@ class Uneven:
         """
         if missing is None:
             return None
-        microbatch = _microbatch_of(nodes, int(self.counts.max()))
+        most = int(self.counts.max())
+        # (nodes,): index of the microbatch of each node, -1 for no microbatch
+        microbatch = np.full(len(nodes), -1, dtype=np.int64)
+        for code in PIPELINED:
+            for stage in range(int(nodes.pp.max(initial=-1)) + 1):
+                mine = nodes.of(code, stage)
+                if len(mine):
+                    microbatch[mine] = numbered(nodes.mb[mine], nodes.mc[mine], most)
         recorded = np.where(missing, -1, microbatch[:, None, None]).max(axis=0)
         stages = len(self.chunks)
         grouped = self.chunks.max() > 1 and not (self.counts[steps] % stages).any()
@@ -416,17 +423,6 @@ def _each(counts: Counts, numbers: IntArray) -> IntArray | None:
         if agree.mean() < _AGREE:
             return None
     return each
-
-
-def _microbatch_of(nodes: Nodes, most: int) -> IntArray:
-    """Return the index of the microbatch of each node, shape (nodes,); -1 for no microbatch."""
-    numbers = np.full(len(nodes), -1, dtype=np.int64)
-    for code in PIPELINED:
-        for stage in range(int(nodes.pp.max(initial=-1)) + 1):
-            mine = nodes.of(code, stage)
-            if len(mine):
-                numbers[mine] = numbered(nodes.mb[mine], nodes.mc[mine], most)
-    return numbers
 
 
 def numbered(mb: NDArray[np.int32], mc: NDArray[np.int32], most: int) -> IntArray:
