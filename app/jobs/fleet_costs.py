@@ -29,7 +29,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from app.analysis.replay.metrics import STRAGGLING
 from app.analysis.trace.rank_metadata import called
-from app.hosts.costs import Span, priced, seconds, standing
+from app.hosts.costs import Span, priced, seconds, verdict_durations
 from app.jobs.models import Job
 from app.platform.database.columns import as_json, has_label, parts, whole
 from app.platform.database.projects import Project
@@ -154,8 +154,8 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
     """Return what a time cost, and the times of the same length before it, with one statement."""
     width = until - since
     span = Span(until - PERIODS * width, until)
-    stands = standing(tx, span)
-    costs = _sessions(stands, span, width, filters)
+    durations = verdict_durations(tx, span)
+    costs = _sessions(durations, span, width, filters)
     jobs = _jobs(costs)
     found = tx.session.execute(
         select(
@@ -164,7 +164,7 @@ def spent(tx: Reads, since: datetime, until: datetime, filters: ReportFilter) ->
             as_json(_by_cause(costs)),
             as_json(_by_label(jobs, jobs.c.team)),
             as_json(_by_label(jobs, jobs.c.owner)),
-            as_json(_by_host(tx, stands, Span(since, until), filters)),
+            as_json(_by_host(tx, durations, Span(since, until), filters)),
             as_json(_straggling(costs)),
         )
         .select_from(Project)
@@ -190,13 +190,13 @@ def _costs_of(part: _Part | None) -> Costs:
     return Costs() if part is None else Costs(part.used, part.lost, part.jobs, part.sessions)
 
 
-def _sessions(stands: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
+def _sessions(durations: CTE, span: Span, width: timedelta, filters: ReportFilter) -> CTE:
     """Return the sessions of a trend with what each used and lost, GPU-hours.
 
     It is made once, whatever is asked of it; only the last part of the trend has causes and S.
     """
-    session, verdict, until = stands.c, StoredVerdict, span.until
-    hours = func.greatest(verdict.measured_s, seconds(session.stands)) / _HOUR_S
+    session, verdict, until = durations.c, StoredVerdict, span.until
+    hours = func.greatest(verdict.measured_s, seconds(session.duration)) / _HOUR_S
     passed = seconds(literal(until) - session.received_at)
     # What came in the first moment of all belongs to the earliest.
     back = func.least(func.floor(passed / width.total_seconds()), PERIODS - 1)
@@ -310,9 +310,9 @@ def _by_label(jobs: CTE, label: ColumnElement[Any]) -> Select[Any]:
     )
 
 
-def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
+def _by_host(tx: Reads, durations: CTE, span: Span, filters: ReportFilter) -> Select[Any]:
     """Return the hosts that causes name in more than one session."""
-    one = priced(tx, span, slow=True, stands=stands).c
+    one = priced(tx, span, slow=True, durations=durations).c
     query = select(
         one.host,
         parts(one.cost).label("lost"),
@@ -320,9 +320,9 @@ def _by_host(tx: Reads, stands: CTE, span: Span, filters: ReportFilter) -> Selec
         func.bool_and(one.guessed).label("guessed"),
     )
     if filters.asked:
-        query = query.join(stands, stands.c.id == one.session_id)
+        query = query.join(durations, durations.c.id == one.session_id)
     in_job = (
-        query.where(*filters.of(stands.c.labels))
+        query.where(*filters.of(durations.c.labels))
         .group_by(one.host, one.job_id)
         .subquery("host_of_job")
     ).c
