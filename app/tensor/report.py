@@ -12,11 +12,11 @@ from sqlalchemy.dialects.postgresql import insert
 from app.analysis.mitigation.tensor.control import (
     LOOKED_BACK,
     Act,
-    Clarity,
+    ClearChanges,
+    CurrentPlan,
     Rung,
-    Standing,
     Streak,
-    clarity,
+    clear_changes,
     decide,
 )
 from app.analysis.mitigation.tensor.document import Method
@@ -227,16 +227,16 @@ def _active_plan(tx: UnitOfWork, row: TensorGroup, step: int) -> TensorPlan | No
     return newest
 
 
-def _control_plan(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> Standing | None:
+def _control_plan(row: TensorGroup, plan: TensorPlan | None, switch: Switch) -> CurrentPlan | None:
     if plan is None:
         return None
     allowed = plan.method in row.methods and plan.method not in row.refused
     shares = shares_in(plan.ranks, row.unit)
     fits = allowed and all(entry.gamma <= switch.budget(row.max_gamma) for entry in plan.ranks)
-    return Standing(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
+    return CurrentPlan(Method(plan.method), shares, plan.predicted_time_s, fits=fits)
 
 
-def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
+def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> ClearChanges:
     """Return which changes of times exceed the noise of the reports before this one."""
     newest_first = tx.session.execute(
         select(TensorReport.free_times_s)
@@ -245,7 +245,7 @@ def _clarity(tx: UnitOfWork, row: TensorGroup, group: Group) -> Clarity:
         .limit(LOOKED_BACK)
     ).scalars()
     earlier = list(newest_first)[::-1]
-    return clarity(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
+    return clear_changes(np.array(earlier).reshape(len(earlier), group.ranks), group.time_s)
 
 
 def _store_report(tx: UnitOfWork, row: TensorGroup, timings: WrittenTimings, group: Group) -> None:
