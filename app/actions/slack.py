@@ -33,7 +33,7 @@ from app.access.guard import Turns, api_router
 from app.actions.orders import allow
 from app.errors import PacelineError, SecretKeyError, SlackRefusedError
 from app.incidents.channels.kind import JSON_HEADERS, encode
-from app.incidents.channels.slack import SILENCE_HOURS, SLACK, Pressed, SlackConfig
+from app.incidents.channels.slack import SILENCE_HOURS, SLACK, Button, SlackConfig
 from app.incidents.deliver import guard
 from app.incidents.evaluate import acknowledge_incident, silence_incident
 from app.incidents.models.tables import AlertChannel, SlackRequest
@@ -42,7 +42,7 @@ from app.incidents.slack import (
     MAX_BODY_BYTES,
     REFUSED,
     WINDOW,
-    Interaction,
+    ButtonPress,
     check_signature,
     read_interaction,
 )
@@ -53,7 +53,7 @@ from app.web.bodies import arriving
 from app.web.problems import problem_of
 
 # Slack waits for 3 s for the answer itself; what is said to the member is sent after it.
-SAID_WITHIN_S: Final = 5.0
+REPORT_LIMIT_S: Final = 5.0
 # Of a member's name, in the audit log.
 NAME_CHARACTERS: Final = 60
 
@@ -61,7 +61,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ButtonOutcome:
     """What came of a button, for whoever pressed it."""
 
     words: str
@@ -77,7 +77,7 @@ class _Channel:
     config: SlackConfig
 
 
-def interact(container: Container, body: bytes, timestamp: str, signature: str) -> Outcome:
+def interact(container: Container, body: bytes, timestamp: str, signature: str) -> ButtonOutcome:
     """Do what a signed request says; what a member may not do is an outcome too.
 
     Raises
@@ -85,18 +85,20 @@ def interact(container: Container, body: bytes, timestamp: str, signature: str) 
     InvalidSlackError, SlackRefusedError
     """
     asked = read_interaction(body)
-    channel = _verified(container, asked, body, timestamp, signature)
+    channel = _verify(container, asked, body, timestamp, signature)
     there = urlsplit(asked.response_url)[:2] == urlsplit(channel.config.url)[:2]
     response_url = asked.response_url if there else ""
     try:
-        words = _act(container, channel, asked)
+        words = _press(container, channel, asked)
     except PacelineError as error:
         _log.info("button refused", code=error.stable_code, user=asked.user.id)
-        return Outcome(error.message, everybody=False, response_url=response_url, refusal=error)
-    return Outcome(words, everybody=True, response_url=response_url)
+        return ButtonOutcome(
+            error.message, everybody=False, response_url=response_url, refusal=error
+        )
+    return ButtonOutcome(words, everybody=True, response_url=response_url)
 
 
-def tell(container: Container, outcome: Outcome) -> None:
+def report_outcome(container: Container, outcome: ButtonOutcome) -> None:
     """Say in Slack what came of a button: the incident says it too, so once is enough."""
     if not outcome.response_url:
         return
@@ -106,14 +108,14 @@ def tell(container: Container, outcome: Outcome) -> None:
         "text": outcome.words,
     }
     try:
-        with Outbound(guard(container.settings), SAID_WITHIN_S) as outbound:
+        with Outbound(guard(container.settings), REPORT_LIMIT_S) as outbound:
             check(outbound.post(outcome.response_url, encode(body), JSON_HEADERS))
     except DeliveryError as error:
         _log.info("slack not told", code=error.code, error=error.sentence)
 
 
-def _verified(
-    container: Container, asked: Interaction, body: bytes, timestamp: str, signature: str
+def _verify(
+    container: Container, asked: ButtonPress, body: bytes, timestamp: str, signature: str
 ) -> _Channel:
     """Return the channel whose secret signed the request, which is claimed then."""
     with container.everywhere().reading() as tx:
@@ -157,7 +159,7 @@ def _verified(
     return _Channel(row.project_id, config)
 
 
-def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
+def _press(container: Container, channel: _Channel, asked: ButtonPress) -> str:
     """Do it, and return what came of it.
 
     Raises
@@ -175,16 +177,16 @@ def _act(container: Container, channel: _Channel, asked: Interaction) -> str:
     who = Principal(ActorKind.PERSON, name, in_projects=((channel.project_id, rights),))
     here = container.within(channel.project_id, who)
     match asked.what:
-        case Pressed.ACKNOWLEDGE:
+        case Button.ACKNOWLEDGE:
             acknowledge_incident(here, asked.about)
             return f"Acknowledged by <@{user.id}>."
-        case Pressed.SILENCE:
+        case Button.SILENCE:
             with here.reading() as tx:
                 until = tx.now + timedelta(hours=SILENCE_HOURS)
             reason = f"silenced in Slack for {SILENCE_HOURS} h"
             silence_incident(here, asked.about, until=until, reason=reason)
             return f"Silenced by <@{asked.user.id}> until {until:%H:%M} UTC."
-        case Pressed.APPROVE:
+        case Button.APPROVE:
             done = allow(here, asked.about)
             return f"Approved by <@{user.id}>: `{done.command.replace('`', chr(39))}`"
 
@@ -218,7 +220,7 @@ def router(container: Container) -> APIRouter:
         # Slack shows that something was refused; the text that follows says why.
         refused = outcome.refusal
         answer = Response() if refused is None else problem_of(refused)
-        answer.background = BackgroundTask(tell, container, outcome)
+        answer.background = BackgroundTask(report_outcome, container, outcome)
         return answer
 
     return routes

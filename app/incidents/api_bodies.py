@@ -28,7 +28,7 @@ from app.incidents.models.rules import (
 from app.incidents.models.tables import IncidentState
 from app.incidents.reads import Comment, EventRow, IncidentRow, IncidentView, InsideRow
 from app.incidents.rule_store import Preview
-from app.incidents.triage import MOST
+from app.incidents.triage import MAX_INCIDENTS
 from app.platform.validation import Moment
 from app.web.bodies import ReadBody
 
@@ -203,7 +203,7 @@ class AssigneeBody(BaseModel):
 class ManyBody(BaseModel):
     """Incidents that an order is for."""
 
-    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MOST)]
+    incidents: Annotated[list[uuid.UUID], Field(min_length=1, max_length=MAX_INCIDENTS)]
 
 
 class AcknowledgeManyBody(ManyBody, AckBody):

@@ -23,7 +23,7 @@ from app.incidents.channels.registry import KINDS
 from app.incidents.grouping import content_for, is_due
 from app.incidents.message import Message
 from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, DeliveryState
-from app.incidents.routing import audience, group_now, with_heard_of
+from app.incidents.routing import audience_of, group_snapshot, with_notified
 from app.incidents.store import lock_group, timing
 from app.jobs.models import WeeklySummary
 from app.platform.container import Container, TaskError
@@ -44,12 +44,12 @@ from app.platform.outbound import delay_before
 STORM_WINDOW: Final = timedelta(minutes=1)
 LIMIT_WINDOW: Final = timedelta(minutes=10)
 # More groups than these go in the next digest: each is locked while the message is made.
-MOST: Final = 200
+MAX_GROUPS: Final = 200
 
 RIDES: Final = AlertDelivery.digest_id.is_not(None) & (AlertDelivery.digest_id != AlertDelivery.id)
 
 
-def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple[int, bool]:
+def startable(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple[int, bool]:
     """Return how many messages that were not tried yet may go now, and whether as one digest.
 
     Parameters
@@ -59,7 +59,7 @@ def may_start(tx: Reads, channel: AlertChannel, few: int, waiting: int) -> tuple
     waiting : int
         Messages that were not tried yet and are due.
     """
-    if few == 0 or not KINDS[channel.kind].manner.digests:
+    if few == 0 or not KINDS[channel.kind].style.digests:
         return waiting, False
 
     def started(since: datetime) -> int:
@@ -123,7 +123,7 @@ def groups_of(tx: Reads, delivery_id: uuid.UUID) -> list[uuid.UUID]:
     )
 
 
-def set_free(tx: UnitOfWork) -> int:
+def release_orphans(tx: UnitOfWork) -> int:
     """Let what rides with nothing any more wait for a message of its own; return how many.
 
     Its carrier was given up with its channel, or deleted with its job.
@@ -173,7 +173,7 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
         group = lock_group(tx, group_id, skip_locked=True)
         if group is None or group.flush_at is None or group.flush_at > tx.now:
             return set()
-        told, outstanding = _tell(container, tx, group)
+        told, outstanding = _create_deliveries(container, tx, group)
         group.flushed_at = tx.now
         group.flush_at = (
             tx.now + timing(container.settings).repeat_interval if outstanding else None
@@ -181,9 +181,11 @@ def flush_group(container: Container, group_id: uuid.UUID) -> set[uuid.UUID]:
     return told
 
 
-def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[uuid.UUID], bool]:
+def _create_deliveries(
+    container: Container, tx: UnitOfWork, group: AlertGroup
+) -> tuple[set[uuid.UUID], bool]:
     """Return the channels that got a delivery, and whether anything may have to be repeated."""
-    here_now = group_now(tx, group)
+    snapshot = group_snapshot(tx, group)
     intervals = timing(container.settings)
     channels = tx.session.execute(
         select(AlertChannel).where(AlertChannel.enabled).order_by(AlertChannel.id)
@@ -192,9 +194,9 @@ def _tell(container: Container, tx: UnitOfWork, group: AlertGroup) -> tuple[set[
     number: int | None = None
     outstanding = False
     for channel in channels:
-        heard = audience(tx, channel, group.id)
-        meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-        content = content_for(meant, heard, here_now.spoken_for)
+        heard = audience_of(tx, channel, group.id)
+        meant = with_notified(tx, snapshot.incidents_for(channel), heard)
+        content = content_for(meant, heard, snapshot.led_elsewhere)
         outstanding = outstanding or bool(content.present or content.resolved or content.withheld)
         if not is_due(content, meant, heard, intervals, tx.now):
             continue
@@ -278,11 +280,11 @@ def pump(container: Container, channel_id: uuid.UUID) -> int:
             .order_by(AlertDelivery.next_attempt_at, AlertDelivery.number)
         )
         slots = allowed - under_way
-        due = tx.session.execute(heads.limit(MOST)).all()
+        due = tx.session.execute(heads.limit(MAX_GROUPS)).all()
         tried = [row.id for row in due if not row.fresh][:slots]
         untried = [row.id for row in due if row.fresh]
         few = container.settings.alert_digest_above
-        may, as_digest = may_start(tx, channel, few, len(untried))
+        may, as_digest = startable(tx, channel, few, len(untried))
         as_digest = as_digest and len(tried) < slots
         chosen = tried + untried[: may if as_digest else min(may, slots - len(tried))]
         if not chosen:

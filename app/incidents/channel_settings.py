@@ -40,7 +40,7 @@ PORTS: Final = {"http": 80, "https": 443}
 LOOK_UP_S: Final = 3.0
 
 
-def checked(
+def split_config(
     of: TypeAdapter[Any],
     secret: Collection[str],
     config: Mapping[str, Any],
@@ -83,7 +83,7 @@ def refuse_private(
     known = guard(settings)
     faults = []
     for name, value in config.items():
-        place = _place(value)
+        place = _address(value)
         if place is None:
             continue
         try:
@@ -95,7 +95,7 @@ def refuse_private(
         raise refusal("The address is refused.", faults=tuple(faults))
 
 
-def _place(value: object) -> tuple[str, int] | None:
+def _address(value: object) -> tuple[str, int] | None:
     """Return host and port of a value that is an address; whether it is well formed others say."""
     if not isinstance(value, str):
         return None

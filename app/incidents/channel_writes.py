@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from app.access.audit import Action, record
 from app.errors import ConflictError, Fault, InvalidChannelError
 from app.incidents.channel_reads import DISABLED_BY_PERSON, ChannelView, get_channel, no_channel
-from app.incidents.channel_settings import checked, refuse_private
+from app.incidents.channel_settings import refuse_private, split_config
 from app.incidents.channels.apprise import APPRISE
 from app.incidents.channels.kind import ChannelKind
 from app.incidents.channels.registry import KINDS
@@ -56,7 +56,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     known = _kind(kind)
     if known is APPRISE and not apprise_is_usable(container.settings):
         raise InvalidChannelError(NO_APPRISE)
-    shown, secrets = checked(known.config, known.secrets, config, InvalidChannelError)
+    shown, secrets = split_config(known.config, known.secrets, config, InvalidChannelError)
     refuse_private(container.settings, shown | secrets, InvalidChannelError)
     row = AlertChannel(
         id=uuid.uuid4(),
@@ -71,14 +71,14 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
         disabled_reason=None if enabled else DISABLED_BY_PERSON,
         failures=0,
     )
-    _keep(container, row, secrets)
+    _store_secrets(container, row, secrets)
     try:
         with container.uow() as tx:
             tx.session.add(row)
             record(tx, container.principal, Action.CREATED, f"channel {name}")
     except IntegrityError as error:
-        raise _taken(name) from error
-    look_after_all(container)
+        raise _name_taken(name) from error
+    flush_all_groups(container)
     return _read(container, row.id)
 
 
@@ -117,8 +117,10 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 before = row.config | unseal(container.settings, row.secrets)
                 merged = {k: v for k, v in (before | dict(config)).items() if v is not None}
                 of = _kind(row.kind)
-                row.config, secrets = checked(of.config, of.secrets, merged, InvalidChannelError)
-                _keep(container, row, secrets)
+                row.config, secrets = split_config(
+                    of.config, of.secrets, merged, InvalidChannelError
+                )
+                _store_secrets(container, row, secrets)
                 row.hold_until = None
             if enabled is not None and enabled != row.enabled:
                 _enable(row) if enabled else disable(tx, row, DISABLED_BY_PERSON)
@@ -139,8 +141,8 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 detail=", ".join(key for key, value in given.items() if value is not None),
             )
     except IntegrityError as error:
-        raise _taken(name or "") from error
-    look_after_all(container)
+        raise _name_taken(name or "") from error
+    flush_all_groups(container)
     return _read(container, channel_id)
 
 
@@ -165,7 +167,7 @@ def reseal(container: Container) -> int:
         ).scalars()
         count = 0
         for row in rows:
-            _keep(container, row, unseal(container.settings, row.secrets))
+            _store_secrets(container, row, unseal(container.settings, row.secrets))
             count += 1
         record(
             tx,
@@ -182,7 +184,7 @@ def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
         return get_channel(tx, channel_id)
 
 
-def _keep(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
+def _store_secrets(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
     """Store secrets, and what may be shown of them."""
     row.secrets = seal(container.settings, secrets)
     row.secret_hints = hints(secrets)
@@ -199,7 +201,7 @@ def _enable(row: AlertChannel) -> None:
     row.last_error = None
 
 
-def look_after_all(container: Container) -> None:
+def flush_all_groups(container: Container) -> None:
     """Schedule a flush of every group with open incidents: a channel may be for them now.
 
     In a transaction of its own, because groups are locked before channels.
@@ -250,5 +252,5 @@ def _locked(tx: UnitOfWork, channel_id: uuid.UUID) -> AlertChannel:
     return row
 
 
-def _taken(name: str) -> ConflictError:
+def _name_taken(name: str) -> ConflictError:
     return ConflictError(f"There is a channel {name} already.", code="channel.name_taken")

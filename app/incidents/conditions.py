@@ -31,7 +31,7 @@ from app.incidents.lifecycle import (
 )
 from app.incidents.models.facts import (
     HANG_CAUSE,
-    LONGEST,
+    HANG_LOST_AFTER,
     NO_DATA_CAUSE,
     Facts,
     HangFacts,
@@ -105,7 +105,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
             continue
         if not _selects(condition, notice):
             continue
-        incident = _about_notice(board, notice)
+        incident = _incident_of_notice(board, notice)
         if incident is None:
             if settled is not None and settled >= notice.noticed_at:
                 continue  # a person said that it is over
@@ -148,7 +148,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
         board.put(clear(last, board.now, UNHEARD), "resolved")
 
 
-def next_fires(job: JobState) -> list[datetime]:
+def next_notice_times(job: JobState) -> list[datetime]:
     """Return when notices fire without a session, or are over without anything more of them."""
     going_on = [notice for notice in job.notices if notice.cleared_at is None]
     return [
@@ -169,7 +169,7 @@ def _cause(notice: NoticeFacts) -> str:
     return HANG_CAUSE if notice.stands_still else notice.kind
 
 
-def _about_notice(board: Board, notice: NoticeFacts) -> Incident | None:
+def _incident_of_notice(board: Board, notice: NoticeFacts) -> Incident | None:
     """Return the incident of a notice, whose place may have changed, or that of its place."""
     for incident in board.present():
         if incident.notice is not None and incident.notice.key == notice.key:
@@ -194,7 +194,7 @@ JOB_FINISHED: Final = "the job said that it ended"
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _RuleReadings:
     """A rule and what it says of the sessions that count for it."""
 
     rule: Rule
@@ -243,7 +243,7 @@ def evaluate(
     by_id = {rule.id: rule for rule in selected}
     board = Board(job, by_id, now, new_id)
     reads = {
-        rule.id: _read(rule, job)
+        rule.id: _read_rule(rule, job)
         for rule in selected
         if not isinstance(rule.condition, NoData | Hanging | Noticed)
     }
@@ -261,7 +261,7 @@ def evaluate(
     for incident in board.present():
         _settle(board, incident, by_id, reads)
     for incident in board.present():
-        _tick(board, incident, by_id)
+        _apply_time(board, incident, by_id)
     return board.changes()
 
 
@@ -275,13 +275,13 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     now : datetime
     """
     by_id = {rule.id: rule for rule in rules}
-    times = [] if is_finished(job.finished_at, job.received) else _silences(job, rules)
-    times += next_fires(job)
+    times = [] if is_finished(job.finished_at, job.received) else _silence_times(job, rules)
+    times += next_notice_times(job)
     for incident in job.incidents:
         if incident.state is IncidentState.SILENCED and incident.silence is not None:
             times.append(incident.silence.until)
         if incident.hang is not None:
-            times.append(incident.hang.changed_at + LONGEST + timedelta(seconds=1))
+            times.append(incident.hang.changed_at + HANG_LOST_AFTER + timedelta(seconds=1))
         if incident.cause == NO_DATA_CAUSE:
             # Data that came and could not be analyzed sends no message.
             times.append(now + SILENT_JOB_EVERY)
@@ -300,7 +300,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
     return min(coming, default=None)
 
 
-def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
+def _silence_times(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
     """Return when rules call the job silent, if nothing comes until then."""
     times = []
     for rule in rules:
@@ -312,7 +312,7 @@ def _silences(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
     return times
 
 
-def _read(rule: Rule, job: JobState) -> _Read:
+def _read_rule(rule: Rule, job: JobState) -> _RuleReadings:
     ends = [at for at in (job.since.get(rule.id), job.heard.get(rule.id)) if at is not None]
     since = max(ends, default=None)
     history = [facts for facts in job.history if since is None or facts.received_at > since]
@@ -323,10 +323,10 @@ def _read(rule: Rule, job: JobState) -> _Read:
         and rule.id in incident.rules
         and (since is None or incident.opened_at > since)
     }
-    return _Read(rule, history, read_history(rule, history, lasting))
+    return _RuleReadings(rule, history, read_history(rule, history, lasting))
 
 
-def _apply(board: Board, read: _Read) -> None:
+def _apply(board: Board, read: _RuleReadings) -> None:
     """Open, confirm and hold the incidents that a rule's latest session is about."""
     if read.latest is None:
         return
@@ -337,7 +337,7 @@ def _apply(board: Board, read: _Read) -> None:
     step_s = reading.baseline_s
     baseline = None if step_s is None else Baseline(facts.layout, step_s)
     for blamed in reading.blamed:
-        for found in _about(board, read.rule, blamed):
+        for found in _incidents_about(board, read.rule, blamed):
             board.join(found, read.rule, facts, reading.value, baseline)
             joined = board.get(found.fingerprint)
             if joined is not None and confirmed and can(joined.state, Trigger.CONFIRM):
@@ -347,7 +347,7 @@ def _apply(board: Board, read: _Read) -> None:
                 _escalate_by_value(board, read.rule, joined, reading.value, facts.lost_each_hour)
 
 
-def _about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
+def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
     """Return the incidents that a cause is about; a new one where there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
@@ -412,7 +412,10 @@ def _is_silent(board: Board, rule: Rule) -> bool:
 
 
 def _settle(
-    board: Board, incident: Incident, rules: Mapping[UUID, Rule], reads: Mapping[UUID, _Read]
+    board: Board,
+    incident: Incident,
+    rules: Mapping[UUID, Rule],
+    reads: Mapping[UUID, _RuleReadings],
 ) -> None:
     """End an incident that nothing holds any more."""
     holders = [rules[id_] for id_ in incident.rules if id_ in rules]
@@ -445,26 +448,26 @@ def _settle(
         board.put(clear(incident, board.now, SESSIONS_CLEAR), "resolved")
 
 
-def _clear_sessions(incident: Incident, read: _Read) -> int:
+def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
     """Count the latest sessions in a row that are clear of an incident, for one of its rules."""
     count = 0
     for reading in reversed(read.readings):
         if reading.level is Level.UNKNOWN:
             continue
         pending = incident.state is IncidentState.PENDING
-        if _holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
+        if _still_holds(incident, reading) and not (pending and reading.level is Level.BETWEEN):
             break
         count += 1
     return count
 
 
-def _holds(incident: Incident, reading: Reading) -> bool:
+def _still_holds(incident: Incident, reading: Reading) -> bool:
     if reading.level is Level.CLEAR:
         return False
     return any(blamed.cause == UNKNOWN or _matches(incident, blamed) for blamed in reading.blamed)
 
 
-def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
+def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
     """Apply the passing of time: end silences, escalate incidents without an acknowledgement."""
     if (
         incident.state is IncidentState.SILENCED
@@ -492,12 +495,12 @@ def _tick(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
 
 
 # A session that loses less than this share of its time is healthy.
-_LOST: Final = 0.02
+_HEALTHY_BELOW: Final = 0.02
 # Of what the steps of the pulse grew by, a session has at least this share, or it is as before.
 _OF_GROWTH: Final = 0.5
 
 
-def judge(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
+def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
     """Return what a session says of a notice, and the cause that it names.
 
     A cause at the notice's ranks or hosts confirms it, as any cause does where the notice blames
@@ -512,7 +515,7 @@ def judge(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
     if facts.known is None:
         return None
     lost = facts.known.waste if facts.lost is None else facts.lost
-    causes = [] if lost < _LOST else [one for one in facts.causes if one.cause != UNKNOWN]
+    causes = [] if lost < _HEALTHY_BELOW else [one for one in facts.causes if one.cause != UNKNOWN]
     at_place = next((one for one in causes if _blames(one, notice)), None)
     if at_place is not None:
         return Outcome.CONFIRMED, at_place.cause
@@ -520,7 +523,8 @@ def judge(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
         outcome = Outcome.EXPLAINED if notice.ranks else Outcome.CONFIRMED
         return outcome, causes[0].cause
     if _is_as_slow(notice, facts) or any(
-        worker.host in notice.hosts and worker.slowdown >= 1 + _LOST for worker in facts.worst
+        worker.host in notice.hosts and worker.slowdown >= 1 + _HEALTHY_BELOW
+        for worker in facts.worst
     ):
         return Outcome.CONFIRMED, ""
     return Outcome.CLEARED, ""
@@ -536,5 +540,5 @@ def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:
     """Compare the session's steps with those of before; a session without their time is slow."""
     if facts.step_time_s is None or notice.baseline_s is None or notice.step_s is None:
         return True
-    grew = max(notice.step_s / notice.baseline_s - 1, _LOST)
+    grew = max(notice.step_s / notice.baseline_s - 1, _HEALTHY_BELOW)
     return facts.step_time_s / notice.baseline_s - 1 >= _OF_GROWTH * grew

@@ -47,7 +47,7 @@ from app.incidents.grouping import CONTENT, Content, content_for, is_due
 from app.incidents.held_machines import machine_of
 from app.incidents.message import MESSAGE, Message, PendingAction, make_message
 from app.incidents.models.tables import AlertChannel, AlertDelivery, AlertGroup, DeliveryState
-from app.incidents.routing import audience, group_now, with_heard_of
+from app.incidents.routing import audience_of, group_snapshot, with_notified
 from app.incidents.secrets import unseal
 from app.incidents.store import lock_group, rule_names, timing
 from app.platform.container import Claim, Container
@@ -74,7 +74,7 @@ def base_url(settings: Settings, tx: Reads) -> str:
     return f"http://{host}:{settings.port}{project}"
 
 
-def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
+def fix_messages(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     groups: Mapping[uuid.UUID, AlertGroup | None],
@@ -87,7 +87,7 @@ def fix_all(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     carrier: Message | None = None
     for one in (delivery, *riders_of(tx, delivery)):
         group = groups.get(one.group_id)
-        if group is not None and _fix(container, tx, group, one, channel, pending_actions):
+        if group is not None and _fix_message(container, tx, group, one, channel, pending_actions):
             one.attempt = max(one.attempt, 0 if one is delivery else 1)
             messages.append(MESSAGE.validate_python(one.message))
         elif one is not delivery:
@@ -113,12 +113,14 @@ def _content_now(
     """Return what a channel knows of a group already."""
     if group is None:
         return Content()
-    now = group_now(tx, group)
-    heard = audience(tx, channel, group.id, without=delivery.id)
-    return content_for(with_heard_of(tx, now.meant_for(channel), heard), heard, now.spoken_for)
+    now = group_snapshot(tx, group)
+    heard = audience_of(tx, channel, group.id, without=delivery.id)
+    return content_for(
+        with_notified(tx, now.incidents_for(channel), heard), heard, now.led_elsewhere
+    )
 
 
-def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
+def _fix_message(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     container: Container,
     tx: UnitOfWork,
     group: AlertGroup,
@@ -127,10 +129,10 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
     pending_actions: PendingActions,
 ) -> bool:
     """Fix what a delivery says; return False where there is nothing to say."""
-    here_now = group_now(tx, group)
-    heard = audience(tx, channel, group.id, without=delivery.id)
-    meant = with_heard_of(tx, here_now.meant_for(channel), heard)
-    content = content_for(meant, heard, here_now.spoken_for)
+    snapshot = group_snapshot(tx, group)
+    heard = audience_of(tx, channel, group.id, without=delivery.id)
+    meant = with_notified(tx, snapshot.incidents_for(channel), heard)
+    content = content_for(meant, heard, snapshot.led_elsewhere)
     intervals = timing(container.settings)
     if not is_due(content, meant, heard, intervals, tx.now):
         return False
@@ -139,13 +141,13 @@ def _fix(  # noqa: PLR0913, PLR0917 - a delivery and its surroundings
         id=delivery.id,
         number=delivery.number,
         at=tx.now,
-        job=here_now.job,
+        job=snapshot.job,
         receiver=channel.name,
         content=content,
         told_before={*delivered[-1].present, *delivered[-1].resolved} if delivered else set(),
         incidents={incident.id: incident for incident in meant},
-        inside=here_now.inside,
-        rule_names=rule_names(list(here_now.rules.values())),
+        inside=snapshot.inside,
+        rule_names=rule_names(list(snapshot.rules.values())),
         base_url=base_url(container.settings, tx),
         repeat=intervals.repeat_interval,
         asks=pending_actions(tx, {machine_of(incident) for incident in meant}),
@@ -219,7 +221,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
     DeliveryError
         If it was not taken.
     """
-    kind, config = opened(container, target)
+    kind, config = open_channel(container, target)
     picture = _picture(container, message) if kind.pictures else None
     limit_s = container.settings.alert_attempt_limit_s
     with Outbound(guard(container.settings), limit_s) as outbound:
@@ -228,7 +230,7 @@ def attempt(container: Container, target: DeliveryTarget, message: Message) -> R
         return kind.send(config, OutgoingMessage(message, picture, outbound))
 
 
-def opened(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
+def open_channel(container: Container, target: DeliveryTarget) -> tuple[ChannelKind, Any]:
     """Return a channel's kind and its whole configuration.
 
     Raises
@@ -275,12 +277,12 @@ def _start(
         if delivery.state is not DeliveryState.SENDING:
             return channel.id, None
         if not channel.enabled:
-            _end(tx, delivery, DeliveryState.FAILED, DISABLED)
+            _set_state(tx, delivery, DeliveryState.FAILED, DISABLED)
             return channel.id, None
-        if delivery.message is None and not fix_all(
+        if delivery.message is None and not fix_messages(
             container, tx, groups, delivery, channel, pending_actions
         ):
-            _end(tx, delivery, DeliveryState.SUPERSEDED)
+            _set_state(tx, delivery, DeliveryState.SUPERSEDED)
             return channel.id, None
         delivery.attempt += 1
         message = MESSAGE.validate_python(delivery.message)
@@ -312,10 +314,10 @@ def _picture(container: Container, message: Message) -> bytes | None:
 
 def _settle_success(container: Container, claim: Claim, answer: ReceiverAnswer) -> None:
     with container.uow() as tx:
-        delivery, channel = _locked(tx, claim)
+        delivery, channel = _finish_and_lock(tx, claim)
         if delivery is None or channel is None:
             return
-        _end(tx, delivery, DeliveryState.DELIVERED, answer=answer)
+        _set_state(tx, delivery, DeliveryState.DELIVERED, answer=answer)
         channel.failures = 0
         channel.hold_until = None
         channel.last_success_at = tx.now
@@ -324,7 +326,7 @@ def _settle_success(container: Container, claim: Claim, answer: ReceiverAnswer) 
 
 def _settle_failure(container: Container, claim: Claim, error: DeliveryError) -> None:
     with container.uow() as tx:
-        delivery, channel = _locked(tx, claim)
+        delivery, channel = _finish_and_lock(tx, claim)
         if delivery is None or channel is None:
             return
         channel.failures += 1
@@ -344,21 +346,23 @@ def _settle_failure(container: Container, claim: Claim, error: DeliveryError) ->
             channel.hold_until = tx.now + pause if pause else None
         if wait is None:
             groups = groups_of(tx, delivery.id)
-            _end(tx, delivery, DeliveryState.FAILED, error)
+            _set_state(tx, delivery, DeliveryState.FAILED, error)
             tx.session.execute(
                 update(AlertGroup)
                 .where(AlertGroup.id.in_(groups), AlertGroup.flush_at.is_(None))
                 .values(flush_at=tx.now + timing(container.settings).repeat_interval)
             )
-        elif delivery.digest_id is None and _overtaken(tx, delivery):
-            _end(tx, delivery, DeliveryState.SUPERSEDED, error)
+        elif delivery.digest_id is None and _has_newer(tx, delivery):
+            _set_state(tx, delivery, DeliveryState.SUPERSEDED, error)
         else:
-            _end(tx, delivery, DeliveryState.WAITING, error)
+            _set_state(tx, delivery, DeliveryState.WAITING, error)
             delivery.next_attempt_at = tx.now + wait
             delivery.finished_at = None
 
 
-def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertChannel | None]:
+def _finish_and_lock(
+    tx: UnitOfWork, claim: Claim
+) -> tuple[AlertDelivery | None, AlertChannel | None]:
     """Finish the task run, and return delivery and channel, locked; None where they are gone."""
     finish(tx, claim)
     row = tx.session.execute(
@@ -382,7 +386,7 @@ def _locked(tx: UnitOfWork, claim: Claim) -> tuple[AlertDelivery | None, AlertCh
     return delivery, channel
 
 
-def _end(
+def _set_state(
     tx: UnitOfWork,
     delivery: AlertDelivery,
     state: DeliveryState,
@@ -399,10 +403,10 @@ def _end(
     delivery.answer = answer.text if answer else None
     if state in DeliveryState.OVER:
         for rider in riders_of(tx, delivery):
-            _end(tx, rider, state, error, answer=answer)
+            _set_state(tx, rider, state, error, answer=answer)
 
 
-def _overtaken(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
+def _has_newer(tx: UnitOfWork, delivery: AlertDelivery) -> bool:
     newer = select(AlertDelivery.id).where(
         AlertDelivery.channel_id == delivery.channel_id,
         AlertDelivery.group_id == delivery.group_id,
@@ -440,7 +444,7 @@ def attempt_note(container: Container, target: DeliveryTarget, note: Note) -> Re
     DeliveryError
         If it was not taken.
     """
-    kind, config = opened(container, target)
+    kind, config = open_channel(container, target)
     if kind.tell is None:
         raise DeliveryError("channel.no_notes", f"{kind.title} takes no notes.", permanent=True)
     limit_s = container.settings.alert_attempt_limit_s

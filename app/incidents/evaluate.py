@@ -24,7 +24,12 @@ from app.incidents.lifecycle import (
     silence,
     unacknowledge,
 )
-from app.incidents.machines import ended_with, inside_of, settle, without_held
+from app.incidents.machines import (
+    members_ended_with,
+    open_members,
+    place_incidents,
+    without_early_ends,
+)
 from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
 from app.incidents.reads import IncidentView, get_incident, no_incident
 from app.incidents.store import (
@@ -36,8 +41,8 @@ from app.incidents.store import (
     load_job,
     load_rules,
     lock_group,
+    mark_hangs_over,
     save_change,
-    say_over,
     timing,
 )
 from app.jobs.models import Job
@@ -73,12 +78,12 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
     job = load_job(tx, group)
     intervals = timing(container.settings)
     changes = evaluate(job, rules, tx.now, uuid.uuid4)
-    changes = without_held(tx, job.incidents, changes)
+    changes = without_early_ends(tx, job.incidents, changes)
     for change in changes:
         save_change(tx, group, change, intervals)
     incidents = {incident.id: incident for incident in job.incidents}
     incidents |= {change.incident.id: change.incident for change in changes}
-    settle(tx, incidents.values())
+    place_incidents(tx, incidents.values())
     left = [found for found in incidents.values() if found.state is not IncidentState.RESOLVED]
     group.look_at = next_look(replace(job, incidents=left), rules, tx.now)
 
@@ -86,7 +91,7 @@ def look(container: Container, tx: UnitOfWork, group: AlertGroup) -> None:
 # What an order makes of an incident; None where it is so already.
 Order = Callable[[Incident, datetime], IncidentChange | None]
 # Which incidents inside of others an order is for as well.
-Inside = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
+MembersOf = Callable[["UnitOfWork", Collection["uuid.UUID"]], "set[uuid.UUID]"]
 
 RESOLVED_BY_PERSON: Final = "resolved by hand"
 
@@ -161,7 +166,7 @@ def acknowledge_incident(
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, acknowledging(who), who, note)
+    return _execute(container, incident_id, acknowledging(who), who, note)
 
 
 def unacknowledge_incident(
@@ -174,7 +179,7 @@ def unacknowledge_incident(
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, unacknowledging, who, None)
+    return _execute(container, incident_id, unacknowledging, who, None)
 
 
 def silence_incident(
@@ -194,7 +199,7 @@ def silence_incident(
         If that time is over, or the incident is.
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, silencing(who, until, reason), who, reason)
+    return _execute(container, incident_id, silencing(who, until, reason), who, reason)
 
 
 def end_incident_silence(
@@ -211,7 +216,7 @@ def end_incident_silence(
     def order(incident: Incident, _now: datetime) -> IncidentChange:
         return IncidentChange(end_silence(incident), incident.state, "unsilenced")
 
-    return _ordered(container, incident_id, order, who, None)
+    return _execute(container, incident_id, order, who, None)
 
 
 def resolve_incident(
@@ -224,7 +229,7 @@ def resolve_incident(
     NotFoundError, ConflictError
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, resolving(who, note), who, note)
+    return _execute(container, incident_id, resolving(who, note), who, note)
 
 
 def reopen_incident(
@@ -239,10 +244,10 @@ def reopen_incident(
         If it ended by itself, or the same is open again.
     """
     who = container.principal.called(by)
-    return _ordered(container, incident_id, reopening, who, note, inside=ended_with)
+    return _execute(container, incident_id, reopening, who, note, inside=members_ended_with)
 
 
-def carry_out(  # noqa: PLR0913 - an order, and who is behind it
+def apply_order(  # noqa: PLR0913 - an order, and who is behind it
     container: Container,
     tx: UnitOfWork,
     group: AlertGroup,
@@ -270,45 +275,47 @@ def carry_out(  # noqa: PLR0913 - an order, and who is behind it
             )
     save_change(tx, group, change, timing(container.settings), actor=who.name, note=note)
     if change.event == "resolved" and change.incident.hang is not None:
-        say_over(tx, group.job_id, tx.now, who.name)
-    record(tx, who, ACTIONS[change.event], called(tx, group, change.incident), detail=note)
+        mark_hangs_over(tx, group.job_id, tx.now, who.name)
+    record(tx, who, ACTIONS[change.event], audit_name(tx, group, change.incident), detail=note)
     # A silence ends by time, and what was resolved may not have to be looked for.
     group.look_at = tx.now
 
 
-def called(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
+def audit_name(tx: UnitOfWork, group: AlertGroup, incident: Incident) -> str:
     """Return what the audit log calls an incident."""
     job = tx.session.execute(select(Job.name).where(Job.id == group.job_id)).scalar_one()
     where = f" {incident.where}" if incident.where else ""
     return f"incident {incident.cause}{where} of {job}"
 
 
-def _ordered(  # noqa: PLR0913 - an order, who is behind it, and for what
+def _execute(  # noqa: PLR0913 - an order, who is behind it, and for what
     container: Container,
     incident_id: uuid.UUID,
     order: Order,
     who: Principal,
     note: str | None,
     *,
-    inside: Inside = inside_of,
+    inside: MembersOf = open_members,
 ) -> IncidentView:
     with container.uow() as tx:
         changed = []
-        for group, row in locked(tx, [incident_id, *inside(tx, [incident_id])]):
+        for group, row in lock_incidents(tx, [incident_id, *inside(tx, [incident_id])]):
             try:
                 change = order(incident_of(row), tx.now)
                 if change is not None:
-                    carry_out(container, tx, group, change, who=who, note=note)
+                    apply_order(container, tx, group, change, who=who, note=note)
                     changed.append(change.incident)
             except ConflictError:
                 if row.id == incident_id:
                     raise
-        settle(tx, changed)
+        place_incidents(tx, changed)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 
 
-def locked(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> list[tuple[AlertGroup, AlertIncident]]:
+def lock_incidents(
+    tx: UnitOfWork, ids: Collection[uuid.UUID]
+) -> list[tuple[AlertGroup, AlertIncident]]:
     """Return incidents with their groups, which are locked.
 
     In the order of their ids: two orders for the same incidents never wait for each other.

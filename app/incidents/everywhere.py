@@ -56,7 +56,7 @@ _ORDER: Final = (
 )
 
 
-def readable(principal: Principal) -> frozenset[int] | None:
+def readable_projects(principal: Principal) -> frozenset[int] | None:
     """Return the projects that someone may read; None where these are all."""
     if Right.READ in principal.everywhere:
         return None
@@ -65,7 +65,7 @@ def readable(principal: Principal) -> frozenset[int] | None:
 
 def reads_several(tx: Reads, principal: Principal) -> bool:
     """Return whether there are several projects that someone may read."""
-    known = readable(principal)
+    known = readable_projects(principal)
     if known is not None and len(known) < _SEVERAL:
         return False
     there = [Project.deleted_at.is_(None)]

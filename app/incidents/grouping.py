@@ -42,7 +42,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class DeliveryStyle:
     """How a kind of channel wants to be told."""
 
     acknowledgements: bool = False  # also that an incident was acknowledged
@@ -106,7 +106,7 @@ class Sent:
 class Audience:
     """A channel as a group sees it."""
 
-    manner: Manner
+    style: DeliveryStyle
     sent: Sequence[Sent]
     """What was tried, the oldest first; older than the last delivered one is not needed."""
 
@@ -155,7 +155,7 @@ def content_for(
     shown = {incident.id: incident for incident in visible(incidents, inside)}
     believed = _believed(audience)
     return Content(
-        present=tuple(_item(incident, audience.manner) for incident in shown.values()),
+        present=tuple(_item(incident, audience.style) for incident in shown.values()),
         resolved=tuple(
             IncidentItem(incident.id, Status.RESOLVED, incident.epoch)
             for incident in incidents
@@ -190,7 +190,7 @@ def is_due(
     repeated = {
         incident.id
         for incident in incidents
-        if audience.manner.refreshes or incident.state is IncidentState.FIRING
+        if audience.style.refreshes or incident.state is IncidentState.FIRING
     }
     return now >= last.created_at + timing.repeat_interval and (
         any(item.incident in repeated for item in content.present)
@@ -200,8 +200,8 @@ def is_due(
     )
 
 
-def _item(incident: Incident, manner: Manner) -> IncidentItem:
-    shows = manner.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
+def _item(incident: Incident, style: DeliveryStyle) -> IncidentItem:
+    shows = style.acknowledgements and incident.state is IncidentState.ACKNOWLEDGED
     return IncidentItem(
         incident.id, Status.ACKNOWLEDGED if shows else Status.FIRING, incident.epoch
     )
@@ -238,7 +238,7 @@ class IncidentChange:
     event: str
 
     @property
-    def tells(self) -> bool:
+    def notifies(self) -> bool:
         """Return whether channels may have to be told."""
         return self.event != "held" and self.incident.was_notified
 

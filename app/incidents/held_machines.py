@@ -23,11 +23,11 @@ from app.incidents.models.rules import highest
 from app.incidents.models.tables import IncidentState
 
 # Last data this close to each other may have ended for one reason.
-TOGETHER: Final = timedelta(minutes=10)
+SILENT_TOGETHER_WITHIN: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class MemberIncident:
     """An incident inside of another one, with its job as rules and channels see it."""
 
     incident: Incident
@@ -50,16 +50,16 @@ def machine_of(incident: Incident) -> str:
 
 def place_of(where: str, facts: Facts | None) -> str:
     """Return an incident's place as people read it: a host's name that is a guess says so."""
-    return called(where, guessed=facts is not None and facts.guesses(where))
+    return called(where, guessed=facts is not None and facts.has_guessed_name(where))
 
 
 def node_of(incident: Incident) -> str:
     """Return the node at fault that schedulers know; empty also where its name is a guess."""
     host = machine_of(incident)
-    return "" if incident.facts is not None and incident.facts.guesses(host) else host
+    return "" if incident.facts is not None and incident.facts.has_guessed_name(host) else host
 
 
-def joins_others(incident: Incident) -> bool:
+def is_shared(incident: Incident) -> bool:
     """Return whether incidents of other jobs that blame the same host are the same thing.
 
     What is the job's own is no other job's. Pods of two jobs may have one name: only a GPU tells
@@ -68,7 +68,7 @@ def joins_others(incident: Incident) -> bool:
     if incident.cause == NO_DATA_CAUSE:
         return True
     host = machine_of(incident)
-    return bool(host) and (incident.facts is None or incident.facts.tells(host))
+    return bool(host) and (incident.facts is None or incident.facts.identifies(host))
 
 
 def silent_since(incident: Incident) -> datetime:
@@ -76,20 +76,20 @@ def silent_since(incident: Incident) -> datetime:
     return incident.opened_at - timedelta(minutes=incident.value or 0.0)
 
 
-def shared_by(incident: Incident) -> tuple[str, ...]:
+def shared_names(incident: Incident) -> tuple[str, ...]:
     """Return the names under which incidents of other jobs may be the same thing, its own first.
 
     Of a cause that blames a machine that is its host. Of silence it is the time of the last data,
     and the times next to it, in which others may have begun.
     """
     if incident.cause == NO_DATA_CAUSE:
-        at = int(silent_since(incident).timestamp() // TOGETHER.total_seconds())
+        at = int(silent_since(incident).timestamp() // SILENT_TOGETHER_WITHIN.total_seconds())
         return tuple(f"silent since {n}" for n in (at, at - 1, at + 1))
     host = host_of(incident.where)
     return (host,) if host else ()
 
 
-def speaking_for(lead: Incident, inside: Sequence[Inside]) -> Incident:
+def as_lead(lead: Incident, inside: Sequence[MemberIncident]) -> Incident:
     """Return an incident as channels are notified of it, for all that are inside it.
 
     It is as severe as the worst of them. That one of them got worse makes it news, as it would be

@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import aliased
 
 from app.incidents.grouping import IncidentChange, next_flush
-from app.incidents.held_machines import Inside, joins_others, shared_by
+from app.incidents.held_machines import MemberIncident, is_shared, shared_names
 from app.incidents.lifecycle import Incident
 from app.incidents.models.tables import AlertGroup, AlertIncident, AlertOnHost, IncidentState
 from app.incidents.store import incident_of, lock_group, timing
@@ -37,7 +37,7 @@ LEADS: Final = (AlertOnHost.incident_id == AlertOnHost.lead_id) & AlertOnHost.ov
 _ONE_LEAD: Final = text("incident_id = lead_id AND over_at IS NULL")
 
 
-def without_held(
+def without_early_ends(
     tx: UnitOfWork, incidents: Iterable[Incident], changes: Sequence[IncidentChange]
 ) -> list[IncidentChange]:
     """Return the changes of a job that happen: a lead lasts until the jobs inside are well.
@@ -45,10 +45,10 @@ def without_held(
     Takes the locks of all leads that the job's incidents may join, leave or end.
     """
     about = [*incidents, *(change.incident for change in changes)]
-    hosts = {name for incident in about if incident.was_notified for name in shared_by(incident)}
+    hosts = {name for incident in about if incident.was_notified for name in shared_names(incident)}
     if not hosts:
         return list(changes)
-    locked = _lock(tx, hosts)
+    locked = _lock_leads(tx, hosts)
     ending = [
         change.incident.id
         for change in changes
@@ -72,7 +72,7 @@ def without_held(
     return [change for change in changes if change.incident.id not in held]
 
 
-def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
+def place_incidents(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     """Let the incidents of a job that fire lead or stand inside, and those that are over leave.
 
     Parameters
@@ -80,7 +80,7 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     incidents : iterable of Incident
         All that the job has open, and those that ended in this transaction, as they are stored.
     """
-    about = [incident for incident in incidents if incident.was_notified and shared_by(incident)]
+    about = [incident for incident in incidents if incident.was_notified and shared_names(incident)]
     if not about:
         return
     about.sort(key=lambda incident: (incident.where, incident.opened_at, incident.id))
@@ -101,16 +101,16 @@ def settle(tx: UnitOfWork, incidents: Iterable[Incident]) -> None:
     for incident in about:
         if incident.state is IncidentState.RESOLVED or incident.id in placed:
             continue
-        if joins_others(incident):
-            _place(tx, incident)
+        if is_shared(incident):
+            _lead_or_join(tx, incident)
 
 
 def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
     """Stop incidents that are over from leading others, and tell the leads of those inside."""
-    hosts = {name for incident in over for name in shared_by(incident)}
+    hosts = {name for incident in over for name in shared_names(incident)}
     if not hosts:
         return
-    _lock(tx, hosts)
+    _lock_leads(tx, hosts)
     ids = [incident.id for incident in over]
     tx.session.execute(
         update(AlertOnHost)
@@ -130,7 +130,7 @@ def leave(tx: UnitOfWork, over: Sequence[Incident]) -> None:
     )
 
 
-def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+def open_members(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     """Return the incidents that are open inside of these."""
     return set(
         tx.session.execute(
@@ -145,7 +145,7 @@ def inside_of(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     )
 
 
-def ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
+def members_ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     """Return the incidents that ended inside of these, at the same time as these."""
     lead = aliased(AlertIncident)
     return set(
@@ -162,7 +162,7 @@ def ended_with(tx: UnitOfWork, ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     )
 
 
-def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
+def _lock_leads(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
     """Lock the leads of hosts, and return which incidents those are."""
     return set(
         tx.session.execute(
@@ -174,13 +174,13 @@ def _lock(tx: UnitOfWork, hosts: Collection[str]) -> set[uuid.UUID]:
     )
 
 
-def _place(tx: UnitOfWork, incident: Incident) -> None:
+def _lead_or_join(tx: UnitOfWork, incident: Incident) -> None:
     """Let an incident lead its host, or stand inside of the one that does."""
-    host, *next_to = shared_by(incident)
+    host, *next_to = shared_names(incident)
     # It may have been inside of one that is over.
     tx.session.execute(delete(AlertOnHost).where(AlertOnHost.incident_id == incident.id))
     for _ in range(TRIES):
-        if any(_stands_inside(tx, incident, name) for name in next_to):
+        if any(_join_lead(tx, incident, name) for name in next_to):
             return
         leading = tx.session.execute(
             insert(AlertOnHost)
@@ -190,12 +190,12 @@ def _place(tx: UnitOfWork, incident: Incident) -> None:
         ).scalar()
         if leading is not None:
             return
-        if _stands_inside(tx, incident, host):
+        if _join_lead(tx, incident, host):
             return
     raise RuntimeError(f"no incident speaks for the host of incident {incident.id}")
 
 
-def _stands_inside(tx: UnitOfWork, incident: Incident, host: str) -> bool:
+def _join_lead(tx: UnitOfWork, incident: Incident, host: str) -> bool:
     """Let an incident stand inside of the lead of a host; return whether there is one."""
     # The lead's row stays locked: it cannot end before this incident stands inside.
     lead = tx.session.execute(
@@ -214,7 +214,7 @@ def _stands_inside(tx: UnitOfWork, incident: Incident, host: str) -> bool:
 # ---- What stands inside of incidents, as rules, messages and pages need it ---------------------
 
 
-def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Inside]]:
+def members_by_lead(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[MemberIncident]]:
     """Return by incident of a job's group all that stand, or stood, inside of it."""
     lead = aliased(AlertIncident)
     rows = tx.session.execute(
@@ -226,15 +226,15 @@ def inside_of_group(tx: Reads, group_id: uuid.UUID) -> dict[uuid.UUID, list[Insi
         .where(lead.group_id == group_id, AlertOnHost.incident_id != AlertOnHost.lead_id)
         .order_by(AlertIncident.opened_at, AlertIncident.id)
     ).all()
-    found: dict[uuid.UUID, list[Inside]] = {}
+    found: dict[uuid.UUID, list[MemberIncident]] = {}
     for lead_id, row, job in rows:
         incident = incident_of(row)
         labels = incident.facts.labels if incident.facts else {}
-        found.setdefault(lead_id, []).append(Inside(incident, job, labels))
+        found.setdefault(lead_id, []).append(MemberIncident(incident, job, labels))
     return found
 
 
-def standing_inside(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
+def led_incidents(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
     """Return the incidents of a group that another one speaks for."""
     lead = aliased(AlertOnHost)
     return frozenset(
@@ -254,7 +254,7 @@ def standing_inside(tx: Reads, group_id: uuid.UUID) -> frozenset[uuid.UUID]:
 # ---- Use case: look at the incident that speaks for a machine, because of what changed inside ----
 
 
-def wake(container: Container, lead_id: uuid.UUID) -> None:
+def look_at_lead(container: Container, lead_id: uuid.UUID) -> None:
     """Let a lead's job be looked at, and its channels be told if that is news."""
     with container.uow() as tx:
         group_id = tx.session.execute(

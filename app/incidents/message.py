@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from app.analysis.diagnosis.causes.registry import KINDS, title_of
 from app.analysis.diagnosis.finding import UNKNOWN
 from app.incidents.grouping import Content, IncidentItem, Status
-from app.incidents.held_machines import Inside, machine_of, place_of, silent_since
+from app.incidents.held_machines import MemberIncident, machine_of, place_of, silent_since
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import (
     ALL_SLOW_CAUSE,
@@ -51,7 +51,7 @@ _TITLES: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class JobInside:
+class MemberJob:
     """A job that stands inside of an incident, and how slow it is where that is known."""
 
     job: str
@@ -87,7 +87,7 @@ class Alert:
     view_url: str  # the view of the dashboard that shows it
     incident_url: str  # where to acknowledge, silence and resolve it
     news: bool = True  # whether the channel has not been told this before
-    jobs: tuple[JobInside, ...] = ()  # others that blame the same machine, the slowest first
+    jobs: tuple[MemberJob, ...] = ()  # others that blame the same machine, the slowest first
     job: str = ""  # in a digest, else empty: the message's
     hang: HangFacts | None = None  # that it is about
     silent_since: datetime | None = None  # of a job that sends nothing
@@ -189,7 +189,7 @@ class Message:
 
     def with_alerts(self, alerts: Sequence[Alert]) -> Message:
         """Return a digest of alerts of many jobs, the worst first."""
-        ordered = tuple(sorted(alerts, key=_badness))
+        ordered = tuple(sorted(alerts, key=_severity_order))
         return replace(self, job=ordered[0].job, alerts=ordered)
 
     @property
@@ -213,7 +213,7 @@ class Message:
         return f"{mark}[{state}] {self.job}{jobs}: {self.main.subject}{rest}"
 
 
-def _badness(alert: Alert) -> tuple[bool, bool, bool, float]:
+def _severity_order(alert: Alert) -> tuple[bool, bool, bool, float]:
     shown = alert.facts.known if alert.facts else None
     return (
         alert.status is Status.RESOLVED,
@@ -239,7 +239,7 @@ def make_message(  # noqa: PLR0913 - everything that is fixed at this moment
     rule_names: Mapping[UUID, str],
     base_url: str,
     repeat: timedelta,
-    inside: Mapping[UUID, Sequence[Inside]] = MappingProxyType({}),
+    inside: Mapping[UUID, Sequence[MemberIncident]] = MappingProxyType({}),
     asks: Mapping[str, Sequence[PendingAction]] = MappingProxyType({}),
     channel: UUID | None = None,
 ) -> Message:
@@ -288,9 +288,9 @@ def _asks(
     return () if over else tuple(asks.get(machine_of(incident), ()))
 
 
-def _jobs(inside: Sequence[Inside]) -> tuple[JobInside, ...]:
+def _jobs(inside: Sequence[MemberIncident]) -> tuple[MemberJob, ...]:
     found = [
-        JobInside(
+        MemberJob(
             one.job,
             facts.headline.slowdown if (facts := one.incident.facts) and facts.headline else None,
         )

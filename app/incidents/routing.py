@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 
 from app.incidents.channels.registry import KINDS
 from app.incidents.grouping import CONTENT, Audience, Sent
-from app.incidents.held_machines import Inside, speaking_for
+from app.incidents.held_machines import MemberIncident, as_lead
 from app.incidents.lifecycle import Incident
-from app.incidents.machines import inside_of_group, standing_inside
+from app.incidents.machines import led_incidents, members_by_lead
 from app.incidents.models.rules import Rule, Selector
 from app.incidents.models.tables import (
     AlertChannel,
@@ -33,7 +33,7 @@ SELECTOR: Final = TypeAdapter(Selector)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNow:
+class GroupSnapshot:
     """A group as its channels are to hear of it."""
 
     job: str
@@ -42,12 +42,12 @@ class GroupNow:
     # The open ones; those that speak for a machine as they speak for all inside.
     incidents: Sequence[Incident]
     # By incident, what stands inside of it and is not over.
-    inside: Mapping[uuid.UUID, Sequence[Inside]]
+    inside: Mapping[uuid.UUID, Sequence[MemberIncident]]
     # Incidents that one of another job speaks for.
-    spoken_for: frozenset[uuid.UUID]
+    led_elsewhere: frozenset[uuid.UUID]
     attached: Mapping[tuple[uuid.UUID, uuid.UUID], datetime]  # see `routed`
 
-    def meant_for(self, channel: AlertChannel) -> list[Incident]:
+    def incidents_for(self, channel: AlertChannel) -> list[Incident]:
         """Return the incidents that a channel is for, by themselves or by one inside."""
 
         def any_inside(incident: Incident) -> bool:
@@ -65,24 +65,24 @@ class GroupNow:
         return [found for found in self.incidents if found.id in own or any_inside(found)]
 
 
-def group_now(tx: UnitOfWork, group: AlertGroup) -> GroupNow:
+def group_snapshot(tx: UnitOfWork, group: AlertGroup) -> GroupSnapshot:
     """Return a group that is locked as its channels are to hear of it."""
     job, labels = job_and_labels(tx, group.job_id)
-    ever = inside_of_group(tx, group.id)
+    ever = members_by_lead(tx, group.id)
     present = {
         lead: [one for one in ones if one.incident.state is not IncidentState.RESOLVED]
         for lead, ones in ever.items()
     }
-    return GroupNow(
+    return GroupSnapshot(
         job=job,
         labels=labels,
         rules={rule.id: rule for rule in load_rules(tx)},
         incidents=[
-            speaking_for(found, ever[found.id]) if found.id in ever else found
+            as_lead(found, ever[found.id]) if found.id in ever else found
             for found in open_incidents(tx, group.id)
         ],
         inside=present,
-        spoken_for=standing_inside(tx, group.id),
+        led_elsewhere=led_incidents(tx, group.id),
         attached={
             (row.id, uuid.UUID(channel)): datetime.fromisoformat(at)
             for row in tx.session.execute(select(AlertRule.id, AlertRule.attached))
@@ -127,7 +127,7 @@ def routed(  # noqa: PLR0913, PLR0917 - everything that routes
     ]
 
 
-def audience(
+def audience_of(
     tx: UnitOfWork,
     channel: AlertChannel,
     group_id: uuid.UUID,
@@ -163,7 +163,7 @@ def audience(
         .order_by(AlertDelivery.number)
     ).all()
     return Audience(
-        KINDS[channel.kind].manner,
+        KINDS[channel.kind].style,
         [
             Sent(
                 created_at=row.created_at,
@@ -177,7 +177,7 @@ def audience(
     )
 
 
-def with_heard_of(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
+def with_notified(tx: UnitOfWork, incidents: Sequence[Incident], heard: Audience) -> list[Incident]:
     """Return incidents and those, mostly over by now, that the channel may have heard of."""
     have = {incident.id for incident in incidents}
     missing = {id_ for sent in heard.sent for id_ in sent.content.believed_open} - have

@@ -21,7 +21,7 @@ from uuid import UUID
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import Fault, InvalidSlackError, SlackRefusedError
-from app.incidents.channels.slack import Pressed
+from app.incidents.channels.slack import Button
 
 # The payload holds the whole message, of at most 50 blocks.
 MAX_BODY_BYTES: Final = 256 * 1024
@@ -62,10 +62,10 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class Interaction:
+class ButtonPress:
     """What was pressed, on what, in a message of which channel; not verified yet."""
 
-    what: Pressed
+    what: Button
     channel: UUID
     about: UUID  # the incident, or the action on a machine
     user: User
@@ -75,7 +75,7 @@ class Interaction:
 _PAYLOAD: Final = TypeAdapter(Payload)
 
 
-def read_interaction(body: bytes) -> Interaction:
+def read_interaction(body: bytes) -> ButtonPress:
     """Return what a body says.
 
     Raises
@@ -95,7 +95,7 @@ def read_interaction(body: bytes) -> Interaction:
             faults=(Fault("slack.invalid", "payload: no block_actions", column="payload"),),
         ) from error
     [pressed] = payload.actions
-    if pressed.action_id not in tuple(Pressed) or not _VALUE.fullmatch(pressed.value):
+    if pressed.action_id not in tuple(Button) or not _VALUE.fullmatch(pressed.value):
         raise InvalidSlackError(
             "The button is none of Paceline's.",
             code="slack.unknown_action",
@@ -110,7 +110,7 @@ def read_interaction(body: bytes) -> Interaction:
         raise InvalidSlackError(
             "The button is none of Paceline's.", code="slack.unknown_action"
         ) from error
-    return Interaction(Pressed(pressed.action_id), *ids, payload.user, payload.response_url)
+    return ButtonPress(Button(pressed.action_id), *ids, payload.user, payload.response_url)
 
 
 def signature_of(secret: str, timestamp: str, body: bytes) -> str:

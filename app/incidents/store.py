@@ -24,7 +24,7 @@ from sqlalchemy.orm import aliased
 from app.analysis.pulse.step_pace import Pace
 from app.analysis.report.session_verdict import SessionVerdict
 from app.hangs.models import StoredHang, open_hang
-from app.incidents.conditions import HISTORY_SESSIONS, judge
+from app.incidents.conditions import HISTORY_SESSIONS, judge_notice
 from app.incidents.grouping import IncidentChange, JobState, Timing, next_flush
 from app.incidents.lifecycle import INCIDENT, Incident
 from app.incidents.models.facts import (
@@ -56,7 +56,7 @@ from app.sessions.models.tables import Session, StoredVerdict
 
 
 # Culprits that a message names.
-_NAMED: Final = 6
+_NAMED_CULPRITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def latest_hang(tx: Reads, job_id: int) -> HangFacts | None:
         return None
     verdict = open_hang(row.document).verdict
     named = [f"{one.rank}{one.place and f' ({one.place})'}" for one in verdict.culprits]
-    more = len(named) - _NAMED
-    culprits = ", ".join(named[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(named) - _NAMED_CULPRITS
+    culprits = ", ".join(named[:_NAMED_CULPRITS]) + (f" and {more} more" if more > 0 else "")
     return HangFacts(
         id=row.id,
         since=row.since,
@@ -158,7 +158,7 @@ def end_hangs(tx: UnitOfWork, job_id: int) -> None:
     )
 
 
-def say_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
+def mark_hangs_over(tx: UnitOfWork, job_id: int, at: datetime, by: str) -> None:
     """Note that a person said that a job's hangs are over."""
     tx.session.execute(
         update(StoredHang)
@@ -242,7 +242,7 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
     for request in requests.all():
         came = tx.session.execute(
             select(Session.id, Session.state)
-            .where(came_of(request))
+            .where(came_from_request(request))
             .order_by(Session.received_at, Session.id)
             .limit(1)
         ).one_or_none()
@@ -254,7 +254,7 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
         if not facts:
             continue
         for notice in notices_of_job(tx, job_id):
-            said = judge(notice, facts[0])
+            said = judge_notice(notice, facts[0])
             if said is None:
                 continue
             tx.session.execute(
@@ -272,7 +272,7 @@ def judge_notices(tx: UnitOfWork, job_id: int) -> None:
             )
 
 
-def came_of(request: RecordingRequest) -> ColumnElement[bool]:
+def came_from_request(request: RecordingRequest) -> ColumnElement[bool]:
     """Return what is true of the sessions that may have come of a request."""
     return (
         (Session.job_id == request.job_id)
@@ -286,7 +286,7 @@ def _seconds(ns: float | None) -> float | None:
 
 
 # Gaps between this number of sessions give the typical interval; one more session than gaps.
-RECEIVED: Final = BASELINE_SESSIONS + 1
+RECEIVED_READ: Final = BASELINE_SESSIONS + 1
 
 OPEN: Final = AlertIncident.state != IncidentState.RESOLVED
 
@@ -408,7 +408,7 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         select(Session.received_at, Session.meta["labels"])
         .where(Session.job_id == group.job_id)
         .order_by(Session.received_at.desc())
-        .limit(RECEIVED)
+        .limit(RECEIVED_READ)
     ).all()
     rows = tx.session.execute(
         select(AlertIncident)
@@ -426,10 +426,10 @@ def load_job(tx: UnitOfWork, group: AlertGroup) -> JobState:
         silences={
             incident.fingerprint: incident.silence for incident in silenced if incident.silence
         },
-        since=_settled(tx, group.id, "resolved_by"),
+        since=_last_resolved(tx, group.id, "resolved_by"),
         hang=latest_hang(tx, group.job_id),
         notices=notices_of_job(tx, group.job_id),
-        heard=_settled(tx, group.id, "notice"),
+        heard=_last_resolved(tx, group.id, "notice"),
     )
 
 
@@ -474,7 +474,7 @@ def save_change(  # noqa: PLR0913 - a transition, and who is behind it
             at=tx.now,
         )
     )
-    if change.tells:
+    if change.notifies:
         group.flush_at = next_flush(intervals, tx.now, group.flushed_at, group.flush_at)
         group.traceparent = current()
 
@@ -484,7 +484,7 @@ def rule_names(rules: Sequence[Rule]) -> Mapping[uuid.UUID, str]:
     return {rule.id: rule.name for rule in rules}
 
 
-def _settled(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
+def _last_resolved(tx: UnitOfWork, group_id: uuid.UUID, which: str) -> dict[uuid.UUID, datetime]:
     """Return by rule when an incident of it last ended.
 
     Parameters

@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 import structlog
 from sqlalchemy import CursorResult, delete, exists, select
 
-from app.incidents.batching import flush_group, pump, set_free
+from app.incidents.batching import flush_group, pump, release_orphans
 from app.incidents.evaluate import look_at_group
-from app.incidents.machines import wake
+from app.incidents.machines import look_at_lead
 from app.incidents.models.tables import (
     AlertChannel,
     AlertDelivery,
@@ -62,14 +62,14 @@ def sweep_alerts(container: Container) -> AlertSweep:
     until_s = time.monotonic() + PASS_LIMIT_S
     looked = flushed = started = 0
     for of, incident_id in _stirred(everywhere):
-        wake(container.within(of), incident_id)
+        look_at_lead(container.within(of), incident_id)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.look_at)
         looked += sum(look_at_group(container.within(of), group_id) for of, group_id in due)
         if len(due) < BATCH:
             break
     with everywhere.uow() as tx:
-        set_free(tx)
+        release_orphans(tx)
     while time.monotonic() < until_s:
         due = _due_groups(everywhere, AlertGroup.flush_at)
         for of, group_id in due:

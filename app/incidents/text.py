@@ -14,7 +14,7 @@ from app.analysis.report.session_verdict import VerdictWorker
 from app.analysis.trace.rank_metadata import called
 from app.analysis.wording import NBSP, gpu_time, hours, percent, sure
 from app.incidents.grouping import Status
-from app.incidents.message import Alert, JobInside, Message
+from app.incidents.message import Alert, MemberJob, Message
 from app.incidents.models.facts import (
     ALL_SLOW_CAUSE,
     BETWEEN_STEPS_CAUSE,
@@ -190,7 +190,7 @@ def _worker(worker: VerdictWorker) -> str:
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
 
 
-def _jobs(inside: Sequence[JobInside]) -> str:
+def _jobs(inside: Sequence[MemberJob]) -> str:
     named = [
         one.job if one.slowdown is None else f"{one.job} {one.slowdown:.2f}×"
         for one in inside[:MAX_ALERTS]

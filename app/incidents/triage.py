@@ -21,12 +21,12 @@ from app.access.audit import Action, record
 from app.analysis.report.charts import mean_heatmap
 from app.errors import ConflictError
 from app.incidents.evaluate import (
-    Inside,
+    MembersOf,
     Order,
     acknowledging,
-    called,
-    carry_out,
-    locked,
+    apply_order,
+    audit_name,
+    lock_incidents,
     reopening,
     resolving,
     silencing,
@@ -34,7 +34,7 @@ from app.incidents.evaluate import (
 )
 from app.incidents.held_machines import cordon_commands, machine_of, node_of
 from app.incidents.lifecycle import INCIDENT
-from app.incidents.machines import ended_with, inside_of, settle
+from app.incidents.machines import members_ended_with, open_members, place_incidents
 from app.incidents.models.tables import AlertAssignee, AlertComment, AlertEvent, IncidentState
 from app.incidents.reads import IncidentView, get_incident
 from app.incidents.store import incident_of
@@ -98,7 +98,7 @@ def evidence_of(tx: Reads, incident_id: uuid.UUID, *, with_report: bool = False)
         life=life,
         host=host,
         commands=cordon_commands(node_of(incident), f"Paceline incident {incident.id}"),
-        guessed=facts is not None and facts.guesses(host),
+        guessed=facts is not None and facts.has_guessed_name(host),
         heatmap=heatmap,
         picture=picture,
         report=report,
@@ -160,9 +160,9 @@ def _workers_csv(heatmap: NDArray[np.float32]) -> str:
 
 
 # More than a person selects; a transaction holds the locks of their groups.
-MOST: Final = 500
+MAX_INCIDENTS: Final = 500
 # Refusals of one incident, which do not hold up the others.
-LEFT_ALONE: Final = frozenset(
+SKIPPED_CODES: Final = frozenset(
     {"incident.wrong_state", "incident.ended_by_itself", "incident.open_again"}
 )
 
@@ -195,7 +195,7 @@ def acknowledge_many(
         If one of them is not there; then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, acknowledging(who), who, note)
+    return _execute(container, ids, acknowledging(who), who, note)
 
 
 def unacknowledge_many(
@@ -209,7 +209,7 @@ def unacknowledge_many(
         If one of them is not there; then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, unacknowledging, who, None)
+    return _execute(container, ids, unacknowledging, who, None)
 
 
 def reopen_many(
@@ -223,7 +223,7 @@ def reopen_many(
         If one of them is not there; then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, reopening, who, note, inside=ended_with)
+    return _execute(container, ids, reopening, who, note, inside=members_ended_with)
 
 
 def silence_many(
@@ -244,7 +244,7 @@ def silence_many(
         If the silence would end in the past. Then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, silencing(who, until, reason), who, reason)
+    return _execute(container, ids, silencing(who, until, reason), who, reason)
 
 
 def resolve_many(
@@ -258,29 +258,29 @@ def resolve_many(
         If one of them is not there; then all stay as they are.
     """
     who = container.principal.called(by)
-    return _order(container, ids, resolving(who, note), who, note)
+    return _execute(container, ids, resolving(who, note), who, note)
 
 
-def _order(  # noqa: PLR0913 - an order, who is behind it, and for what
+def _execute(  # noqa: PLR0913 - an order, who is behind it, and for what
     container: Container,
     ids: Collection[uuid.UUID],
     order: Order,
     who: Principal,
     note: str | None,
     *,
-    inside: Inside = inside_of,
+    inside: MembersOf = open_members,
 ) -> OrderOutcome:
     changed, left = [], []
     with container.uow() as tx:
-        for group, row in locked(tx, {*ids, *inside(tx, ids)}):
+        for group, row in lock_incidents(tx, {*ids, *inside(tx, ids)}):
             incident = incident_of(row)
             try:
                 change = order(incident, tx.now)
                 if change is not None:
-                    carry_out(container, tx, group, change, who=who, note=note)
+                    apply_order(container, tx, group, change, who=who, note=note)
                     changed.append(change.incident)
             except ConflictError as error:
-                if error.stable_code not in LEFT_ALONE:
+                if error.stable_code not in SKIPPED_CODES:
                     raise
                 if row.id not in ids:
                     continue
@@ -288,7 +288,7 @@ def _order(  # noqa: PLR0913 - an order, who is behind it, and for what
                 continue
             if change is None and row.id in ids:
                 left.append(Left(row.id, incident.state, f"The incident is {incident.state}."))
-        settle(tx, changed)
+        place_incidents(tx, changed)
     return OrderOutcome([one.id for one in changed], left)
 
 
@@ -306,9 +306,9 @@ def comment_on(
     """
     who = container.principal.called(by)
     with container.uow() as tx:
-        [(group, row)] = locked(tx, [incident_id])
+        [(group, row)] = lock_incidents(tx, [incident_id])
         tx.session.add(AlertComment(incident_id=incident_id, author=who.name, words=words))
-        record(tx, who, Action.COMMENTED, called(tx, group, incident_of(row)), detail=words)
+        record(tx, who, Action.COMMENTED, audit_name(tx, group, incident_of(row)), detail=words)
     with container.reading() as tx:
         return get_incident(tx, incident_id)
 
@@ -332,7 +332,7 @@ def assign_incidents(
     who = container.principal.called(by)
     changed, left = [], []
     with container.uow() as tx:
-        for group, row in locked(tx, ids):
+        for group, row in lock_incidents(tx, ids):
             before = tx.session.get(AlertAssignee, row.id)
             if (before.name if before else None) == to:
                 left.append(
@@ -360,7 +360,7 @@ def assign_incidents(
                     note=to,
                 )
             )
-            subject = called(tx, group, incident_of(row))
+            subject = audit_name(tx, group, incident_of(row))
             record(tx, who, Action.ASSIGNED, subject, detail=f"to {to}" if to else "to no one")
             changed.append(row.id)
     return OrderOutcome(changed, left)

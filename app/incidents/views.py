@@ -61,16 +61,16 @@ DELIVERIES_LISTED: Final = 50
 # Most owners, projects and so on that may be chosen.
 CHOICES: Final = 50
 
-_OVER: Final = IncidentFilter(state=IncidentState.RESOLVED)
+_RESOLVED: Final = IncidentFilter(state=IncidentState.RESOLVED)
 
 # The last session with facts before its end, as an array that holds at most that.
-_its: Final = aliased(Session)
+_facts_session: Final = aliased(Session)
 _AFTER: Final = as_json(
     sessions_with_facts()
-    .join(_its, _its.job_id == Session.job_id)
+    .join(_facts_session, _facts_session.job_id == Session.job_id)
     .where(
-        _its.id == SESSION_ID,
-        Session.received_at > _its.received_at,
+        _facts_session.id == SESSION_ID,
+        Session.received_at > _facts_session.received_at,
         Session.received_at <= AlertIncident.resolved_at,
     )
     .order_by(Session.received_at.desc())
@@ -81,7 +81,7 @@ _LATER: Final = TypeAdapter(tuple[FactsRow, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class ResolvedIncident:
     """An incident that is over, and the latest session that was there by then, if it is newer."""
 
     row: IncidentRow
@@ -118,7 +118,7 @@ class Incidents:
     lost: Mapping[IncidentState, Lost]
     """What jobs lose with incidents of each state."""
     choices: Choices
-    over: Sequence[Over]
+    over: Sequence[ResolvedIncident]
     """Of the last seven days, the latest first, at most 30; where those that are over are asked
     for, this page of them."""
     over_count: int
@@ -193,7 +193,7 @@ def incidents(
         rows = tx.session.execute(page).mappings().all()
         query = (
             INCIDENTS.query()
-            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_OVER))
+            .where(AlertIncident.resolved_at >= tx.now - RESOLVED_FOR, *listed(_RESOLVED))
             .order_by(AlertIncident.resolved_at.desc(), AlertIncident.id)
             .limit(RESOLVED_LISTED)
         )
@@ -215,7 +215,9 @@ def incidents(
         },
         choices=choices,
         over=[
-            Over(row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None))
+            ResolvedIncident(
+                row, next(map(facts_of_row, _LATER.validate_python(found["after"] or ())), None)
+            )
             for row, found in zip(INCIDENTS.rows(ended), ended, strict=True)
         ],
         over_count=ended[0]["in_all"] if ended else 0,

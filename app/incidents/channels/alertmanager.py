@@ -17,7 +17,7 @@ from app.incidents.channels.kind import (
     Url,
     encode,
 )
-from app.incidents.grouping import Manner, Status
+from app.incidents.grouping import DeliveryStyle, Status
 from app.incidents.message import Alert, Message, cause_name
 from app.incidents.models.rules import Severity
 from app.incidents.text import lines_of
@@ -171,5 +171,5 @@ ALERTMANAGER: Final = ChannelKind(
     config=TypeAdapter(AlertmanagerConfig),
     secrets=frozenset({"authorization"}),
     send=send,
-    manner=Manner(refreshes=True, digests=False),
+    style=DeliveryStyle(refreshes=True, digests=False),
 )

@@ -32,7 +32,9 @@ def digest_note(message: Message) -> Note:
         title=message.title,
         sections=(
             Section("By cause", _by_cause(shown)),
-            Section("Most expensive" if message.firing else "Over", _first(message, shown)),
+            Section(
+                "Most expensive" if message.firing else "Over", _most_expensive(message, shown)
+            ),
         ),
         link=f"{message.base_url}incidents?{urlencode(query)}",
         receiver=message.receiver,
@@ -67,7 +69,7 @@ def _costs(alerts: Iterable[Alert]) -> str:
     return f", {hours(lost)} GPU-hours each hour" if lost > 0 else ""
 
 
-def _first(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
+def _most_expensive(message: Message, alerts: Sequence[Alert]) -> tuple[str, ...]:
     # Among equals as the message has them: the worst first.
     ordered = sorted(alerts, key=lambda alert: -_lost(alert))
     lines = []

@@ -153,10 +153,10 @@ def _post(
     try:
         return check(response)
     except DeliveryError as error:
-        raise _explained(error, response) from error
+        raise _with_discord_code(error, response) from error
 
 
-def _explained(error: DeliveryError, response: Response) -> DeliveryError:
+def _with_discord_code(error: DeliveryError, response: Response) -> DeliveryError:
     said = _said(response)
     if said.get("code") in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
         return DeliveryError(

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from app.incidents.grouping import Manner
+from app.incidents.grouping import DeliveryStyle
 from app.incidents.message import Message
 from app.platform.outbound import Outbound, ReceiverAnswer
 
@@ -70,7 +70,7 @@ Url = Annotated[str, Field(min_length=8, max_length=2000, pattern=r"^https?://\S
 Secret = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
-PLAIN: Final = Manner()
+PLAIN: Final = DeliveryStyle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ChannelKind:
     secrets: frozenset[str]  # its fields that are never shown again
     # Takes a configuration and a message, returns the receiver's answer or raises `DeliveryError`.
     send: Callable[[Any, OutgoingMessage], ReceiverAnswer]
-    manner: Manner = PLAIN
+    style: DeliveryStyle = PLAIN
     pictures: bool = False  # whether it can show one
     # Sends a note in the same way; None where a note has no place, as with pagers.
     tell: Callable[[Any, Note, Outbound], ReceiverAnswer] | None = None

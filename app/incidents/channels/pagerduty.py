@@ -19,7 +19,7 @@ from app.incidents.channels.kind import (
     Url,
     encode,
 )
-from app.incidents.grouping import Manner, Status
+from app.incidents.grouping import DeliveryStyle, Status
 from app.incidents.message import Alert, Message
 from app.incidents.text import clip, lines_of
 from app.platform.outbound import ReceiverAnswer, check
@@ -96,5 +96,5 @@ PAGERDUTY: Final = ChannelKind(
     config=TypeAdapter(PagerDutyConfig),
     secrets=frozenset({"routing_key"}),
     send=send,
-    manner=Manner(acknowledgements=True, digests=False),
+    style=DeliveryStyle(acknowledgements=True, digests=False),
 )

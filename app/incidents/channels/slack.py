@@ -36,7 +36,7 @@ MAX_FIELD: Final = 2000
 MAX_FIELDS: Final = 10
 MAX_FALLBACK: Final = 4000
 # Actions in a message that have buttons of their own: each takes a block of the 50.
-MAX_ASKS: Final = 8
+MAX_APPROVALS: Final = 8
 # A button's address may be so long; ours are of our own making.
 MAX_URL: Final = 3000
 
@@ -55,7 +55,7 @@ GONE: Final = (
 )
 
 
-class Pressed(StrEnum):
+class Button(StrEnum):
     """What a button does, as its ``action_id`` says."""
 
     ACKNOWLEDGE = "paceline.acknowledge"
@@ -102,12 +102,12 @@ def slack_body(message: Message, *, buttons: bool = False) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": clip(message.title, MAX_HEADER)}}
     ]
-    asks = MAX_ASKS
+    asks = MAX_APPROVALS
     for alert in message.alerts[:MAX_ALERTS]:
-        blocks += _blocks(message, alert, channel)
+        blocks += _alert_blocks(message, alert, channel)
         if channel is not None:
             asked = alert.asks[: max(asks, 0)]
-            blocks += [_ask(one, channel) for one in asked]
+            blocks += [_approval_block(one, channel) for one in asked]
             asks -= len(asked)
     more = len(message.alerts) - MAX_ALERTS
     if more > 0:
@@ -121,7 +121,7 @@ def slack_body(message: Message, *, buttons: bool = False) -> dict[str, Any]:
     }
 
 
-def _blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[str, Any]]:
+def _alert_blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[str, Any]]:
     lines = lines_of(alert, message.at)
     section: dict[str, Any] = {
         "type": "section",
@@ -137,24 +137,24 @@ def _blocks(message: Message, alert: Alert, channel: UUID | None) -> list[dict[s
     if lines.evidence:
         text = "\n".join(f"• {_escaped(sentence)}" for sentence in lines.evidence)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": clip(text, MAX_TEXT)}})
-    buttons = [_button("Open", alert.view_url)]
+    buttons = [_link_button("Open", alert.view_url)]
     if channel is not None and alert.status is Status.FIRING:
         buttons += [
-            _pressed(Pressed.ACKNOWLEDGE, "Acknowledge", channel, alert.incident),
-            _pressed(Pressed.SILENCE, f"Silence {SILENCE_HOURS} h", channel, alert.incident),
-            _button("Incident", alert.incident_url),
+            _action_button(Button.ACKNOWLEDGE, "Acknowledge", channel, alert.incident),
+            _action_button(Button.SILENCE, f"Silence {SILENCE_HOURS} h", channel, alert.incident),
+            _link_button("Incident", alert.incident_url),
         ]
     else:
-        buttons.append(_button(alert.incident_link, alert.incident_url))
+        buttons.append(_link_button(alert.incident_link, alert.incident_url))
     blocks.append({"type": "actions", "elements": buttons})
     return blocks
 
 
-def _ask(asked: PendingAction, channel: UUID) -> dict[str, Any]:
+def _approval_block(asked: PendingAction, channel: UUID) -> dict[str, Any]:
     """Return a block that says exactly what is run, with the button that has it run."""
     command = asked.command.replace("`", "'")
     text = f"*{asked.kind} on {_escaped(asked.host)}* waits for a person:\n`{_escaped(command)}`"
-    button = _pressed(Pressed.APPROVE, "Approve", channel, asked.action)
+    button = _action_button(Button.APPROVE, "Approve", channel, asked.action)
     return {
         "type": "section",
         "text": {"type": "mrkdwn", "text": clip(text, MAX_TEXT)},
@@ -162,7 +162,7 @@ def _ask(asked: PendingAction, channel: UUID) -> dict[str, Any]:
     }
 
 
-def _pressed(what: Pressed, text: str, channel: UUID, about: UUID) -> dict[str, Any]:
+def _action_button(what: Button, text: str, channel: UUID, about: UUID) -> dict[str, Any]:
     return {
         "type": "button",
         "text": {"type": "plain_text", "text": text},
@@ -171,7 +171,7 @@ def _pressed(what: Pressed, text: str, channel: UUID, about: UUID) -> dict[str, 
     }
 
 
-def _button(text: str, url: str) -> dict[str, Any]:
+def _link_button(text: str, url: str) -> dict[str, Any]:
     return {"type": "button", "text": {"type": "plain_text", "text": text}, "url": url[:MAX_URL]}
 
 
@@ -189,7 +189,7 @@ def note_body(note: Note) -> dict[str, Any]:
         lines = "\n".join(f"• {_escaped(line)}" for line in section.lines)
         text = clip(f"*{_escaped(section.heading)}*\n{lines}", MAX_TEXT)
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text}})
-    blocks.append({"type": "actions", "elements": [_button(note.link_text, note.link)]})
+    blocks.append({"type": "actions", "elements": [_link_button(note.link_text, note.link)]})
     return {
         "text": clip(_escaped(note.title), MAX_FALLBACK),
         "blocks": blocks,

@@ -30,9 +30,9 @@ from app.incidents.models.rules import CauseFound, Hanging, NoData, Noticed, Rul
 
 
 # A message has room for this number of sentences about a cause.
-EVIDENCE: Final = 2
+MAX_EVIDENCE: Final = 2
 # A hang of which nothing was heard for so long is over, though none said so.
-LONGEST: Final = timedelta(days=1)
+HANG_LOST_AFTER: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Facts:
             return None
         return (self.known.waste if self.lost is None else self.lost) * self.gpus
 
-    def guesses(self, host: str) -> bool:
+    def has_guessed_name(self, host: str) -> bool:
         """Return whether a host that causes name has a guessed name."""
         return any(gpu.guessed for cause in self.causes for gpu in cause.gpus if gpu.host == host)
 
-    def tells(self, host: str) -> bool:
+    def identifies(self, host: str) -> bool:
         """Return whether a host's name is that of one machine: none is a guess without a GPU."""
         named = [gpu for cause in self.causes for gpu in cause.gpus if gpu.host == host]
-        return not self.guesses(host) or any(gpu.uuid is not None for gpu in named)
+        return not self.has_guessed_name(host) or any(gpu.uuid is not None for gpu in named)
 
     @property
     def without_verdict(self) -> Facts:
@@ -158,7 +158,7 @@ def facts_of(  # noqa: PLR0913 - the identity of a session, which its verdict do
                 one.where,
                 one.confidence,
                 one.contribution,
-                one.evidence[:EVIDENCE],
+                one.evidence[:MAX_EVIDENCE],
                 one.gpus,
             )
             for one in verdict.causes
@@ -216,18 +216,20 @@ class HangFacts:
     @property
     def is_past(self) -> bool:
         """Return whether its files are of another day: when it ended is not known."""
-        return self.created_at - self.began > LONGEST
+        return self.created_at - self.began > HANG_LOST_AFTER
 
     def is_going_on(self, now: datetime) -> bool:
         """Return whether nothing says that it is over."""
-        unheard = now - self.changed_at > LONGEST
+        unheard = now - self.changed_at > HANG_LOST_AFTER
         return self.over_at is None and not self.is_past and not unheard
 
     def lasted(self, now: datetime) -> timedelta:
         """Return how long it lasted, or lasts; as far as is known where nothing said its end."""
         if self.is_past:
             return timedelta()
-        return max((self.over_at or min(now, self.changed_at + LONGEST)) - self.began, timedelta())
+        return max(
+            (self.over_at or min(now, self.changed_at + HANG_LOST_AFTER)) - self.began, timedelta()
+        )
 
     def gpu_hours(self, now: datetime) -> float:
         """Return what it has cost: every rank's GPU computes nothing as long as it lasts."""
@@ -258,7 +260,7 @@ MEASURED_WITHIN: Final = timedelta(seconds=30)
 _MEASURED_STEPS: Final = 10
 _MEASURED_AT_LAST: Final = timedelta(minutes=5)
 # A place names this number of ranks.
-_NAMED: Final = 4
+_NAMED_RANKS: Final = 4
 
 
 class Outcome(StrEnum):
@@ -333,8 +335,8 @@ class NoticeFacts:
             return ""
         if len(self.hosts) == 1:
             return self.hosts[0]
-        more = "…" if len(self.ranks) > _NAMED else ""
-        shown = ", ".join(map(str, self.ranks[:_NAMED])) + more
+        more = "…" if len(self.ranks) > _NAMED_RANKS else ""
+        shown = ", ".join(map(str, self.ranks[:_NAMED_RANKS])) + more
         return f"{'rank' if len(self.ranks) == 1 else 'ranks'} {shown}"
 
     @property
@@ -407,13 +409,13 @@ class NoticeFacts:
         words = f"the pulse is as before, after {gpu_time(self.gpu_hours)}"
         if self.realized is None or self.cleared_at is None:
             return words
-        since = f"since {self.cleared_at:%H:%M} UTC a step takes {signed(-self.realized)}"
+        since = f"since {self.cleared_at:%H:%M} UTC a step takes {signed_percent(-self.realized)}"
         if predicted is not None:
-            return f"{words}; predicted {signed(-predicted)}, {since}"
+            return f"{words}; predicted {signed_percent(-predicted)}, {since}"
         return f"{words}; {since}"
 
 
-def signed(share: float) -> str:
+def signed_percent(share: float) -> str:
     """Return a share with its sign: what is saved is negative."""
     text = percent(abs(share))
     sign = "\N{MINUS SIGN}" if share < 0 else "+"
@@ -477,9 +479,9 @@ def read_history(
         case Threshold(kind="regression"):
             return _regressions(condition, history, baselines_s)
         case Threshold():
-            return [_number(condition, facts) for facts in history]
+            return [_read_threshold(condition, facts) for facts in history]
         case CauseFound():
-            return [_cause(condition, facts) for facts in history]
+            return [_read_cause(condition, facts) for facts in history]
         case NoData() | Hanging() | Noticed() | Weekly():
             return [_UNKNOWN for _ in history]
         case _:
@@ -508,12 +510,12 @@ def silent_for(condition: NoData, received: Sequence[datetime]) -> timedelta | N
     return max(limits)
 
 
-def _number(condition: Threshold, facts: Facts) -> Reading:
+def _read_threshold(condition: Threshold, facts: Facts) -> Reading:
     value: float | None
     match condition.kind:
         case "headline":
             if facts.withheld is not None:
-                return _at_least(condition, facts.withheld.slowdown, facts.leading_cause)
+                return _read_lower_bound(condition, facts.withheld.slowdown, facts.leading_cause)
             value = facts.headline.slowdown if facts.headline else None
         case "slowdown":
             value = facts.slowdown
@@ -525,27 +527,27 @@ def _number(condition: Threshold, facts: Facts) -> Reading:
             # What the recording has and the replay of durations has not is what the causes cost.
             return Reading(Level.CLEAR, facts.discrepancy)
         case "discrepancy":
-            return _graded(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
+            return _reading(condition, facts.discrepancy, SuspectedCause(LOW_QUALITY_CAUSE))
         case "budget.between_steps" | "budget.slow_together":
-            return _of_all(condition, facts.shares)
+            return _read_share(condition, facts.shares)
         case "regression":
             raise ValueError("a regression is read from the whole history")
         case _:
             assert_never(condition.kind)
-    return _graded(condition, value, facts.leading_cause)
+    return _reading(condition, value, facts.leading_cause)
 
 
-def _of_all(condition: Threshold, shares: Shares | None) -> Reading:
+def _read_share(condition: Threshold, shares: Shares | None) -> Reading:
     """Read what all workers lose."""
     if shares is None:
         return _UNKNOWN
     if condition.kind == "budget.between_steps":
         between = SuspectedCause(BETWEEN_STEPS_CAUSE)
-        return _graded(condition, shares.between_steps_above, between)
-    return _graded(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
+        return _reading(condition, shares.between_steps_above, between)
+    return _reading(condition, shares.slow_together, SuspectedCause(ALL_SLOW_CAUSE))
 
 
-def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
+def _reading(condition: Threshold, value: float | None, blamed: SuspectedCause) -> Reading:
     if value is None:
         return _UNKNOWN
     if value >= condition.at_least:
@@ -555,12 +557,12 @@ def _graded(condition: Threshold, value: float | None, blamed: SuspectedCause) -
     return Reading(Level.CLEAR, value)
 
 
-def _at_least(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
+def _read_lower_bound(condition: Threshold, value: float, blamed: SuspectedCause) -> Reading:
     """Read a number that may be larger: a small one does not say that the condition is over."""
-    return _graded(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
+    return _reading(condition, value, blamed) if value >= condition.clears_below else _UNKNOWN
 
 
-def _cause(condition: CauseFound, facts: Facts) -> Reading:
+def _read_cause(condition: CauseFound, facts: Facts) -> Reading:
     if facts.known is None:
         return _UNKNOWN
     meant = [
@@ -601,7 +603,7 @@ def _regressions(
             continue
         baseline_s = statistics.median(before[-BASELINE_SESSIONS:])
         blamed = facts.causes[0] if facts.causes else SuspectedCause(REGRESSION_CAUSE)
-        reading = _graded(condition, facts.step_time_s / baseline_s - 1, blamed)
+        reading = _reading(condition, facts.step_time_s / baseline_s - 1, blamed)
         if reading.level is not Level.BREACH:
             before.append(facts.step_time_s)
         readings.append(replace(reading, baseline_s=baseline_s))
