@@ -213,7 +213,7 @@ def notices_of_job(tx: Reads, job_id: int) -> list[NoticeFacts]:
                 fires_at=fires_at,
                 cleared_at=row.cleared_at,
                 heard_at=heard_at or row.noticed_at,
-                sentence=row.evidence.told,
+                sentence=row.evidence.full_sentence,
                 asked=row.request_id is not None,
                 outcome=outcome,
                 session=session,

@@ -34,7 +34,7 @@ from app.analysis.replay.host_delays import between_steps_ns
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import mean
-from app.analysis.replay.session import Replayed, with_graph, with_shorter_turn, without_lags
+from app.analysis.replay.session import Replayed, with_graph, with_shorter_step_gap, without_lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     found = _find(signs, KINDS.values())
     launches = [sign.finding.launches for sign in found]
     regular = frozenset[int]().union(*(one.regular for one in launches))
-    turn_ns = max((one.turn_ns for one in launches), default=0.0)
+    step_gap_ns = max((one.step_gap_ns for one in launches), default=0.0)
     late = {
         # two causes may explain the same time
         node: np.minimum(
             late_ns,
             observation.delay_ns(
-                node, regular=node in regular or (turn_ns > 0 and not observation.after[node])
+                node, regular=node in regular or (step_gap_ns > 0 and not observation.after[node])
             ),
         )
         for node, late_ns in summed(one.late_ns for one in launches).items()
@@ -160,13 +160,13 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     main = np.ones(len(metrics.recorded_s), dtype=bool)
     if len(replayed.groups) > 1:
         main = np.isin(replayed.steps, replayed.layout.steps)
-    group = with_shorter_turn(without_lags(replayed.main, regular), turn_ns)
+    group = with_shorter_step_gap(without_lags(replayed.main, regular), step_gap_ns)
     few = sampled(group.layout)
     lags_ns = {edge: ns for one in launches for edge, ns in one.lags_ns.items()}
     if not lags_ns and not regular:
         lags_ns = dict(lags_after_transfers(few, group.graph, group.durations.ideal_ns))
     graph = in_turn(few, group.graph)
-    adapted = bool(lags_ns) or graph is not group.graph or turn_ns > 0
+    adapted = bool(lags_ns) or graph is not group.graph or step_gap_ns > 0
     if adapted:
         group = with_graph(group, replace(graph, lags_ns={**graph.lags_ns, **lags_ns}))
         adapting = replace(observation, group=group)
@@ -331,7 +331,7 @@ def _with_reducing(
     )
 
 
-def holding_anyway(
+def causes_without_replay(
     observation: Observation, metrics: Metrics, earlier: Sequence[EarlierSession] = ()
 ) -> tuple[Cause, ...]:
     """Return causes such as slow workers where no replay tells what they cost.

@@ -277,7 +277,7 @@ class Launches:
     lags_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     # Of what regularly passes between two steps of a rank: how much of that is among `late_ns`, of
     # what steps begin with.
-    turn_ns: float = 0.0
+    step_gap_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from app.analysis.diagnosis.observation import COMPUTATIONS, Observation, kept_w
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.model import TENSOR_TYPES, Trace
-from app.analysis.trace.parallelism import groups_of, has_rings, own_computing
+from app.analysis.trace.parallelism import groups_of, has_rings, own_compute_times
 
 # ---- How long groups of ranks within a worker wait for one another, and for which rank ---------
 # These are tensor-parallel groups, and context-parallel ones, whose collectives have other names.
@@ -339,7 +339,7 @@ def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_
     waits = np.zeros((sizes.pp, sizes.dp), dtype=bool)
     if not has_rings(trace):
         return waits
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     ranks, first, member = np.unique(trace.rank[rows], return_index=True, return_inverse=True)
     total_ns = np.bincount(member.ravel(), weights=own_ns)
     pp, dp = trace.pp[rows[first]], trace.dp[rows[first]]
@@ -352,7 +352,7 @@ def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_
 
 def _ring_waits(observation: Observation) -> Iterator[Waits]:
     trace, layout = observation.trace, observation.layout
-    rows, own_ns = own_computing(trace)
+    rows, own_ns = own_compute_times(trace)
     known = np.isin(trace.step[rows], layout.steps)
     rows, own_ns = rows[known], own_ns[known]
     keys = (trace.rank, trace.order, trace.op, trace.step, trace.pp, trace.dp)

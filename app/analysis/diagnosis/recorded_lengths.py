@@ -123,7 +123,7 @@ def computing_of_steps(observation: Observation) -> FloatArray:
 def slow_together(observation: Observation) -> Together:
     """Return what `common_factor` finds in a session, work apart where lengths are recorded."""
     steps = observation.layout.steps
-    computing = observation.once(computing_of_steps)
+    computing = observation.memoize(computing_of_steps)
     found = common_factor(computing, steps)
     if not found.slow.any():
         return Together(found)

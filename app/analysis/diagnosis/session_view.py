@@ -317,14 +317,14 @@ class Signs:
         observation = self.observation
         if not observation.comparable:
             return None
-        return take_apart(observation.passes, observation.once(some_lengths))
+        return take_apart(observation.passes, observation.memoize(some_lengths))
 
     @cached_property
     def past(self) -> Past | None:
         """Return how the session compares with the job's past; None where it has none."""
         if not self.earlier:
             return None
-        now = computing_of(self.observation, self.observation.once(slow_together).factor)
+        now = computing_of(self.observation, self.observation.memoize(slow_together).factor)
         return against_past(self.observation, now, self.earlier)
 
     @cached_property

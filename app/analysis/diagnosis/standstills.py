@@ -75,7 +75,7 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
 
 def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
     """Return how late first operations are launched but for what their ranks are recorded to do."""
-    late = signs.observation.once(first_delays)
+    late = signs.observation.memoize(first_delays)
     named = [of for name in BETWEEN_STEPS if (of := recorded_delays(signs, name))]
     if not named:
         return late
@@ -88,7 +88,7 @@ def unnamed_first_delays(signs: Signs) -> dict[int, FloatArray]:
 def _delays(observation: Observation, operations: HostOperations) -> dict[int, FloatArray]:
     """Return how late what is launched next is, and what is first, because of host operations."""
     layout = observation.layout
-    first = observation.once(first_delays)
+    first = observation.memoize(first_delays)
     late: dict[int, FloatArray] = {}
     for stage in range(layout.pp):
         nodes = layout.nodes.on(stage)

@@ -222,8 +222,8 @@ def _find(signs: Signs) -> Finding | None:
     slow = _slow(observation, idling.share)
     if slow is None:
         return None
-    turn_ns = _turn_ns(signs, idling) if slow.everywhere else 0.0
-    late_ns, on_time = _late_launches(observation, idling, slow, turn_ns)
+    step_gap_ns = _step_gap_ns(signs, idling) if slow.everywhere else 0.0
+    late_ns, on_time = _late_launches(observation, idling, slow, step_gap_ns)
     # A single slow host leaves healthy ones to compare with.
     waiting = slow.everywhere and _await_inputs(observation, idling, slow)
     healthy = healthy_launches(observation) if waiting else None
@@ -240,7 +240,7 @@ def _find(signs: Signs) -> Finding | None:
             late_ns,
             regular,
             _lags_of_others(observation, slow, regular) if healthy is None else healthy.lags_ns,
-            turn_ns,
+            step_gap_ns,
         ),
         uncertainty=(
             slow.uncertainty(observation.layout.dp) if healthy is None else healthy.uncertainty
@@ -287,7 +287,7 @@ def _await_inputs(observation: Observation, idling: _Idling, slow: _Slow) -> boo
 
 
 def _late_launches(
-    observation: Observation, idling: _Idling, slow: _Slow, turn_ns: float
+    observation: Observation, idling: _Idling, slow: _Slow, step_gap_ns: float
 ) -> tuple[dict[int, FloatArray], dict[int, NDArray[np.bool_]]]:
     """Return launch delays by node, and whose they are.
 
@@ -296,7 +296,7 @@ def _late_launches(
 
     Parameters
     ----------
-    turn_ns : float
+    step_gap_ns : float
         How much of what regularly passes between steps counts.
     """
     layout, lags = observation.layout, {node for node, _ in observation.group.graph.lags_ns}
@@ -312,7 +312,7 @@ def _late_launches(
             if not mine.any() and node not in lags:
                 continue
             begins = not observation.after[node]
-            late = observation.delay_ns(node, regular=turn_ns > 0 or not begins)
+            late = observation.delay_ns(node, regular=step_gap_ns > 0 or not begins)
             if node not in later and begins:
                 late = np.minimum(late, THRESHOLDS.first_launches * idling.launch_ns[stage])
             late_ns[node] = np.where(mine, late, late if node in lags else 0.0)
@@ -320,18 +320,18 @@ def _late_launches(
     return late_ns, on_time
 
 
-def _turn_ns(signs: Signs, idling: _Idling) -> float:
+def _step_gap_ns(signs: Signs, idling: _Idling) -> float:
     """Return what of the time between steps passes for want of launches where all hosts are slow.
 
     A host that is never ahead of its device has launched nothing of the next step when that ends
     one. What ranks are recorded to do meanwhile, loading a batch for example, stays.
     """
-    turn_ns, passing = signs.observation.group.graph.turn_ns, signs.passing
-    if not turn_ns > 0 or passing is None or not len(passing.steps):
+    step_gap_ns, passing = signs.observation.group.graph.step_gap_ns, signs.passing
+    if not step_gap_ns > 0 or passing is None or not len(passing.steps):
         return 0.0
     known = passing.turns.known
     named_ns = np.sum([np.zeros(len(known)), *passing.named_ns.values()], axis=0)
-    empty_ns = turn_ns - float(np.median(named_ns[known]))
+    empty_ns = step_gap_ns - float(np.median(named_ns[known]))
     longest_ns = THRESHOLDS.first_launches * float(idling.launch_ns.min())
     return min(max(empty_ns, 0.0), longest_ns)
 
