@@ -1,4 +1,4 @@
-"""Channels: added and edited; their secrets go in and never come out."""
+"""Use cases: create, change and delete channels; their secrets are never returned."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from app.platform.container import Container
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.names import lookalike
 
-# Messages in ten minutes, where a channel says nothing else.
+# Default of messages in ten minutes.
 RATE_LIMIT: Final = 10
-# More is no limit.
+# Largest value of that limit.
 MOST_MESSAGES: Final = 100_000
 
 
-def create_channel(  # noqa: PLR0913 - what a channel is made of
+def create_channel(  # noqa: PLR0913 - fields of a channel
     container: Container,
     *,
     name: str,
@@ -43,14 +43,14 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     enabled: bool = True,
     rate_limit: int = RATE_LIMIT,
 ) -> ChannelView:
-    """Add a channel; it hears of what fires from now on.
+    """Create a channel; it gets what fires from now on.
 
     Raises
     ------
     InvalidChannelError
-        With a fault for every field that is wrong.
+        With a fault for each invalid field.
     ConflictError
-        If there is one of this name.
+        If a channel of this name exists.
     """
     _check_name(name)
     known = _kind(kind)
@@ -82,7 +82,7 @@ def create_channel(  # noqa: PLR0913 - what a channel is made of
     return _read(container, row.id)
 
 
-def update_channel(  # noqa: PLR0913 - what of it is to change
+def update_channel(  # noqa: PLR0913 - fields of a channel
     container: Container,
     channel_id: uuid.UUID,
     *,
@@ -93,13 +93,13 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
     enabled: bool | None = None,
     rate_limit: int | None = None,
 ) -> ChannelView:
-    """Change what is given; fields of `config` that are left out stay, those that are null go.
+    """Change the given fields; null removes a field of `config`, others there stay.
 
     Raises
     ------
     NotFoundError, InvalidChannelError, ConflictError
     """
-    # Before the transaction: names are looked up.
+    # Before the transaction, as it waits for DNS.
     refuse_private(container.settings, config or {}, InvalidChannelError)
     try:
         with container.uow() as tx:
@@ -137,7 +137,7 @@ def update_channel(  # noqa: PLR0913 - what of it is to change
                 container.principal,
                 Action.CHANGED,
                 f"channel {row.name}",
-                # Which settings, not what they are: they hold secrets.
+                # Names of the settings only: values may be secrets.
                 detail=", ".join(key for key, value in given.items() if value is not None),
             )
     except IntegrityError as error:
@@ -160,7 +160,7 @@ def delete_channel(container: Container, channel_id: uuid.UUID) -> None:
 
 
 def reseal(container: Container) -> int:
-    """Encrypt the secrets of every channel with the newest key; return how many channels."""
+    """Encrypt the secrets of all channels with the newest key; return their number."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(AlertChannel).order_by(AlertChannel.id).with_for_update(key_share=True)
@@ -185,14 +185,14 @@ def _read(container: Container, channel_id: uuid.UUID) -> ChannelView:
 
 
 def _store_secrets(container: Container, row: AlertChannel, secrets: dict[str, Any]) -> None:
-    """Store secrets, and what may be shown of them."""
+    """Encrypt secrets into a row, with their hints."""
     row.secrets = seal(container.settings, secrets)
     row.secret_hints = hints(secrets)
     row.readable = True
 
 
 def _enable(row: AlertChannel) -> None:
-    """Enable a channel; it hears of every open incident anew."""
+    """Enable a channel; it gets all open incidents again."""
     row.enabled = True
     row.generation += 1
     row.disabled_reason = None
@@ -202,7 +202,7 @@ def _enable(row: AlertChannel) -> None:
 
 
 def flush_all_groups(container: Container) -> None:
-    """Schedule a flush of every group with open incidents: a channel may be for them now.
+    """Schedule a flush of all groups with open incidents, which may now be routed to a channel.
 
     In a transaction of its own, because groups are locked before channels.
     """

@@ -1,9 +1,9 @@
-"""What a job's history and its rules make of its incidents: (history, rules, now) to transitions.
+"""Evaluation of alert rules: a pure function (history, rules, now) to transitions of incidents.
 
-Nothing is counted from session to session. Every evaluation reads the job's latest sessions in
-their own order, so that it comes to the same end whatever order they were analyzed in, whichever
-rule was edited in between, and however often the process was restarted. Only what a regression is
-measured against is kept with its incident: it may have begun before those sessions.
+No counters are kept between sessions. Each evaluation reads the job's latest sessions in their own
+order: the result is the same in whatever order they were analyzed, whichever rule was edited in
+between, and however often the process restarted. Only the baseline of a regression is kept with
+its incident: the regression may have begun before those sessions.
 """
 
 from __future__ import annotations
@@ -45,15 +45,12 @@ from app.incidents.models.facts import (
 from app.incidents.models.rules import Hanging, NoData, Noticed, Rule
 from app.incidents.models.tables import IncidentState
 
-# ---- What files of a hang, and a pulse that stands still, make of incidents --------------------
-
-
 HANG_UNHEARD: Final = "nothing was heard of the hang for a day"
 HANG_GONE: Final = "the hang was deleted"
 
 
 def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
-    """Open and confirm at once the incident of a hang; a later one of it is the same incident."""
+    """Open and confirm at once the incident of a hang; a later hang of it joins the incident."""
     hang = board.job.hang
     if hang is None or hang.confidence < condition.confidence or not hang.is_going_on(board.now):
         return
@@ -61,16 +58,16 @@ def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
     if settled is not None and settled >= hang.created_at:
         return
     fingerprint = fingerprint_of(board.job.job, HANG_CAUSE, "")
-    found = board.get(fingerprint) or board.open(rule, HANG_CAUSE, "")
-    board.join(found, rule, None, hang.confidence)
-    joined = replace(board.get(fingerprint) or found, hang=hang)
+    incident = board.get(fingerprint) or board.open(rule, HANG_CAUSE, "")
+    board.join(incident, rule, None, hang.confidence)
+    joined = replace(board.get(fingerprint) or incident, hang=hang)
     board.put(joined, "held")
     if can(joined.state, Trigger.CONFIRM):
         board.put(confirm(joined, board.now), "fired")
 
 
 def _end_of(hang: HangFacts, now: datetime) -> str:
-    """Return why the incident of a hang is over, how long that lasted and what it cost."""
+    """Return why the incident of a hang is over, with duration and cost."""
     if hang.over_at is None:
         return HANG_UNHEARD
     minutes = hang.lasted(now) / timedelta(minutes=1)
@@ -78,7 +75,7 @@ def _end_of(hang: HangFacts, now: datetime) -> str:
 
 
 def settle_hang(board: Board, incident: Incident) -> None:
-    """End the incident of files of a hang that is over, or gone."""
+    """End the incident of a hang that is over or deleted."""
     hang = board.job.hang
     if hang is None:
         board.put(clear(incident, board.now, HANG_GONE), "resolved")
@@ -87,16 +84,13 @@ def settle_hang(board: Board, incident: Incident) -> None:
         board.put(clear(last, board.now, _end_of(hang, board.now)), "resolved")
 
 
-# ---- What notices of the pulse make of incidents -----------------------------------------------
-
-
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
 ENDED: Final = "the job said that it ended"
 UNHEARD: Final = "nothing more was heard of the pulse"
 
 
 def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> None:
-    """Open, hold and confirm the incidents of what a rule means of the notices that go on."""
+    """Open, hold and confirm the incidents of ongoing notices that a rule selects."""
     settled = board.job.since.get(rule.id)
     if board.job.is_finished:
         return
@@ -108,7 +102,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
         incident = _incident_of_notice(board, notice)
         if incident is None:
             if settled is not None and settled >= notice.noticed_at:
-                continue  # a person said that it is over
+                continue  # a person resolved it since
             incident = board.open(rule, _cause(notice), notice.place)
         if incident.notice is not None and incident.notice.key != notice.key:
             other = _latest(board, incident.notice)
@@ -125,7 +119,7 @@ def apply_notices(board: Board, rule: Rule, condition: Noticed | Hanging) -> Non
 
 
 def settle_notice(board: Board, incident: Incident) -> None:
-    """End the incident of a notice that is over, was cleared by a session, or is gone."""
+    """End the incident of a notice that is over, cleared by a session, or deleted."""
     if incident.notice is None:
         return
     notice = _latest(board, incident.notice)
@@ -136,7 +130,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
     if notice.cleared_at is not None:
         measured_at = None if board.job.is_finished else notice.measured_at
         if incident.was_notified and measured_at is not None and board.now < measured_at:
-            return  # whoever was told is told what the fix brought as well
+            return  # the resolved message waits for the gain that the fix brought
         fix = None if incident.facts is None else incident.facts.fix
         why = notice.ended(None if fix is None else fix.gain)
         board.put(clear(last, board.now, why), "resolved")
@@ -149,7 +143,7 @@ def settle_notice(board: Board, incident: Incident) -> None:
 
 
 def next_notice_times(job: JobState) -> list[datetime]:
-    """Return when notices fire without a session, or are over without anything more of them."""
+    """Return when notices fire without a session, or end because the pulse stopped."""
     going_on = [notice for notice in job.notices if notice.cleared_at is None]
     return [
         *(notice.fires_at for notice in going_on if notice.outcome is None),
@@ -165,12 +159,12 @@ def _selects(condition: Noticed | Hanging, notice: NoticeFacts) -> bool:
 
 
 def _cause(notice: NoticeFacts) -> str:
-    """Return what an incident is called: whatever stands still is a hang, as its files are."""
+    """Return the cause of a notice's incident; a standstill in the pulse is a hang."""
     return HANG_CAUSE if notice.stands_still else notice.kind
 
 
 def _incident_of_notice(board: Board, notice: NoticeFacts) -> Incident | None:
-    """Return the incident of a notice, whose place may have changed, or that of its place."""
+    """Return the open incident of a notice, else the one of its place."""
     for incident in board.present():
         if incident.notice is not None and incident.notice.key == notice.key:
             return incident
@@ -181,10 +175,10 @@ def _latest(board: Board, of: NoticeFacts) -> NoticeFacts | None:
     return next((notice for notice in board.job.notices if notice.key == of.key), None)
 
 
-# What an evaluation looks at: enough for baselines and for the longest `consecutive`.
+# Sessions that an evaluation reads: enough for baselines and the longest `consecutive`.
 HISTORY_SESSIONS: Final = 100
 
-# How often a job that sends nothing is looked at while that is an incident.
+# Interval of evaluations of a silent job while its incident is open.
 SILENT_JOB_EVERY: Final = timedelta(minutes=10)
 
 RULE_GONE: Final = "its rule was deleted, disabled or no longer selects the job"
@@ -195,7 +189,7 @@ JOB_FINISHED: Final = "the job said that it ended"
 
 @dataclass(frozen=True, slots=True)
 class _RuleReadings:
-    """A rule and what it says of the sessions that count for it."""
+    """A rule with its readings of the sessions that count for it."""
 
     rule: Rule
     history: Sequence[Facts]
@@ -215,7 +209,7 @@ class _RuleReadings:
 
     @property
     def latest(self) -> tuple[Facts, Reading] | None:
-        """Return the latest session of which it says something."""
+        """Return the latest session with a known reading."""
         for facts, reading in zip(reversed(self.history), reversed(self.readings), strict=True):
             if reading.level is not Level.UNKNOWN:
                 return facts, reading
@@ -225,12 +219,12 @@ class _RuleReadings:
 def evaluate(
     job: JobState, rules: Sequence[Rule], now: datetime, new_id: Callable[[], UUID]
 ) -> list[IncidentChange]:
-    """Return what the sessions, and the time since the last one, change.
+    """Return the changes of a job's incidents by its sessions and the time since the last one.
 
     Parameters
     ----------
     rules : sequence of Rule
-        All of them; those that do not select the job are left out here.
+        All rules; those that do not select the job are skipped.
     now : datetime
         The database's time.
     """
@@ -247,7 +241,7 @@ def evaluate(
         for rule in selected
         if not isinstance(rule.condition, NoData | Hanging | Noticed)
     }
-    # First: what sessions find of the same is no second incident.
+    # First, so that sessions with the same finding join the incident of the notice.
     for rule in selected:
         if isinstance(rule.condition, Noticed | Hanging):
             apply_notices(board, rule, rule.condition)
@@ -266,7 +260,7 @@ def evaluate(
 
 
 def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime | None:
-    """Return when time alone may change something; None: never.
+    """Return the next time at which an evaluation without new data may change something, or None.
 
     Parameters
     ----------
@@ -283,7 +277,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
         if incident.hang is not None:
             times.append(incident.hang.changed_at + HANG_LOST_AFTER + timedelta(seconds=1))
         if incident.cause == NO_DATA_CAUSE:
-            # Data that came and could not be analyzed sends no message.
+            # Sessions that fail analysis trigger no evaluation.
             times.append(now + SILENT_JOB_EVERY)
         if (
             incident.state is IncidentState.FIRING
@@ -301,7 +295,7 @@ def next_look(job: JobState, rules: Sequence[Rule], now: datetime) -> datetime |
 
 
 def _silence_times(job: JobState, rules: Sequence[Rule]) -> list[datetime]:
-    """Return when rules call the job silent, if nothing comes until then."""
+    """Return when rules declare the job silent, without a session until then."""
     times = []
     for rule in rules:
         if isinstance(rule.condition, NoData) and rule.enabled and job.received:
@@ -327,7 +321,7 @@ def _read_rule(rule: Rule, job: JobState) -> _RuleReadings:
 
 
 def _apply(board: Board, read: _RuleReadings) -> None:
-    """Open, confirm and hold the incidents that a rule's latest session is about."""
+    """Open, hold and confirm the incidents of a rule's latest session."""
     if read.latest is None:
         return
     facts, reading = read.latest
@@ -337,24 +331,24 @@ def _apply(board: Board, read: _RuleReadings) -> None:
     step_s = reading.baseline_s
     baseline = None if step_s is None else Baseline(facts.layout, step_s)
     for blamed in reading.blamed:
-        for found in _incidents_about(board, read.rule, blamed):
-            board.join(found, read.rule, facts, reading.value, baseline)
-            joined = board.get(found.fingerprint)
+        for incident in _incidents_about(board, read.rule, blamed):
+            board.join(incident, read.rule, facts, reading.value, baseline)
+            joined = board.get(incident.fingerprint)
             if joined is not None and confirmed and can(joined.state, Trigger.CONFIRM):
                 board.put(confirm(joined, board.now), "fired")
-                joined = board.get(found.fingerprint)
+                joined = board.get(incident.fingerprint)
             if joined is not None:
                 _escalate_by_value(board, read.rule, joined, reading.value, facts.lost_each_hour)
 
 
 def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[Incident]:
-    """Return the incidents that a cause is about; a new one where there is none."""
+    """Return the open incidents of a cause; a new one where there is none."""
     present = board.present()
     same = [incident for incident in present if _matches(incident, blamed)]
     if same:
         return same
     if blamed.cause == UNKNOWN:
-        # A session that cannot tell the cause does not say that the known one is gone.
+        # A session with an unknown cause does not prove that the known one is gone.
         held = [incident for incident in present if rule.id in incident.rules]
         if held:
             return held
@@ -362,9 +356,9 @@ def _incidents_about(board: Board, rule: Rule, blamed: SuspectedCause) -> list[I
 
 
 def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
-    """Compare with every place that is blamed: which of them is worst changes by chance."""
+    """Compare with all blamed places: which of them is the worst changes by chance."""
     if incident.notice is not None:
-        # The session that was asked for names it, wherever that is.
+        # The session recorded for the notice diagnosed it, at whatever place.
         return incident.notice.cause == blamed.cause
     if incident.cause != blamed.cause:
         return False
@@ -374,12 +368,12 @@ def _matches(incident: Incident, blamed: SuspectedCause) -> bool:
 def _escalate_by_value(
     board: Board, rule: Rule, incident: Incident, value: float | None, lost: float | None
 ) -> None:
-    """Escalate an incident by its rule's number, or by the GPU-hours lost each hour."""
+    """Escalate an incident by its rule's value, or by the GPU-hours lost each hour."""
     plan = rule.escalation
     if plan is None or incident.escalated_at or not can(incident.state, Trigger.ESCALATE):
         return
     limits = ((value, plan.at_least), (lost, plan.gpu_hours_per_hour))
-    if any(found is not None and most is not None and found >= most for found, most in limits):
+    if any(x is not None and limit is not None and x >= limit for x, limit in limits):
         board.put(escalate(incident, board.now), "escalated")
 
 
@@ -389,16 +383,16 @@ def _apply_no_data(board: Board, rule: Rule) -> None:
     if not _is_silent(board, rule) or (settled is not None and settled >= job.received[-1]):
         return
     fingerprint = fingerprint_of(job.job, NO_DATA_CAUSE, "")
-    found = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
+    incident = board.get(fingerprint) or board.open(rule, NO_DATA_CAUSE, "")
     silent_min = (board.now - job.received[-1]) / timedelta(minutes=1)
-    # What it shows must not change at every look: the age of the data is on the page.
-    value = found.value if found.value is not None else round(silent_min, 1)
-    if rule.id not in found.rules or found.value is None:
+    # The value stays as it was first, so that evaluations without news change nothing.
+    value = incident.value if incident.value is not None else round(silent_min, 1)
+    if rule.id not in incident.rules or incident.value is None:
         last = job.history[-1].without_verdict if job.history else None
-        board.join(found, rule, last, value)
-        found = board.get(fingerprint) or found
-    if can(found.state, Trigger.CONFIRM):
-        board.put(confirm(found, board.now), "fired")
+        board.join(incident, rule, last, value)
+        incident = board.get(fingerprint) or incident
+    if can(incident.state, Trigger.CONFIRM):
+        board.put(confirm(incident, board.now), "fired")
 
 
 def _is_silent(board: Board, rule: Rule) -> bool:
@@ -417,7 +411,7 @@ def _settle(
     rules: Mapping[UUID, Rule],
     reads: Mapping[UUID, _RuleReadings],
 ) -> None:
-    """End an incident that nothing holds any more."""
+    """End an incident whose conditions no longer hold."""
     holders = [rules[id_] for id_ in incident.rules if id_ in rules]
     if not holders:
         board.put(clear(incident, board.now, RULE_GONE), "resolved")
@@ -449,7 +443,7 @@ def _settle(
 
 
 def _clear_sessions(incident: Incident, read: _RuleReadings) -> int:
-    """Count the latest sessions in a row that are clear of an incident, for one of its rules."""
+    """Return the number of latest sessions in a row without an incident, by one of its rules."""
     count = 0
     for reading in reversed(read.readings):
         if reading.level is Level.UNKNOWN:
@@ -468,7 +462,7 @@ def _still_holds(incident: Incident, reading: Reading) -> bool:
 
 
 def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) -> None:
-    """Apply the passing of time: end silences, escalate incidents without an acknowledgement."""
+    """End silences that expired, and escalate incidents that were not acknowledged in time."""
     if (
         incident.state is IncidentState.SILENCED
         and incident.silence is not None
@@ -491,32 +485,28 @@ def _apply_time(board: Board, incident: Incident, rules: Mapping[UUID, Rule]) ->
             return
 
 
-# ---- What a session that was asked for says of a notice ----------------------------------------
-
-
-# A session that loses less than this share of its time is healthy.
+# Lost share of the time below which a session is healthy.
 _HEALTHY_BELOW: Final = 0.02
-# Of what the steps of the pulse grew by, a session has at least this share, or it is as before.
+# Share of the growth in the pulse from which the steps of a session count as slow.
 _OF_GROWTH: Final = 0.5
 
 
 def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | None:
-    """Return what a session says of a notice, and the cause that it names.
+    """Return the outcome of a notice by a session recorded for it, and the diagnosed cause.
 
-    A cause at the notice's ranks or hosts confirms it, as any cause does where the notice blames
-    none. A cause elsewhere explains it. Without a cause it counts whether steps are as long as
-    those that were noticed.
+    A cause at the notice's ranks or hosts confirms it, as any cause does for a notice without
+    ranks. A cause elsewhere explains it. Without a cause the length of the steps decides.
 
     Returns
     -------
     tuple of Outcome and str, or None
-        None where the session cannot tell: neither a verdict nor a known loss.
+        None for a session with neither a verdict nor a known loss.
     """
     if facts.known is None:
         return None
     lost = facts.known.waste if facts.lost is None else facts.lost
-    causes = [] if lost < _HEALTHY_BELOW else [one for one in facts.causes if one.cause != UNKNOWN]
-    at_place = next((one for one in causes if _blames(one, notice)), None)
+    causes = [] if lost < _HEALTHY_BELOW else [c for c in facts.causes if c.cause != UNKNOWN]
+    at_place = next((cause for cause in causes if _blames(cause, notice)), None)
     if at_place is not None:
         return Outcome.CONFIRMED, at_place.cause
     if causes:
@@ -537,7 +527,7 @@ def _blames(cause: SuspectedCause, notice: NoticeFacts) -> bool:
 
 
 def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:
-    """Compare the session's steps with those of before; a session without their time is slow."""
+    """Return whether steps are about as long as noticed; True where their time is unknown."""
     if facts.step_time_s is None or notice.baseline_s is None or notice.step_s is None:
         return True
     grew = max(notice.step_s / notice.baseline_s - 1, _HEALTHY_BELOW)
