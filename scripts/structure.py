@@ -60,9 +60,6 @@ class Size:
         )
 
 
-COUNTED: Final = tuple(field.name for field in fields(Size) if field.name != "depth")
-
-
 def sizes(root: Path, importers: Counter[str]) -> dict[str, Size]:
     """Return the counts of each row.
 

@@ -137,8 +137,13 @@ class Waiting:
     def close_soon(self) -> None:
         """Answer all waiting requests, and let none wait from now on."""
         self._closed = True
+
+        def wake_all() -> None:
+            for key in self._events:
+                self._wake(key)
+
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: [self._wake(key) for key in self._events])
+            self._loop.call_soon_threadsafe(wake_all)
 
     async def until(self, key: Key, wait_s: float, read: Callable[[], T | None]) -> T | None:
         """Return the first result of `read` that is not None; None after `wait_s` seconds.
