@@ -68,7 +68,7 @@ def router() -> APIRouter:
         summary="Say that a recommended fix was applied",
     )
     def post_fix(container: Here, session: uuid.UUID, body: AppliedBody) -> None:
-        """Note it: the job's next session measures what it brought. Said twice, it is said once."""
+        """Mark the fix as applied; the job's next session measures its gain. Idempotent."""
         apply_fix(container, session, body.action, body.title, body.by)
 
     @routes.delete(
@@ -83,7 +83,7 @@ def router() -> APIRouter:
         title: Annotated[str | None, Query(max_length=500)] = None,
         by: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
     ) -> None:
-        """Forget it, with what was measured of it."""
+        """Remove the mark, with its measurement."""
         take_back(container, session, action, title, by)
 
     return routes

@@ -253,12 +253,12 @@ _measured: Final = aliased(Session)
 
 @dataclass(frozen=True, slots=True)
 class Realized:
-    """A fix that was applied: what was predicted, and what the next session measured.
+    """An applied fix with its predicted gain and the gain that the next session measured.
 
-    `session` is whose report predicted it, `applied_by` null where metadata show it. Gains are
-    shares of `step_time_s`, the mean recorded step time of that session; `at_most` says that a gain
-    is the most that such a change can bring. `unlike` says why the two sessions cannot be compared.
-    `error` is by how much steps are slower than predicted, null where nothing says so.
+    The report of `session` predicted it; `applied_by` is null where metadata show it. Gains are
+    shares of `step_time_s`, the mean recorded step time of that session; with `at_most` the gain is
+    an upper bound. `unlike` is the reason why the two sessions cannot be compared. `error` is the
+    excess of the step time over the prediction, null without a comparable measurement.
     """
 
     job: Annotated[str, Column(Job.name)]

@@ -59,7 +59,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanges:
-    """What differs in the metadata, and how many fields do not."""
+    """The changed fields of the metadata, and the number of equal ones."""
 
     changed: tuple[FieldChange, ...]
     equal: int

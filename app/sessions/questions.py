@@ -154,7 +154,7 @@ class WrittenSelection(Written):
 
 
 class WrittenChange(Written):
-    """What is selected takes its recorded or ideal duration, or its peers', × `scale`."""
+    """Give the selected operations their recorded or ideal duration, or their peers', × `scale`."""
 
     select: WrittenSelection = WrittenSelection()
     duration: BaseDurations = BaseDurations.IDEAL
@@ -162,7 +162,7 @@ class WrittenChange(Written):
 
 
 class WrittenQuestion(Written):
-    """What the step time would be; of several changes that select an operation the last holds."""
+    """Changes of durations; of several that select an operation the last one counts."""
 
     base: Annotated[
         Literal[BaseDurations.RECORDED, BaseDurations.IDEAL],

@@ -142,7 +142,7 @@ class WorkStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProducerView:
-    """What one producer of a session has sent."""
+    """The chunks of one producer of a session."""
 
     producer: str
     chunks: int

@@ -63,7 +63,7 @@ class ChunkQuery(QueryMetadata):
 
 
 class ChunkNames(SessionNames):
-    """What the path of a chunk says."""
+    """Parameters in the path of a chunk."""
 
     attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
     session: int = Field(
@@ -89,7 +89,7 @@ BATCH_CONTENT: Final = {
 
 
 class ChunkOutcome(BaseModel):
-    """What came of one chunk: `status` is what it would have been answered alone."""
+    """Outcome of one chunk: `status` is that of its answer if it were sent alone."""
 
     producer: str
     n: int
@@ -123,7 +123,7 @@ class ChunkOutcome(BaseModel):
 
 
 class BatchBody(BaseModel):
-    """What came of each chunk of a batch, in its order."""
+    """Outcomes of the chunks of a batch, in its order."""
 
     chunks: list[ChunkOutcome]
 
@@ -196,8 +196,8 @@ def router() -> APIRouter:
         """Store parts of a trace, each as `PUT …/chunks/{producer}/{n}` would.
 
         The body is a line of JSON, `{"chunks": [{"producer", "n", "final", "bytes"}]}`, followed by
-        the bytes of each chunk. Each is stored whole or not at all, and answered for itself; only
-        what concerns all of them is an error of the request, and none is stored then.
+        the bytes of each chunk. Each is stored completely or not at all and has its own outcome; an
+        error that concerns all of them is an error of the request, and none is stored.
         """
         path, ingest = SessionPath(job, attempt, session), ingest_of(request)
 
@@ -326,7 +326,7 @@ def attempts_router() -> APIRouter:
     ) -> JSONResponse:
         """Give each start of the job its number, in the order in which they are announced.
 
-        The same run and restart are the same attempt, whoever asks and however often.
+        The same run and restart are the same attempt, also for other clients.
         """
         receipt = announce_attempt(container, job, body.run_id, body.restart)
         answer = AttemptBody(

@@ -288,7 +288,7 @@ class UnsupportedEncodingError(PacelineError):
 
 
 class QueryMetadata(BaseModel):
-    """Sizes of the job, where neither the body nor a part `meta` says them."""
+    """Sizes of the job, if neither the body nor a part `meta` has them."""
 
     model_config = ConfigDict(extra="forbid")
 

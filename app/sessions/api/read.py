@@ -91,7 +91,7 @@ class SizesBody(BaseModel):
 
 
 class HeadlineBody(BaseModel, extra="allow"):
-    """What people are shown first: the sentence of the verdict, the slowdown, its causes.
+    """The summary shown first: the sentence of the verdict, the slowdown, its causes.
 
     `kind` is `causes` where they are counted against the job without its causes, and `published`
     where `slowdown` is S. Without a verdict `slowdown` is null, and lost is what the named causes
@@ -142,7 +142,7 @@ class SessionBody(BaseModel):
 
 
 class SessionDetailBody(SessionBody):
-    """A session with what its sender said and how its analysis stands.
+    """A session with its metadata and the state of its analysis.
 
     `intake` is null where it came in one body.
     """
@@ -382,7 +382,7 @@ EXAMPLE = {
 
 
 class ReferenceBody(BaseModel):
-    """What the answer's `slowdown` is counted against, as the session's headline is.
+    """The reference of the answer's `slowdown`, the same as that of the session's headline.
 
     `kind` is `causes`, the job without its causes, or `published`, the ideal of S.
     """
@@ -434,7 +434,7 @@ def what_if_router() -> APIRouter:
 
 
 class ComparisonBody(BaseModel):
-    """What changed from one session to another.
+    """The changes from one session to another.
 
     `step_times` is null, and `causes` is empty, unless both have a verdict; `arrivals` need none,
     but collectives over ranks in both. `metadata` are the fields that differ, `equal_fields` counts

@@ -68,13 +68,13 @@ class RefusedChunkBody(BaseModel):
 
 
 class SessionNames(BaseModel):
-    """What the path of a session says."""
+    """Parameters in the path of a session."""
 
     job: str = Field(description="Name of the job; made if it is new.")
 
 
 class ReceiptBody(BaseModel):
-    """Where a received session is and what has become of it so far."""
+    """The address and state of a received session."""
 
     session: uuid.UUID
     url: str
@@ -257,7 +257,7 @@ class FileQuery(QueryMetadata):
 
 
 class FolderBody(BaseModel):
-    """What has come of a folder; nothing where there is no session."""
+    """The stored files of a folder and their session; empty without one."""
 
     session: uuid.UUID | None = None
     number: int | None = None
@@ -269,7 +269,7 @@ class FolderBody(BaseModel):
 
 
 class SealBody(BaseModel):
-    """What else the folder has."""
+    """The files of a folder that were not sent."""
 
     model_config = ConfigDict(extra="forbid")
 

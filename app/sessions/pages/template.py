@@ -26,7 +26,7 @@ _DARK: Final = 1.15
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage over the layers, in per cent of all of them; colored by its slowest worker."""
+    """A stage on the axis of layers, in per cent; colored by its slowest worker."""
 
     number: int
     workers: str

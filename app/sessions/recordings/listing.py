@@ -54,14 +54,14 @@ class Listing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FolderLook:
-    """What is to be sent of a folder."""
+    """The recordings of a folder that are to be sent."""
 
     folder: str
     """SHA-256 of the files' names, sizes, beginnings and ends: the same folder has the same."""
     format: str
     """The name of the recordings' format."""
     title: str
-    """What people call that format."""
+    """The title of that format."""
     files: tuple[str, ...]
     """The recordings, by name."""
     ranks: int | None
