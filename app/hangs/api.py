@@ -29,7 +29,7 @@ Job = Annotated[str, Path(description="Name of the job; made if it is new.")]
 
 
 class FileOfHang(BaseModel):
-    """Which file a body is, where it is none of an archive."""
+    """Rank and name of a body that is a single file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +40,7 @@ class FileOfHang(BaseModel):
 
 
 class HangReceiptBody(BaseModel):
-    """The hang that a body made, or is of, and the verdict on it."""
+    """The hang to which a body belongs, and its verdict."""
 
     hang: uuid.UUID
     url: str
@@ -57,10 +57,10 @@ class UploadBody(BaseModel):
     upload: uuid.UUID
     job: str
     state: UploadState
-    hang: uuid.UUID | None = Field(description="That it became; null until it is read.")
+    hang: uuid.UUID | None = Field(description="The hang of its files; null until it is read.")
     url: str | None = Field(description="The page of that hang.")
-    reason_code: str | None = Field(description="Why it became none: a stable code.")
-    reason: str | None = Field(description="Why it became none, in a sentence.")
+    reason_code: str | None = Field(description="Why it was refused: a stable code.")
+    reason: str | None = Field(description="Why it was refused, in a sentence.")
     not_read: list[str] = Field(description="Files of it that are of no kind that is read.")
 
     @classmethod
@@ -122,13 +122,13 @@ def router() -> APIRouter:
     async def post_hang(
         container: Here, request: Request, job: Job, query: Annotated[FileOfHang, Query()]
     ) -> Response:
-        """Judge who is waited for, and store the verdict.
+        """Find the ranks that are waited for, and store the verdict.
 
         The body is an archive (tar, plain or compressed with gzip or zstd, or zip) of dumps of
-        PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or one of
-        them, which then is of the job's latest hang while that goes on and its last file came
-        within ten minutes. Pickles are read without being unpickled. An archive of more than
-        8 MiB is read by a worker: the answer is 202, and `Location` says where it stands.
+        PyTorch's flight recorder, of `py-spy dump --json` and of `ncclras -f json`; or a single
+        one of them, which joins the job's open hang if the last file of that came within ten
+        minutes. Pickles are read without being unpickled. An archive of more than 8 MiB is read
+        by a worker: the answer is 202, and `Location` is the address of its state.
         """
 
         def store(body: Body) -> HangReceipt | Upload:

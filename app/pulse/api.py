@@ -34,14 +34,14 @@ NO_METADATA: Final = QueryMetadata.model_validate({})
 
 
 class PulseNames(BaseModel):
-    """What the path of a pulse says."""
+    """Path parameters of a pulse."""
 
     job: str = Field(description="Name of the job; made if it is new.")
     attempt: int = Field(ge=1, le=MAX_NUMBER, description="Starts of the job, from 1.")
 
 
 class PulseAnswer(BaseModel):
-    """What the sender is to do."""
+    """Instructions to the sender."""
 
     record: Recording | None = Field(
         description="A session that the job is to record; only rank 0's host is told. Null: none."
@@ -141,7 +141,7 @@ def router() -> APIRouter:
         job: Annotated[str, Path(description="Name of the job.")],
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> NoticesBody:
-        """Return the latest first, and what was left out of all attempts."""
+        """Return the notices, the latest first, and the dropped rows of all attempts."""
         with container.reading() as tx:
             known_job(tx, job)
             return NoticesBody(
@@ -159,7 +159,7 @@ def router() -> APIRouter:
     def post_recording(
         container: Here, job: Annotated[str, Path(description="Name of the job.")], body: AskBody
     ) -> RequestRow:
-        """Ask with the next answer to its pulse; one that is asked for already is the same."""
+        """Request a session with the next answer to the job's pulse, or return the open request."""
         request, _ = request_recording_now(container, job, body.steps, body.by)
         return request
 
@@ -277,7 +277,7 @@ def reading_router() -> APIRouter:
 
     @routes.put("/pulse", summary="Take the project's pulses, or refuse them")
     def put_switch(here: Here, body: SwitchBody) -> SwitchBody:
-        """Change it from now on; what is kept stays, and goes as retention says."""
+        """Accept or refuse pulses from now on; stored ones stay until retention deletes them."""
         switch_pulse(here, on=body.on)
         return body
 

@@ -57,10 +57,10 @@ Column = Annotated[list[int | None], Field(max_length=MOST_ROWS)]
 
 
 class PulseColumns(BaseModel):
-    """Columns of one length: the first value, then differences to the last one that is there.
+    """Columns of equal length: the first value, then differences to the last value before.
 
-    Null where there is none: measures of beats, `phase` and `since_ns` of steps. Others than these
-    are counted, and left out.
+    Null for missing values: measures of beats, `phase` and `since_ns` of steps. Other columns are
+    counted and dropped.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -85,7 +85,7 @@ MaybeNumber = Annotated[int | None, Field(ge=0, le=1 << 53)]
 
 
 class GpuReading(BaseModel):
-    """What the GPU of a rank says of itself, about once a minute; null where it does not tell."""
+    """Readings of the GPU of a rank, about once a minute; null if it does not report one."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -363,7 +363,7 @@ def _who(notice: NoticeRow) -> str:
 
 
 def _compared(live: LiveJob, notice: NoticeRow) -> str:
-    """Return the comparison of a notice's ranks in words; the factor stands in its sentence."""
+    """Return the reference of a notice's ranks in words, such as "longer than its peers"."""
     its = "its" if len(notice.ranks) == 1 else "their"
     at_times = " at times" if notice.kind is NoticeKind.SPELLS else ""
     return f"longer than {f'{its} peers' if live.ranks > 1 else 'before'}{at_times}"

@@ -45,17 +45,17 @@ class Asker(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What an answer says."""
+    """A request for a session in an answer to a pulse."""
 
     steps: int
     reason: str
     by: Asker
-    """A job has a budget for notices; what a person asks for does not count."""
+    """Requests of notices count against the budget of a job, those of persons do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A session that was asked for."""
+    """A request for a session."""
 
     id: int
     attempt: int
@@ -65,12 +65,12 @@ class RequestRow:
     """The person; null where a notice asked."""
     asked_at: datetime
     until: datetime
-    """It is forgotten from then on."""
+    """When it expires."""
     handed_at: datetime | None
-    """When the job was told last; null: not yet."""
+    """When an answer last carried it; null: not yet."""
     handed: int
     session_id: str | None
-    """What came of it."""
+    """The session that answered it."""
 
 
 def request_recording(  # noqa: PLR0913 - what is requested, by whom, and for how long

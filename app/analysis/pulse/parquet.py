@@ -184,7 +184,7 @@ class _Order:
     offsets: dict[int, int] = field(default_factory=dict)
 
     def add(self, rank: Int64, step: Int64, time: Int64, is_step: Bool) -> None:
-        """Remember when the first steps of each rank ended."""
+        """Note the ends of the first steps of each rank."""
         for one in np.unique(rank).tolist():
             if one not in self.first and len(self.first) >= MOST_RANKS:
                 continue
@@ -195,11 +195,11 @@ class _Order:
                     known.setdefault(int(step[row]), int(time[row]))
 
     def has_compared(self, ranks: Int64) -> bool:
-        """Return whether enough is known of some ranks, or of as many as are told apart."""
+        """Return whether enough steps of all ranks are noted to compare their clocks."""
         return all(len(self.first.get(rank, ())) >= _COMPARED for rank in ranks.tolist())
 
     def compare(self) -> None:
-        """Find the clocks that are wrong."""
+        """Set the errors of wrong clocks, by the median end of each step over the ranks."""
         by_step: dict[int, list[int]] = {}
         for known in self.first.values():
             for step, time in known.items():

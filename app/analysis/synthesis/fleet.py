@@ -81,7 +81,7 @@ def draw_gpus(quantiles: NDArray[np.float64]) -> list[int]:
 def draw_fleet_job(
     gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool
 ) -> JobModel:
-    """Return a random healthy job of that many GPUs that has what is needed."""
+    """Return a random healthy job of a number of GPUs that meets the requirements."""
     while True:
         job = _draw(gpus, needs, rng, pipeline=pipeline)
         if job is not None:
@@ -89,7 +89,7 @@ def draw_fleet_job(
 
 
 def _draw(gpus: int, needs: Needs, rng: np.random.Generator, *, pipeline: bool) -> JobModel | None:
-    """Return a job, or None where GPUs do not divide or it would be too long a trace."""
+    """Return a random job; None if the GPUs do not divide, or its trace would be too long."""
     tp, cp = int(rng.choice(_TENSOR_RANKS)), int(rng.choice(_CONTEXT_RANKS))
     pp = int(rng.choice(_STAGES)) if pipeline else 1
     dp, rest = divmod(gpus, tp * cp * pp)

@@ -51,7 +51,7 @@ Draw = Callable[[JobModel, np.random.Generator], "tuple[Injection, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A job and what goes wrong with it."""
+    """A synthetic job and its faults."""
 
     name: str  # as in ``paceline synth NAME``
     summary: str  # one sentence for a person
@@ -71,7 +71,7 @@ class Scenario:
         return synthesize(self.job, injections, seed=seed)
 
     def faults(self, seed: int) -> tuple[Injection, ...]:
-        """Return what goes wrong; equal seeds put the same workers at fault."""
+        """Return the faults; equal seeds choose the same workers."""
         return self.draw(self.job, stream(seed, "scenario", self.name))
 
 

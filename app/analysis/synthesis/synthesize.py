@@ -1,4 +1,4 @@
-"""From a job and what goes wrong with it to a trace with known truth."""
+"""Synthesis of a session: a job is executed with and without its faults, and recorded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.analysis.synthesis.program import build_program
 from app.analysis.synthesis.recording import Phase, record, step_ids
 from app.analysis.trace.model import Trace
 
-# A step is slow when the injections make it that many times as long, or longer.
+# A step is slow if the injections make it longer than by this factor.
 _LONGER: Final = 1.001
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is wrong with a synthetic job, and what that costs."""
+    """The faults of a synthetic job and their cost."""
 
     # Injected causes by the names that reports use; empty for a healthy job.
     causes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Truth:
 
     @property
     def slowdown(self) -> float:
-        """Return how many times as long the steps take because of the injections."""
+        """Return the factor by which the injections lengthen the steps."""
         return sum(self.step_times_s) / sum(self.healthy_step_times_s)
 
     @property
@@ -156,7 +156,7 @@ def inject(
     *,
     without: Collection[int] = (),
 ) -> None:
-    """Change the work in place by what goes wrong, but for injections of some numbers."""
+    """Apply injections to the work in place, except those with the indices in `without`."""
     for number, injection in enumerate(injections):
         if number in without:
             continue
