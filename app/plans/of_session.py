@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Double, Select, Text, cast, null, select, true
 
 from app.analysis.diagnosis.observation import Observation
-from app.analysis.mitigation.layers.costs import RunningJob, running_job
+from app.analysis.mitigation.layers.costs import running_job
 from app.analysis.report.fix_outcomes import Calibration
 from app.analysis.trace.metadata import parse_metadata
 from app.errors import ConflictError, InvalidMetadataError, InvalidSpecError, UnanalyzableError
@@ -28,7 +28,7 @@ from app.platform.database.states import PlanState, SessionState
 from app.platform.database.unit_of_work import Reads
 from app.sessions.models.tables import Session
 from app.sessions.read import get_session, report_document
-from app.sessions.replays import StoredTrace, prepared_session, stored_trace, whole_session
+from app.sessions.replays import prepared_session, stored_trace, whole_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +156,9 @@ def plan_session(container: Container, session_id: uuid.UUID) -> Submitted:
         report = report_document(tx, session_id)
         stored = stored_trace(tx, session_id)
     job = session_job(parse_metadata(stored.meta))
-    running = _running(container, session_id, stored, job.layers)
-    recorded = report.step_times.recorded
-    document = spec_of_session(job, running, sum(recorded) / len(recorded), str(session_id))
-    name = f"{row.job}, session {row.number}"
-    return submit_plan(container, read_request({"spec": document, "name": name}))
-
-
-def _running(
-    container: Container,
-    session_id: uuid.UUID,
-    stored: StoredTrace,
-    layers: tuple[tuple[int, ...], ...],
-) -> RunningJob:
     try:
         with prepared_session(container, session_id) as replayed, whole_session():
-            running = running_job(Observation(stored.unpack(), replayed.main), layers)
+            running = running_job(Observation(stored.unpack(), replayed.main), job.layers)
     except UnanalyzableError as error:
         raise ConflictError(error.message, code=NOT_MEASURED) from error
     if running is None:
@@ -179,7 +166,10 @@ def _running(
             "Stages do not all compute the same microbatches, forward and backward.",
             code=NOT_MEASURED,
         )
-    return running
+    recorded = report.step_times.recorded
+    document = spec_of_session(job, running, sum(recorded) / len(recorded), str(session_id))
+    name = f"{row.job}, session {row.number}"
+    return submit_plan(container, read_request({"spec": document, "name": name}))
 
 
 @dataclass(frozen=True, slots=True)

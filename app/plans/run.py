@@ -50,9 +50,32 @@ def run_plan(container: Container, claim: Claim) -> None:
     try:
         result = _planned(row, budget, progress)
     except (InfeasiblePlanError, InvalidSpecError) as error:
-        _store_failure(container, claim, error)
-    else:
-        _store(container, claim, result)
+        with container.uow() as tx:
+            finish(tx, claim)
+            move_plan(
+                tx,
+                claim.subject_id,
+                state=PlanState.INFEASIBLE,
+                gap=None,
+                reason_code=error.stable_code,
+                reason=error.message,
+                reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
+            )
+        return
+    staged = container.stage([pack_result(result)])
+    with container.uow() as tx:
+        finish(tx, claim)
+        move_plan(
+            tx,
+            claim.subject_id,
+            state=PlanState.PLANNED,
+            gap=result.plan.gap,
+            result_blob=write_blob(tx, staged),
+            outline=plain(PlanOutline.of(result.plan)),
+            reason_code=None,
+            reason=None,
+            reason_detail=None,
+        )
 
 
 def _planned(row: Plan, budget: SearchBudget, progress: _Progress) -> PlanResult | JobResult:
@@ -113,37 +136,3 @@ class _Progress:
             ).scalar()
         if updated is None:
             raise LostClaimError(f"plan {claim.subject_id} was canceled or taken over")
-
-
-def _store(container: Container, claim: Claim, result: PlanResult | JobResult) -> None:
-    document = result.plan
-    staged = container.stage([pack_result(result)])
-    with container.uow() as tx:
-        finish(tx, claim)
-        move_plan(
-            tx,
-            claim.subject_id,
-            state=PlanState.PLANNED,
-            gap=document.gap,
-            result_blob=write_blob(tx, staged),
-            outline=plain(PlanOutline.of(document)),
-            reason_code=None,
-            reason=None,
-            reason_detail=None,
-        )
-
-
-def _store_failure(
-    container: Container, claim: Claim, error: InfeasiblePlanError | InvalidSpecError
-) -> None:
-    with container.uow() as tx:
-        finish(tx, claim)
-        move_plan(
-            tx,
-            claim.subject_id,
-            state=PlanState.INFEASIBLE,
-            gap=None,
-            reason_code=error.stable_code,
-            reason=error.message,
-            reason_detail={"faults": [fault.as_dict() for fault in error.faults]},
-        )

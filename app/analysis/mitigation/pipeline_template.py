@@ -177,7 +177,7 @@ def _measured_session(observation: Observation, costs: LayerCosts) -> MeasuredSe
         [layer(costs.extra_ns[:, end])] if costs.extra_ns[:, end].any() else [] for end in (0, -1)
     ]
     passes = [observation.passes[name] for name in costs.passes]
-    taken = np.add.reduce([one.own_ns[:, 0] for one in passes])
+    taken = np.add.reduce([item.own_ns[:, 0] for item in passes])
     return MeasuredSession(
         layers=(*ends[0], *map(layer, costs.layer_ns.T), *ends[1]),
         speeds=(costs.level_ns.sum(axis=0)[:, None] / taken).T,

@@ -280,8 +280,12 @@ def _add_files(routes: APIRouter) -> None:
         file_name = f"paceline-plan-{str(plan)[:8]}-{name}"
         if name == "faults.csv":
             return csv_file(file_name, Table.of(Fault, view.faults))
-        made = _file(view.result, name)
-        if made is None:
+        made: Table | str
+        if isinstance(view.result, JobResult) and name in JOB_FILES:
+            made = JOB_FILES[name](view.result.plan)
+        elif isinstance(view.result, PlanResult) and name in FILES:
+            made = FILES[name](view.result)
+        else:
             raise NotFoundError(f"There is no {name} of this plan.")
         if isinstance(made, Table):
             return csv_file(file_name, made)
@@ -291,14 +295,6 @@ def _add_files(routes: APIRouter) -> None:
             media_type="application/json",
             headers=FILE_HEADERS | {"Content-Disposition": disposition},
         )
-
-
-def _file(result: PlanResult | JobResult | None, name: str) -> Table | str | None:
-    if isinstance(result, JobResult):
-        of_job = JOB_FILES.get(name)
-        return None if of_job is None else of_job(result.plan)
-    make = FILES.get(name)
-    return None if make is None or result is None else make(result)
 
 
 def _outline(row: PlanSummary) -> PlanOutline | None:
@@ -327,13 +323,6 @@ def _others(row: PlanSummary) -> str:
         f"{METHOD_NAMES[name]} {'+' if value >= 0 else ''}{percent(value)}"
         for name, value in (outline.over.items() if outline is not None else ())
     )
-
-
-# ---- files
-
-
-def _plan_json(result: PlanResult) -> str:
-    return json.dumps(plain(result.plan), indent=1, allow_nan=False) + "\n"
 
 
 def _template_csv(result: PlanResult) -> Table:
@@ -421,7 +410,7 @@ def _schedule_csv(result: PlanResult) -> Table:
 
 
 FILES: Final[Mapping[str, Callable[[PlanResult], Table | str]]] = {
-    "plan.json": _plan_json,
+    "plan.json": lambda result: json.dumps(plain(result.plan), indent=1, allow_nan=False) + "\n",
     "template.csv": _template_csv,
     "methods.csv": _methods_csv,
     "alternatives.csv": _alternatives_csv,

@@ -204,17 +204,21 @@ class WrittenJob(Written):
         return self
 
     def _bad_sizes(
-        self, here: int, asked: WrittenParallelism | None = None, path: str = "parallelism"
+        self, gpus_per_node: int, fixed: WrittenParallelism | None = None, path: str = "parallelism"
     ) -> Iterator[tuple[str, str]]:
-        asked, gpus = asked or self.parallelism, sum(device.nodes for device in self.devices) * here
+        fixed = fixed or self.parallelism
+        gpus = sum(device.nodes for device in self.devices) * gpus_per_node
         heads, layers = self.model.transformer.heads, self.model.transformer.layers
-        tp, pp, dp = asked.tp, asked.pp, asked.dp
+        tp, pp, dp = fixed.tp, fixed.pp, fixed.dp
         if tp is not None:
-            fits = [n for n in powers_of_two(here) if here % n == 0 and heads % n == 0]
+            fits = [
+                n for n in powers_of_two(gpus_per_node) if gpus_per_node % n == 0 and heads % n == 0
+            ]
             if tp not in fits:
                 nearest = _nearest(fits, tp)
-                why = f"a TP group is a power of two that divides a node's {here} GPUs and {heads}"
-                yield f"{path}.tp", f"{why} heads: {nearest} would do"
+                why = "a TP group is a power of two that divides a node's"
+                message = f"{why} {gpus_per_node} GPUs and {heads} heads: {nearest} would do"
+                yield f"{path}.tp", message
         if pp is not None and pp > layers:
             yield f"{path}.pp", f"there are {layers} layers: {layers} would do"
         if tp is None or pp is None or dp is None or len(self.devices) > 1 or self.allow_idle:
@@ -224,40 +228,46 @@ class WrittenJob(Written):
             do = "" if more or not rest else f": dp {rest} would do"
             yield f"{path}.dp", f"tp {tp} × pp {pp} × dp {dp} are not the {gpus} GPUs{do}"
 
-    def _undividable(self, here: int) -> Iterator[tuple[str, str]]:
+    def _undividable(self, gpus_per_node: int) -> Iterator[tuple[str, str]]:
         """Yield path and message of fixed sizes that no division of whole nodes has."""
-        asked, layers = self.parallelism, self.model.transformer.layers
+        fixed, layers = self.parallelism, self.model.transformer.layers
         nodes, heads = sum(device.nodes for device in self.devices), self.model.transformer.heads
-        degrees = [n for n in powers_of_two(here) if here % n == 0 and heads % n == 0]
-        if asked.tp not in {None, *degrees} or (asked.pp or 1) > layers:
+        degrees = [
+            n for n in powers_of_two(gpus_per_node) if gpus_per_node % n == 0 and heads % n == 0
+        ]
+        if fixed.tp not in {None, *degrees} or (fixed.pp or 1) > layers:
             return  # reported by `_bad_sizes`
-        degrees = degrees if asked.tp is None else [asked.tp]
-        groups = nodes * here // min(degrees)
-        for key, size in (("dp", asked.dp), ("pp", asked.pp)):
+        degrees = degrees if fixed.tp is None else [fixed.tp]
+        groups = nodes * gpus_per_node // min(degrees)
+        for key, size in (("dp", fixed.dp), ("pp", fixed.pp)):
             if size is not None and size > groups:
                 yield f"parallelism.{key}", f"there are {groups} TP groups: {groups} would do"
                 return
-        if len(self.devices) > 1 or self.allow_idle or None not in {asked.tp, asked.pp, asked.dp}:
+        if len(self.devices) > 1 or self.allow_idle or None not in {fixed.tp, fixed.pp, fixed.dp}:
             return
         found = [
-            (replicas * count, nodes // count * (here // tp) // replicas)
+            (replicas * count, nodes // count * (gpus_per_node // tp) // replicas)
             for tp in degrees
             for count in divisors(nodes)
-            for replicas in divisors(here // tp)
+            for replicas in divisors(gpus_per_node // tp)
         ]
         found = [(dp, pp) for dp, pp in found if pp <= layers]
-        fits = [one for one in found if asked.dp in {None, one[0]} and asked.pp in {None, one[1]}]
+        fits = [
+            division
+            for division in found
+            if fixed.dp in {None, division[0]} and fixed.pp in {None, division[1]}
+        ]
         if not fits:
-            place, key = (1, "pp") if asked.dp is None else (0, "dp")
-            own, other = (asked.pp, asked.dp) if place else (asked.dp, asked.pp)
-            near = [one[place] for one in found if other in {None, one[1 - place]}]
+            place, key = (1, "pp") if fixed.dp is None else (0, "dp")
+            own, other = (fixed.pp, fixed.dp) if place else (fixed.dp, fixed.pp)
+            near = [division[place] for division in found if other in {None, division[1 - place]}]
             do = "" if not near or own is None else f": {_nearest(near, own)} would do"
             yield f"parallelism.{key}", f"{nodes} nodes are not divided into such pipelines{do}"
 
     def _bad_batch(self) -> Iterator[tuple[str, str]]:
         batch, dp, microbatch = self.global_batch, self.parallelism.dp, self.parallelism.microbatch
         if microbatch is not None and batch % microbatch:
-            near = _nearest([one for one in divisors(batch) if one <= 2 * microbatch], microbatch)
+            near = _nearest([n for n in divisors(batch) if n <= 2 * microbatch], microbatch)
             yield "parallelism.microbatch", f"does not divide {batch} sequences: {near} would do"
             return
         sizes = (microbatch or 1) * (dp or 1)
@@ -317,4 +327,4 @@ def _chunked(layers: int, chunks: int) -> bool:
 
 
 def _nearest(some: list[int], to: int) -> int:
-    return min(some, key=lambda one: (abs(one - to), one))
+    return min(some, key=lambda value: (abs(value - to), value))

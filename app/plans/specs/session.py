@@ -188,7 +188,7 @@ def _read(document: dict[str, Any]) -> JobSpec:
         spec = parse_any_spec(document)
     except InvalidSpecError as error:
         faults = tuple(
-            replace(one, column=_metadata_path(one.column or "")) for one in error.faults
+            replace(fault, column=_metadata_path(fault.column or "")) for fault in error.faults
         )
         raise InvalidSpecError(
             f"The whole job cannot be planned: {faults[0].message}."

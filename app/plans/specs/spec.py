@@ -205,10 +205,6 @@ def _parsed(kind: TypeAdapter[Read], document: object, read_profile: ProfileRead
     return written
 
 
-def _loaded(value: object) -> object:
-    return load_spec(value) if isinstance(value, str) else value
-
-
 class WrittenRequest(Written):
     """A request for a plan; `spec` may be a text of YAML or JSON as well."""
 
@@ -220,7 +216,10 @@ class WrittenRequest(Written):
     name: Annotated[Name | None, BeforeValidator(lambda value: value or None)] = None
     spec: Annotated[
         AnySpec,
-        BeforeValidator(_loaded, json_schema_input_type=WrittenSpec | WrittenJob | str),
+        BeforeValidator(
+            lambda value: load_spec(value) if isinstance(value, str) else value,
+            json_schema_input_type=WrittenSpec | WrittenJob | str,
+        ),
     ]
 
     @field_validator("spec")

@@ -426,8 +426,8 @@ class _Neighborhood:
             made = _without_slight_stages(
                 self.passes, best, allowed // self.problem.spec.microbatches
             )
-            known = sorted(self.times, key=self.rank)
-            self.improve([*made, *known], _CLIMBED + len(made), whole=True)
+            ranked = sorted(self.times, key=self.rank)
+            self.improve([*made, *ranked], _CLIMBED + len(made), whole=True)
         self._keep([t for t in self.times if not has_slight_stage(self.problem, t)], allowed)
         self._keep([t for t in self.times if divides_nodes_alike(t)], allowed)
 
