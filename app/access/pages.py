@@ -17,7 +17,7 @@ from app.access.guard import Here
 from app.access.people import PersonView, list_people
 from app.access.projects import ProjectView, list_projects
 from app.access.tokens import TokenView, list_tokens
-from app.incidents.everywhere import open_everywhere, readable
+from app.incidents.everywhere import open_everywhere, readable_projects
 from app.incidents.pages.everywhere import joined_page
 from app.incidents.pages.list import COLUMNS, incident_cells
 from app.platform.container import Container
@@ -357,7 +357,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
     # Before `/incidents/{incident}`, which would take it for one.
     @routes.get(EVERYWHERE)
     def readable_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable(container.principal)
+        name, known = project.replace("\x00", ""), readable_projects(container.principal)
         with pages.reading(container) as (_, nav), container.everywhere().reading() as tx:
             found = open_everywhere(tx, INCIDENTS, project=name, known=known)
             now = tx.now
@@ -366,7 +366,7 @@ def add_access_pages(routes: APIRouter, pages: Pages) -> None:
 
     @routes.get(f"{EVERYWHERE}.csv")
     def readable_file_route(container: Here, project: Annotated[str, Query()] = "") -> Response:
-        name, known = project.replace("\x00", ""), readable(container.principal)
+        name, known = project.replace("\x00", ""), readable_projects(container.principal)
         return csv_file("paceline-incidents.csv", incidents_csv(container, name, known))
 
     @routes.get("/access/incidents.csv")

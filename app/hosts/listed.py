@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import ARRAY as POSTGRESQL_ARRAY
 from sqlalchemy.dialects.postgresql import JSONPATH, aggregate_order_by, array
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.hosts.costs import HOSTS, MOST, HostRow, Hosts, HostSums, Show, Span, Totals, ledger
 from app.hosts.models import HostReading
 from app.hosts.repairs import latest_repairs
@@ -195,7 +195,7 @@ def list_hosts(  # noqa: PLR0913 - what an address may ask for
             blamed=totals.blamed,
             repaired=totals.repaired,
             cost=totals.cost,
-            first=None if first is None else called(first.host, guessed=guessed[first.host]),
+            first=None if first is None else node_label(first.host, guessed=guessed[first.host]),
             first_cost=0.0 if first is None else first.cost_gpu_hours,
         ),
         page=Page(rows, number, totals.listed, request.size),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import percent
 from app.errors import ConflictError
 from app.hosts.models import HostProbe, HostReading
@@ -398,7 +398,7 @@ WORDS: Final = {
 
 def sentence_of(view: ProbeView) -> str:
     """Return the verdict of a probe on its host as a sentence."""
-    host = called(view.host, guessed=view.guessed)
+    host = node_label(view.host, guessed=view.guessed)
     if view.outcome is ProbeOutcome.NO_PEERS:
         return (
             f"{host}: nothing to compare with: probe {ENOUGH} or more other devices of its kind "

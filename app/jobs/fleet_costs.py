@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from app.analysis.replay.metrics import STRAGGLING
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.hosts.costs import Span, priced, seconds, verdict_durations
 from app.jobs.models import Job
 from app.platform.database.columns import as_json, has_label, parts, whole
@@ -104,7 +104,7 @@ class HostCost:
     @property
     def called(self) -> str:
         """Return the display name of the host."""
-        return called(self.host, guessed=self.guessed)
+        return node_label(self.host, guessed=self.guessed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from app.analysis.diagnosis.causes.registry import blames_machine, title_of
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import hours
 from app.hosts.costs import BLAMED_FROM
 from app.hosts.detail import HostIncident, HostSession, HostView
@@ -199,7 +199,7 @@ def host_page(view: HostView, about: Range, address: Address) -> HostPage:
 
 
 def _name(view: HostView) -> str:
-    return called(view.host, guessed=view.guessed)
+    return node_label(view.host, guessed=view.guessed)
 
 
 def _move(move: Move, host: str) -> MoveLine:
