@@ -124,6 +124,10 @@ def access_page(  # noqa: PLR0913 - the parts of the page
     ]
     if provider:
         facts.append("sign-in by OpenID Connect; groups mapped to roles")
+    disabled = sum(person.disabled_at is not None for person in people)
+    people_title = plural(len(people), "person", "people") if people else "No users yet"
+    if disabled:
+        people_title += f", {count(disabled)} disabled"
     return AccessPage(
         heading=heading,
         facts=facts,
@@ -134,7 +138,7 @@ def access_page(  # noqa: PLR0913 - the parts of the page
         tokens=tokens,
         entries_title=_entries_title(entries),
         entries=entries,
-        people_title=_people_title(people),
+        people_title=people_title,
         people=[_person(person, _kept(person, people, valid, principal)) for person in people],
         projects_title=_projects_title(projects, uses, settings),
         projects=[_project(project, uses[project.id], settings) for project in projects],
@@ -161,12 +165,6 @@ def _entries_title(entries: Sequence[Entry]) -> str:
             return f"{requests} came from {most.actor}"
         return f"{requests}, {count(most.count)} of them from {most.actor}"
     return "Latest entries of the audit log" if entries else "No entries yet"
-
-
-def _people_title(people: Sequence[PersonView]) -> str:
-    out = sum(person.disabled_at is not None for person in people)
-    title = plural(len(people), "person", "people") if people else "No users yet"
-    return f"{title}, {count(out)} disabled" if out else title
 
 
 def _kept(

@@ -191,7 +191,9 @@ class Provider:
         except (JoseError, KeyError, ValueError) as error:
             _log.warning("sign-in refused", error=f"{type(error).__name__}: {error}")
             raise SignInError("The provider's answer is not one to us.") from error
-        if self._settings.oidc_client_id not in _audience(token.claims):
+        audience = token.claims.get("aud", [])
+        clients = [audience] if isinstance(audience, str) else list(audience)
+        if self._settings.oidc_client_id not in clients:
             raise SignInError("The provider's answer is for another client.")
         return dict(token.claims)
 
@@ -221,8 +223,3 @@ class Provider:
         if not isinstance(document, dict):
             raise SignInError("The provider did not answer as OpenID Connect requires.")
         return document
-
-
-def _audience(claims: dict[str, Any]) -> list[str]:
-    audience = claims.get("aud", [])
-    return [audience] if isinstance(audience, str) else list(audience)

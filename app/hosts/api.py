@@ -196,14 +196,11 @@ def router() -> APIRouter:
     return routes
 
 
-# ---- Probes of hosts over the API: what their devices reach while no job runs on them ----------
-
-
-# More than any machine has.
+# Devices of a probe, more than any machine has.
 MOST_DEVICES: Final = 256
 _LONGEST_NAME: Final = 255
 _LONGEST_FAULT: Final = 1000
-# Far beyond what devices reach.
+# Upper bound of figures, far beyond any device.
 _LARGEST: Final = 1e9
 
 
@@ -286,7 +283,7 @@ class ProbeBody(BaseModel):
 
     @classmethod
     def of(cls, view: ProbeView, url: str) -> Self:
-        """Return what is said of a probe."""
+        """Return the body of a probe; `url` is the host's page."""
         return cls(
             host=view.host,
             at=view.at,
@@ -301,7 +298,7 @@ HostName = Annotated[str, Path(max_length=_LONGEST_NAME), AfterValidator(printab
 
 
 def probes_router() -> APIRouter:
-    """Return the routes."""
+    """Return the routes of probes."""
     routes = api_router("hosts", "/api/v1/hosts")
 
     @routes.post("/{host}/probes", status_code=CREATED, summary="Note a probe")
@@ -314,17 +311,17 @@ def probes_router() -> APIRouter:
             host,
             [
                 ProbedDevice(
-                    one.index,
-                    one.model,
-                    one.uuid,
-                    one.fault,
+                    device.index,
+                    device.model,
+                    device.uuid,
+                    device.fault,
                     {
                         measure: value
                         for measure in Measure
-                        if (value := getattr(one.measures, measure)) is not None
+                        if (value := getattr(device.measures, measure)) is not None
                     },
                 )
-                for one in body.devices
+                for device in body.devices
             ],
             probe_id=body.id,
             at=body.at,

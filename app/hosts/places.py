@@ -171,7 +171,9 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
             "last_seen": received_at,
         }
         for uuid, machine in sorted(seen.items())
-        if not _is_fresh(known.get(uuid, ()), str(machine.node), machine.guessed, received_at)
+        if not _is_fresh(
+            known.get(uuid, ()), str(machine.node), received_at, guessed=machine.guessed
+        )
     ]
     if not rows:
         return
@@ -191,7 +193,7 @@ def write_places(tx: UnitOfWork, report: Report, received_at: datetime) -> None:
     )
 
 
-def _is_fresh(places: Sequence[Place], host: str, guessed: bool, at: datetime) -> bool:  # noqa: FBT001
+def _is_fresh(places: Sequence[Place], host: str, at: datetime, *, guessed: bool) -> bool:
     """Return whether the latest stored place of a GPU is this one and recent."""
     if not places or places[0].host != host or (places[0].guessed and not guessed):
         return False

@@ -363,62 +363,34 @@ def jobs_csv(view: HostView) -> Table:
 def sessions_csv(view: HostView) -> Table:
     """Return the table of a host's sessions, the newest first."""
     return Table(
-        (
-            "received_at",
-            "job",
-            "session",
-            "ranks",
-            "workers",
-            "slowdown",
-            "computing",
-            "cause",
-            "cost_gpu_hours",
-        ),
+        ("received_at", "job", "session", "ranks", "workers", "slowdown", "computing", "cause",
+         "cost_gpu_hours"),
         (
             (
-                session.received_at.isoformat(),
-                session.job,
-                session.number,
-                session.ranks,
-                session.workers,
-                session.slowdown,
-                session.computing,
-                session.cause,
+                *(session.received_at.isoformat(), session.job, session.number, session.ranks),
+                *(session.workers, session.slowdown, session.computing, session.cause),
                 session.cost,
             )
             for session in view.sessions
         ),
-    )
+    )  # fmt: skip
 
 
 def gpus_csv(view: HostView) -> Table:
     """Return the table of a host's GPUs in each session."""
     return Table(
-        (
-            "received_at",
-            "job",
-            "session",
-            "gpu",
-            "uuid",
-            "slowdown",
-            "computing",
-            "named_by_a_cause",
-        ),
+        ("received_at", "job", "session", "gpu", "uuid", "slowdown", "computing",
+         "named_by_a_cause"),
         (
             (
-                session.received_at.isoformat(),
-                session.job,
-                session.number,
-                gpu["gpu"],
-                gpu.get("uuid"),
-                gpu["slowdown"],
-                gpu["computing"],
+                *(session.received_at.isoformat(), session.job, session.number),
+                *(gpu["gpu"], gpu.get("uuid"), gpu["slowdown"], gpu["computing"]),
                 str(gpu["slow"]).lower(),
             )
             for session in view.sessions
             for gpu in session.gpus
         ),
-    )
+    )  # fmt: skip
 
 
 def moves_csv(view: HostView) -> Table:
@@ -432,13 +404,8 @@ def repairs_csv(view: HostView) -> Table:
         ("at", "gpu", "what", "by", "outcome", "slowdown_before", "slowdown_after"),
         (
             (
-                repair.at.isoformat(),
-                repair.gpu,
-                repair.what,
-                repair.by,
-                repair.judged.outcome,
-                repair.judged.before,
-                repair.judged.after,
+                *(repair.at.isoformat(), repair.gpu, repair.what, repair.by),
+                *(repair.judged.outcome, repair.judged.before, repair.judged.after),
             )
             for repair in view.repairs
         ),

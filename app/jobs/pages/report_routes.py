@@ -46,23 +46,13 @@ def figures_csv(jobs: Sequence[JobFigures]) -> Table:
         ),
         (
             (
-                one.job,
-                str(one.session),
-                one.number,
-                one.sessions,
-                one.gpus,
-                one.stages,
-                one.context,
-                one.slowdown,
-                one.waste,
-                one.m_w,
-                one.m_s,
-                one.correlation,
-                *(one.waste_by.get(kind) for kind in KINDS),
-                one.steps[len(one.steps) // 2],
-                one.steps[-1],
+                *(job.job, str(job.session), job.number, job.sessions, job.gpus, job.stages),
+                *(job.context, job.slowdown, job.waste, job.m_w, job.m_s, job.correlation),
+                *(job.waste_by.get(kind) for kind in KINDS),
+                job.steps[len(job.steps) // 2],
+                job.steps[-1],
             )
-            for one in jobs
+            for job in jobs
         ),
     )
 
@@ -107,14 +97,10 @@ def trend_csv(report: FleetReport) -> Table:
         ("from", "to", "used_gpu_hours", "lost_gpu_hours", "jobs", "sessions"),
         (
             (
-                one.since.isoformat(),
-                one.until.isoformat(),
-                one.costs.used,
-                one.costs.lost,
-                one.costs.jobs,
-                one.costs.sessions,
+                *(period.since.isoformat(), period.until.isoformat()),
+                *(period.costs.used, period.costs.lost, period.costs.jobs, period.costs.sessions),
             )
-            for one in report.spent.trend
+            for period in report.spent.trend
         ),
     )
 
@@ -136,14 +122,10 @@ def fixes_csv(report: FleetReport) -> Table:
         ("job", "fix", "predicted_gain", "at_most", "realized_gain", "not_comparable"),
         (
             (
-                one.job,
-                one.title,
-                one.predicted,
-                str(one.at_most).lower(),
-                one.realized,
-                one.unlike,
+                *(fix.job, fix.title, fix.predicted),
+                *(str(fix.at_most).lower(), fix.realized, fix.unlike),
             )
-            for one in report.fixes
+            for fix in report.fixes
         ),
     )
 

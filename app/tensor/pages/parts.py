@@ -279,7 +279,14 @@ def times_figure(
             Tick(100 * n / _STEP_TICKS, count(round(scale.first + scale.span * n / _STEP_TICKS)))
             for n in range(_STEP_TICKS + 1)
         ),
-        marks=_marks(scale, plans),
+        marks=tuple(
+            Mark(
+                100 * scale.x(plan.applied_step),
+                "withdrawn" if plan.method is Method.NONE else f"plan {plan.version}",
+            )
+            for plan in plans
+            if plan.applied_step is not None and 0 <= scale.x(plan.applied_step) <= 1
+        )[:_MOST_MARKS],
         from_s=scale.low,
     )
 
@@ -294,17 +301,6 @@ def _path(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
         parts.append(("L" if joined else "M") + place)
         before = step
     return "".join(parts)
-
-
-def _marks(scale: _Scale, plans: Sequence[PlanRow]) -> tuple[Mark, ...]:
-    return tuple(
-        Mark(
-            100 * scale.x(plan.applied_step),
-            "withdrawn" if plan.method is Method.NONE else f"plan {plan.version}",
-        )
-        for plan in plans
-        if plan.applied_step is not None and 0 <= scale.x(plan.applied_step) <= 1
-    )[:_MOST_MARKS]
 
 
 def _nice(low: float, high: float) -> list[float]:
