@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from app.analysis.diagnosis.causes.registry import blames_machine
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import NO_DATA_CAUSE, Facts
 from app.incidents.models.rules import highest
@@ -51,7 +51,7 @@ def machine_of(incident: Incident) -> str:
 
 def place_of(where: str, facts: Facts | None) -> str:
     """Return an incident's place for people; a guessed host name is marked as such."""
-    return called(where, guessed=facts is not None and facts.has_guessed_name(where))
+    return node_label(where, guessed=facts is not None and facts.has_guessed_name(where))
 
 
 def node_of(incident: Incident) -> str:

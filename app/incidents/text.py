@@ -11,7 +11,7 @@ from app.analysis.budget.split import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import differs
 from app.analysis.report.session_verdict import VerdictWorker
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import NBSP, gpu_time, hours, percent, sure
 from app.incidents.grouping import Status
 from app.incidents.message import Alert, MemberJob, Message
@@ -180,7 +180,7 @@ def _slowdown(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def _worker(worker: VerdictWorker) -> str:
-    host = f"{called(worker.host, guessed=worker.guessed)} " if worker.host else ""
+    host = f"{node_label(worker.host, guessed=worker.guessed)} " if worker.host else ""
     return f"{host}(DP {worker.dp}, PP {worker.pp}) {worker.slowdown:.2f}×"
 
 

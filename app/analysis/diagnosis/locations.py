@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from app.analysis.json_text import OMITTED, json_name
-from app.analysis.trace.rank_metadata import called
+from app.analysis.trace.rank_metadata import node_label
 from app.analysis.wording import named
 
 # DP rank and pipeline stage.
@@ -155,7 +155,7 @@ class Hosts:
         known = [self.hosts.get(rank) for row in self.ranks for rank in row]
         if host is None or not known.count(host) == len(set(workers)) < len(known):
             return None
-        return called(host, guessed=host in self.guessed)
+        return node_label(host, guessed=host in self.guessed)
 
     def on(self, rank: int) -> str:
         """Return " on " and the host and GPU of a rank, or nothing; no long name of a GPU."""
@@ -163,7 +163,7 @@ class Hosts:
         if not host:
             return ""
         name = f"GPU {gpu}" if gpu.isdecimal() else gpu
-        host = called(host, guessed=host in self.guessed)
+        host = node_label(host, guessed=host in self.guessed)
         return f" on {host} {name}" if 0 < len(name) <= SHORT_NAME else f" on {host}"
 
     def named(self, *workers: Worker) -> str:
@@ -185,7 +185,7 @@ class Hosts:
             return text + self.on(self.ranks[dp][pp])
         # Which of its GPUs it is is not known.
         host = self.host((dp, pp))
-        return f"{text} on {called(host, guessed=host in self.guessed)}" if host else text
+        return f"{text} on {node_label(host, guessed=host in self.guessed)}" if host else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from app.analysis.diagnosis.locations import View, Where, Worker
 from app.analysis.diagnosis.verdict import Level, lost_between
 from app.analysis.report.coverage import Numbers
 from app.analysis.report.document import SECONDS_AN_HOUR, JobSizes, NamedCause, Report
-from app.analysis.trace.rank_metadata import called, short_uuid
+from app.analysis.trace.rank_metadata import node_label, short_uuid
 
 # ---- What the figures of a fleet take from a report (the paper, sections 4 and 5) --------------
 
@@ -205,7 +205,7 @@ class BlamedGpu:
     @property
     def host_words(self) -> str:
         """Return what is known of the host; empty where that is nothing."""
-        return called(self.host, guessed=self.guessed) if self.host else ""
+        return node_label(self.host, guessed=self.guessed) if self.host else ""
 
     @property
     def gpu_words(self) -> str:
