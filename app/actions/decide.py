@@ -1,7 +1,7 @@
-"""Use case: decide what is done to the machines of a project that incidents blame.
+"""Use case: decide on actions for the machines of a project that open incidents blame.
 
-Level, not edge: each pass looks at the incidents that are open and at what was done, and brings
-the one in line with the other. No incident can be missed, whichever server died meanwhile.
+Each pass compares the open incidents with the actions so far, and orders or withdraws actions until
+they agree. It depends on the present state alone, so that no incident is missed when a server dies.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ from sqlalchemy import ARRAY, Text, any_, exists, func, literal, or_, select, up
 
 from app.access.audit import Action, record
 from app.actions.hangs import report_hangs
-from app.actions.kinds.kind import TIME_BETWEEN_MACHINES, Case, Fleet, Limit, hard_limits, limits_of
+from app.actions.kinds.kind import TIME_BETWEEN_MACHINES, Case, Fleet, Limit, limits_of
 from app.actions.kinds.registry import KINDS as REGISTRY_KINDS
 from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
 from app.actions.policies import open_config
-from app.actions.store import audit_name, is_stopped, lock_fleet, lock_switch, order, order_of
+from app.actions.store import (
+    audit_name,
+    is_stopped,
+    lock_fleet,
+    lock_switch,
+    order,
+    order_of,
+    state_under,
+)
 from app.analysis.diagnosis.causes.registry import KINDS, blames_machine
 from app.errors import SecretKeyError
 from app.hosts.models import HostReading
@@ -40,16 +48,13 @@ from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.identity import INSTALLATION
 from app.sessions.models.tables import Session
 
-# ---- What is known of machines that incidents blame, as limits take it -------------------------
-
-
-# A node that no session named for so long is not counted among those that there are.
+# Time without a session after which a node is no longer counted.
 KNOWN_FOR: Final = timedelta(days=30)
-# Older sessions do not count against a machine.
+# Age from which sessions no longer count against a machine.
 BLAMED_FOR: Final = timedelta(days=7)
-# A session that waits longer for its analysis means that what is known is late.
+# Waiting time of a session for its analysis from which data of machines count as late.
 BEHIND_AFTER: Final = timedelta(minutes=10)
-# Incidents that are looked at, the oldest first, and sessions that are counted.
+# Incidents and sessions read in a pass, the oldest incidents first.
 MOST_INCIDENTS: Final = 1000
 MOST_SESSIONS: Final = 20_000
 
@@ -58,18 +63,18 @@ _MACHINES: Final = [name for name, kind in KINDS.items() if kind.blames_machine]
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """A machine that incidents blame, with the one that says most of it."""
+    """A blamed machine, with its incidents and the cause of highest confidence."""
 
     case: Case
     incidents: tuple[Incident, ...]  # the oldest first
     jobs: Mapping[uuid.UUID, str]  # by incident
-    gpus: tuple[str, ...]  # UUIDs where they are known, else their names there
+    gpus: tuple[str, ...]  # UUIDs where known, else their names on the host
     lost_each_hour: float | None
 
 
 def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
-    """Return what is known of all machines of a project."""
-    # What is said about jobs takes no machine out.
+    """Return the state of all machines of a project, for the limits."""
+    # Actions about hangs take no machine out.
     of_machines = MachineAction.hang.is_(None)
     is_out = (MachineAction.state.in_(ActionState.OUT), of_machines)
     taken = (
@@ -105,7 +110,7 @@ def fleet_of(tx: Reads, *, stopped: bool) -> Fleet:
 
 
 def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blamed]:
-    """Return the machines that open incidents blame, the one blamed first at first.
+    """Return the machines that open incidents blame, ordered by their first incident.
 
     Parameters
     ----------
@@ -163,19 +168,19 @@ def blamed_machines(tx: Reads, only: Collection[str] | None = None) -> list[Blam
 def _blamed(
     host: str,
     blaming: Sequence[tuple[Incident, str]],
-    known: bool,  # noqa: FBT001 - one of many facts
+    known: bool,  # noqa: FBT001 - always passed with the others
     sessions: int,
     put_back_at: datetime | None,
 ) -> Blamed:
     incidents = tuple(incident for incident, _ in blaming)
     of_facts = [
-        (one.facts, cause)
-        for one in incidents
-        if one.facts is not None
-        for cause in one.facts.causes
+        (incident.facts, cause)
+        for incident in incidents
+        if incident.facts is not None
+        for cause in incident.facts.causes
         if host in cause.where and blames_machine(cause.cause)
     ]
-    # The surest says it, as of its own session.
+    # The cause of highest confidence, with its own session.
     best = max(of_facts, key=lambda pair: pair[1].confidence or 0.0, default=None)
     facts, cause = best or (None, None)
     gpus = () if cause is None else (gpu.uuid or gpu.gpu for gpu in cause.gpus if gpu.host == host)
@@ -186,7 +191,7 @@ def _blamed(
                 one.facts is not None and one.facts.has_guessed_name(host) for one in incidents
             ),
             known=known,
-            in_hand=any(one.state is not IncidentState.FIRING for one in incidents),
+            in_hand=any(i.state is not IncidentState.FIRING for i in incidents),
             measured_at=None if facts is None else facts.received_at,
             confidence=None if cause is None else cause.confidence,
             sessions=sessions,
@@ -204,7 +209,7 @@ def _any_of(hosts: Collection[str]) -> object:
 
 
 def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
-    """Return how many sessions with a verdict blame each host, by its own name."""
+    """Return the number of sessions with a verdict that blame each host by its recorded name."""
     if not since:
         return {}
     rows = tx.session.execute(
@@ -226,7 +231,7 @@ def _sessions(tx: Reads, since: Mapping[str, datetime]) -> Mapping[str, int]:
 
 
 def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]:
-    """Return when a person last put each host back."""
+    """Return when a person last put each host back into service."""
     rows = tx.session.execute(
         select(MachineAction.host, func.max(MachineAction.release_ordered_at))
         .where(
@@ -239,16 +244,16 @@ def _put_back_times(tx: Reads, hosts: Collection[str]) -> Mapping[str, datetime]
     return {host: at for host, at in rows if at is not None}
 
 
-# Of these a machine has no name that a command could take.
+# Limits of machines whose names no command can take.
 NOT_A_NODE_NAME: Final = frozenset((Limit.NOT_ONE_NODE, Limit.GUESSED))
 
 _log = structlog.get_logger(__name__)
 
 
 def decide(container: Container) -> int:
-    """Do one pass over a project; return how many actions were ordered or released.
+    """Do one pass over a project; return the number of ordered and released actions.
 
-    Nothing is done where another server is at it.
+    Does nothing where another server holds the locks.
     """
     with container.uow() as tx:
         switch = lock_switch(tx, skip_locked=True)
@@ -269,7 +274,7 @@ def decide(container: Container) -> int:
             fleet = fleet_of(tx, stopped=stopped)
             for blamed in blamed_machines(tx):
                 limits = limits_of(blamed.case, fleet)
-                ordered = [_apply_policy(container, tx, one, blamed, limits) for one in policies]
+                ordered = [_apply_policy(container, tx, each, blamed, limits) for each in policies]
                 if any(ordered):
                     begun += sum(ordered)
                     fleet = replace(
@@ -283,7 +288,7 @@ def decide(container: Container) -> int:
 
 
 def release(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
-    """Let an action be taken back, in this transaction.
+    """Order the release of an action, in this transaction.
 
     Parameters
     ----------
@@ -306,7 +311,7 @@ def _apply_policy(
     blamed: Blamed,
     limits: Sequence[Limit],
 ) -> bool:
-    """Write what a policy makes of a machine; return whether something is ordered."""
+    """Store the decision of a policy on a machine; return whether an action is ordered."""
     row = tx.session.execute(
         select(MachineAction)
         .where(
@@ -340,15 +345,15 @@ def _apply_policy(
         tx.session.add(row)
     elif row.state not in ActionState.UNDECIDED:
         return False
-    state = _state_under(policy.mode, limits)
-    found = {
+    state = state_under(policy.mode, limits)
+    evidence = {
         "gpus": list(blamed.gpus),
         "confidence": blamed.case.confidence,
         "sessions": blamed.case.sessions,
         "lost_each_hour": blamed.lost_each_hour,
         "limits": [str(limit) for limit in limits],
     }
-    changed = {name: value for name, value in found.items() if getattr(row, name) != value}
+    changed = {name: value for name, value in evidence.items() if getattr(row, name) != value}
     for name, value in changed.items():
         setattr(row, name, value)
     if changed or not row.command:
@@ -358,7 +363,7 @@ def _apply_policy(
             _log.warning("policy of actions cannot be read", kind=policy.kind, error=error.message)
             return False
         at_first = order_of(container.settings, tx, row, tx.now)
-        # People copy what they read: of a name that is no node's there is nothing to run.
+        # People copy commands, so a name that is no node's has none.
         nameless = NOT_A_NODE_NAME.intersection(limits)
         row.command = "" if nameless else REGISTRY_KINDS[policy.kind].describe(config, at_first)
     if state is ActionState.WAITING:
@@ -376,19 +381,11 @@ def _apply_policy(
     return False
 
 
-def _state_under(mode: ActionMode, limits: Sequence[Limit]) -> ActionState:
-    if mode is ActionMode.DRY_RUN:
-        return ActionState.DRY_RUN
-    if mode is ActionMode.ASK:
-        return ActionState.HELD if hard_limits(limits) else ActionState.ASKED
-    return ActionState.HELD if limits else ActionState.WAITING
-
-
 def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident | None:
-    """Return an incident that nothing was decided about yet, the oldest of these.
+    """Return the oldest incident without a decision, or None.
 
-    What a person declined or put back, and what failed, was decided about all that were open then:
-    only one that fires later begins it anew.
+    An action that was declined, put back or failed decided on all incidents that were open then;
+    only one that fires later is undecided.
     """
     ids = [incident.id for incident in blamed.incidents]
     decided = tx.session.execute(
@@ -398,18 +395,18 @@ def _undecided_incident(tx: UnitOfWork, kind: str, blamed: Blamed) -> Incident |
             MachineAction.incident_id.in_(ids),
         )
     ).all()
-    known = {row.incident_id for row in decided}
+    with_action = {row.incident_id for row in decided}
     ended = [row.ended_at for row in decided if row.state is not ActionState.WITHDRAWN]
     since = max((at for at in ended if at is not None), default=None)
     for incident in blamed.incidents:
         later = since is None or (incident.fired_at is not None and incident.fired_at > since)
-        if incident.id not in known and later:
+        if incident.id not in with_action and later:
             return incident
     return None
 
 
 def _withdraw(tx: UnitOfWork) -> None:
-    """End what was not done yet and whose incident is over, or whose policy is off."""
+    """Withdraw undone actions whose incident is over, or whose policy is off."""
     going_on = exists().where(
         AlertIncident.id == MachineAction.incident_id, AlertIncident.state.in_(IncidentState.TOLD)
     )
@@ -425,13 +422,13 @@ def _withdraw(tx: UnitOfWork) -> None:
 
 
 def _release(tx: UnitOfWork) -> int:
-    """Take back what was done to machines that a repair made well."""
+    """Release the actions on machines that were repaired; return their number."""
     rows = list(
         tx.session.execute(
             select(MachineAction).where(
                 MachineAction.state == ActionState.DONE,
                 MachineAction.hang.is_(None),
-                # Of one that could not be taken back a person sees the reason.
+                # A failed release is left to a person, who sees the error.
                 MachineAction.error_code.is_(None),
             )
         ).scalars()
@@ -442,7 +439,7 @@ def _release(tx: UnitOfWork) -> int:
         repair = repairs.get(row.host)
         if repair is None or row.done_at is None or repair.at <= row.done_at:
             continue
-        # On a node that takes no work no session says so.
+        # No session runs on a drained node, so a probe counts as well.
         if repair.judged.outcome is Outcome.HELPED:
             why = "a repair helped"
         elif is_cleared_since(tx, row.host, repair.at):
@@ -456,7 +453,7 @@ def _release(tx: UnitOfWork) -> int:
 
 
 def _start_due(tx: UnitOfWork) -> None:
-    """Start what is due and has no task run any more."""
+    """Enqueue due actions without an open task run."""
     underway = select(TaskRun.id).where(
         TaskRun.kind == ACT_ON_MACHINE,
         TaskRun.subject_id == MachineAction.id,

@@ -1,7 +1,7 @@
-"""What is said about jobs that hang: an event for each incident, within no limit of machines.
+"""Use case: report jobs that hang, with one event for each incident.
 
-Nothing is done to a machine, so that only the kill switch and a person who has the incident in hand
-hold it.
+Nothing is done to a machine, so that only two limits apply: the kill switch, and a person who
+acknowledged or silenced the incident.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from app.access.audit import Action, record
 from app.actions.kinds.event import EventType
 from app.actions.kinds.kind import Limit
 from app.actions.kinds.registry import KINDS
-from app.actions.models import ActionMode, ActionPolicy, ActionState, MachineAction
-from app.actions.store import audit_name, order
+from app.actions.models import ActionPolicy, ActionState, MachineAction
+from app.actions.store import audit_name, order, state_under
 from app.incidents.lifecycle import Incident
 from app.incidents.models.facts import HANG_CAUSE, HangFacts
 from app.incidents.models.tables import AlertGroup, AlertIncident, IncidentState
@@ -27,8 +27,8 @@ from app.jobs.models import Job
 from app.platform.database.unit_of_work import UnitOfWork
 from app.platform.identity import INSTALLATION
 
-# Jobs that are looked at in a pass, those that hang for longest first. The others are looked at in
-# the next ones: who was is not again until something changes.
+# Jobs in a pass, the longest hangs first. The others follow in the next passes, as a job returns
+# only after a change.
 MAX_JOBS: Final = 200
 
 
@@ -42,17 +42,17 @@ class _Hanging:
 
 
 def report_hangs(tx: UnitOfWork, policies: Sequence[ActionPolicy], *, stopped: bool) -> int:
-    """Write what policies make of jobs that hang; return how many events are ordered."""
+    """Store the decisions of policies on hanging jobs; return the number of ordered events."""
     return sum(
-        _report(tx, policy, one, stopped=stopped)
+        _report(tx, policy, hanging, stopped=stopped)
         for policy in policies
         if KINDS[policy.kind].report_hang is not None
-        for one in _unreported(tx, policy, stopped=stopped)
+        for hanging in _unreported(tx, policy, stopped=stopped)
     )
 
 
 def _unreported(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Sequence[_Hanging]:
-    """Return incidents of which nothing is written yet, or something else than what holds now."""
+    """Return incidents without an action, or with an undecided one that has to change."""
     of_incident = (
         (MachineAction.incident_id == AlertIncident.id)
         & (MachineAction.kind == policy.kind)
@@ -61,7 +61,7 @@ def _unreported(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Seque
     changes = []
     for in_hand in (False, True):
         limits = _limits(stopped=stopped, in_hand=in_hand)
-        state = _state(policy.mode, limits)
+        state = state_under(policy.mode, limits)
         is_so = (MachineAction.state == state) & (MachineAction.limits == limits)
         is_firing = AlertIncident.state == IncidentState.FIRING
         changes.append((~is_firing if in_hand else is_firing) & ~is_so)
@@ -80,10 +80,10 @@ def _unreported(tx: UnitOfWork, policy: ActionPolicy, *, stopped: bool) -> Seque
         .order_by(AlertIncident.fired_at, AlertIncident.id)
         .limit(MAX_JOBS)
     ).all()
-    found = [(incident_of(row), job) for row, job in rows]
+    incidents = [(incident_of(row), job) for row, job in rows]
     return [
         _Hanging(incident, incident.hang, job)
-        for incident, job in found
+        for incident, job in incidents
         if incident.hang is not None
     ]
 
@@ -123,21 +123,13 @@ def _report(tx: UnitOfWork, policy: ActionPolicy, hanging: _Hanging, *, stopped:
     elif row.state not in ActionState.UNDECIDED:
         return False
     row.limits = _limits(stopped=stopped, in_hand=incident.state is not IncidentState.FIRING)
-    state = _state(policy.mode, row.limits)
+    state = state_under(policy.mode, row.limits)
     if state is not ActionState.WAITING:
         row.state = state
         return False
     order(tx, row, None)
     record(tx, INSTALLATION, Action.ORDERED, audit_name(row), detail=row.command)
     return True
-
-
-def _state(mode: ActionMode, limits: Sequence[str]) -> ActionState:
-    if mode is ActionMode.DRY_RUN:
-        return ActionState.DRY_RUN
-    if mode is ActionMode.ASK:
-        return ActionState.HELD if Limit.STOPPED in limits else ActionState.ASKED
-    return ActionState.HELD if limits else ActionState.WAITING
 
 
 def _limits(*, stopped: bool, in_hand: bool) -> list[str]:

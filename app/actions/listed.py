@@ -1,4 +1,4 @@
-"""What the page of actions reads: the list that is asked for, the policies and the switch."""
+"""Reads of actions on machines: lists, one machine, and those that wait for approval."""
 
 from __future__ import annotations
 
@@ -25,17 +25,9 @@ from app.platform.database.unit_of_work import Reads
 from app.platform.settings import Settings
 from app.web.lists import Column, Listing, Page, PageRequest, read, read_page
 
-# ---- Which actions on machines wait for a person, as messages say it ---------------------------
-
 
 def pending_actions(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[PendingAction]]:
-    """Return what waits for a person, by machine.
-
-    Parameters
-    ----------
-    hosts : collection of str
-        Of these; empty names are of none.
-    """
+    """Return the actions on the hosts that wait for approval, by host; empty names are ignored."""
     named = sorted(filter(None, hosts))
     if not named:
         return {}
@@ -47,14 +39,11 @@ def pending_actions(tx: Reads, hosts: Collection[str]) -> Mapping[str, list[Pend
         )
         .order_by(MachineAction.kind)
     )
-    found: dict[str, list[PendingAction]] = {}
+    by_host: dict[str, list[PendingAction]] = {}
     for row in rows:
-        asked = PendingAction(row.id, title_of(row.kind), row.host, row.command)
-        found.setdefault(row.host, []).append(asked)
-    return found
-
-
-# ---- Actions as lists and pages read them ------------------------------------------------------
+        action = PendingAction(row.id, title_of(row.kind), row.host, row.command)
+        by_host.setdefault(row.host, []).append(action)
+    return by_host
 
 
 _REPAIRED: Final = (
@@ -156,18 +145,18 @@ def get_action(tx: Reads, action_id: uuid.UUID) -> ActionRow:
 
 # Actions on a page.
 PAGE: Final = 50
-# Actions of a machine that other pages show.
+# Latest actions of a machine on other pages.
 OF_MACHINE: Final = 6
-# Rows of a file at most.
+# Most rows of a CSV file.
 EXPORTED: Final = 100_000
 
 
 class Show(StrEnum):
-    """Which actions are listed."""
+    """Groups of states in the list of actions."""
 
     ALL = "all"
-    PERSON = "person"  # a person may say yes
-    OUT = "out"  # what was done, or is under way
+    PERSON = "person"  # a person may approve it
+    OUT = "out"  # done or under way
     DRY_RUN = "dry_run"
     OVER = "over"
 
@@ -183,28 +172,28 @@ STATES_SHOWN: Final[Mapping[Show, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ActionsQuery:
-    """What is asked for."""
+    """The filters of the list of actions."""
 
     show: Show = Show.ALL
     kind: str = ""  # only of this kind
     host: str = ""  # only on this machine
-    words: str = ""  # all of them in the machine, the job, the cause or the command
+    words: str = ""  # all of them in machine, job, cause or command
 
 
 @dataclass(frozen=True, slots=True)
 class ActionsFound:
-    """What the page shows."""
+    """A page of the list, with totals, policies and the switch."""
 
     now: datetime
     page: Page[ActionRow]
-    counts: Mapping[str, int]  # of those that match, whichever states are shown
+    counts: Mapping[str, int]  # of matching actions by state
     policies: Sequence[PolicyView]
     switch: SwitchView
 
 
 @dataclass(frozen=True, slots=True)
 class MachineActions:
-    """What was done to a machine, the newest first, and what may be."""
+    """The latest actions on a machine, and the configured policies."""
 
     rows: Sequence[ActionRow]
     modes: Mapping[str, ActionMode]  # by kind, those that are configured
@@ -241,20 +230,20 @@ def actions_found(
 
 
 def exported_actions(tx: Reads, asked: ActionsQuery, sort: str) -> list[ActionRow]:
-    """Return the actions that are asked for, on no pages."""
+    """Return all matching actions, without pages."""
     wanted = MachineAction.state.in_(STATES_SHOWN[asked.show])
     return read(tx, ACTIONS, *_filters(asked), wanted, sort=sort, limit=EXPORTED)
 
 
 def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = []
+    conditions: list[ColumnElement[bool]] = []
     if asked.kind in KINDS:
-        found.append(MachineAction.kind == asked.kind)
+        conditions.append(MachineAction.kind == asked.kind)
     if asked.host:
-        found.append(MachineAction.host == asked.host)
+        conditions.append(MachineAction.host == asked.host)
     for word in asked.words.split():
         causes = [name for name, kind in CAUSES.items() if word.lower() in kind.title.lower()]
-        found.append(
+        conditions.append(
             or_(
                 *(
                     column.icontains(word, autoescape=True)
@@ -263,18 +252,18 @@ def _filters(asked: ActionsQuery) -> list[ColumnElement[bool]]:
                 MachineAction.cause.in_(causes),
             )
         )
-    return found
+    return conditions
 
 
 def machine_actions(
     tx: Reads, settings: Settings, host: str, hang: uuid.UUID | None = None
 ) -> MachineActions:
-    """Return the latest actions on a machine and what is configured, with one statement.
+    """Return the latest actions on a machine and the policies, with one statement.
 
     Parameters
     ----------
     hang : UUID, optional
-        Instead of those on a machine, what is said about the hang that this incident is about.
+        Id of an incident about a hang, whose reports are returned instead.
     """
     about = MachineAction.host == host if hang is None else MachineAction.incident_id == hang
     latest = ACTIONS.query().where(about).order_by(*ACTIONS.order("")).limit(OF_MACHINE)
@@ -285,6 +274,6 @@ def machine_actions(
     ).one()
     return MachineActions(
         rows=ACTIONS.rows(rows or ()),
-        modes={one["kind"]: ActionMode(one["mode"]) for one in modes or ()},
+        modes={policy["kind"]: ActionMode(policy["mode"]) for policy in modes or ()},
         stopped=settings.actions_off or off,
     )

@@ -1,4 +1,4 @@
-"""Tables of hosts: what sessions say of each, what was repaired, and what actions did to it."""
+"""Tables of actions on machines: policies, the kill switch, and the actions with their states."""
 
 from __future__ import annotations
 
@@ -15,51 +15,49 @@ from app.hosts.models import HANG_FACTS
 from app.incidents.models.facts import HangFacts
 from app.platform.database.columns import Base, OfProject, StateColumn, in_project, one_of
 
-# ---- Where actions stand, and what a project's policy lets them do -----------------------------
-# Sets are tuples, as SQL's IN takes.
-
 
 class ActionMode(StrEnum):
-    """What a policy lets happen by itself."""
+    """The mode of a policy."""
 
     OFF = "off"
-    DRY_RUN = "dry_run"  # it is written down what would have been done
-    ASK = "ask"  # a person says yes to each
+    DRY_RUN = "dry_run"  # only recorded
+    ASK = "ask"  # each needs approval
     AUTOMATIC = "automatic"  # within every limit
 
-    # What was ordered is done, and a person may order it.
+    # Orders are executed.
     ACTING = nonmember((ASK, AUTOMATIC))
 
 
 class ActionState(StrEnum):
-    """Where an action stands."""
+    """The state of an action."""
 
-    DRY_RUN = "dry_run"  # what would have been done
-    ASKED = "asked"  # waits for a person
-    HELD = "held"  # a limit forbids it; a person may allow it where the limit lets them
+    DRY_RUN = "dry_run"  # only recorded
+    ASKED = "asked"  # waits for approval
+    HELD = "held"  # by a limit, which a person may override unless it is hard
     WAITING = "waiting"  # is being done
     DONE = "done"
     FAILED = "failed"  # given up
     DECLINED = "declined"  # a person said no
-    WITHDRAWN = "withdrawn"  # its reason ended before anything was done
+    WITHDRAWN = "withdrawn"  # its incident ended before anything was done
     RELEASING = "releasing"  # is being undone
     RELEASED = "released"
 
-    # Nothing was done yet: looked at again as long as its incident lasts.
+    # Sets are tuples, as SQL's IN takes.
+    # Nothing was done: decided again as long as the incident lasts.
     UNDECIDED = nonmember((DRY_RUN, ASKED, HELD))
-    # A worker has something to do.
+    # A worker has to act.
     UNDERWAY = nonmember((WAITING, RELEASING))
     # The machine is out, or about to be.
     OUT = nonmember((WAITING, DONE, RELEASING))
-    # Of a machine at most one of each kind.
+    # At most one such action of each kind on a machine.
     OPEN = nonmember((DRY_RUN, ASKED, HELD, WAITING, DONE, RELEASING))
-    # A person may say yes.
+    # A person may approve it.
     ALLOWABLE = nonmember((ASKED, HELD, FAILED))
     DECLINABLE = nonmember((ASKED, HELD))
 
 
 class ActionPolicy(OfProject, Base):
-    """What a project lets a kind of action do; without a row it is off."""
+    """The policy of a project for a kind of action; without a row it is off."""
 
     __tablename__ = "action_policy"
     __table_args__ = (one_of("mode", ActionMode), in_project())
@@ -67,10 +65,10 @@ class ActionPolicy(OfProject, Base):
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[str] = mapped_column(primary_key=True)
     mode: Mapped[ActionMode] = mapped_column(StateColumn(ActionMode))
-    # what may be shown of its configuration, and all that may not, encrypted
+    # the configuration without secrets, and the secrets, encrypted
     config: Mapped[dict[str, Any]]
     secrets: Mapped[bytes]
-    # which secrets are set, with the host of an address
+    # the secrets that are set, with the host of an address
     secret_hints: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     changed_by: Mapped[str]
@@ -83,24 +81,24 @@ class ActionSwitch(OfProject, Base):
     __table_args__ = (in_project(),)
 
     project_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    # null as long as actions go on
+    # null while actions are executed
     stopped_at: Mapped[datetime | None]
     stopped_by: Mapped[str | None]
     reason: Mapped[str | None]
 
 
 class MachineAction(OfProject, Base):
-    """Something that is done to a machine, or would be, or is said about a job that hangs.
+    """An action on a machine, or the report of a job that hangs, in any state.
 
-    Without a reference to its incident, which retention deletes: no machine that is out is
-    forgotten.
+    No foreign key to its incident: retention deletes incidents, but never forgets a machine that is
+    out.
     """
 
     __tablename__ = "machine_action"
     __table_args__ = (
         one_of("state", ActionState),
         in_project(),
-        # A machine is taken out once, however many incidents blame it and servers look.
+        # A machine is taken out once, by whatever number of incidents and servers.
         Index(
             "uq_machine_action_open",
             "project_id",
@@ -125,9 +123,9 @@ class MachineAction(OfProject, Base):
     kind: Mapped[str]
     incident_id: Mapped[uuid.UUID] = mapped_column(Uuid)
     host: Mapped[str]
-    # of the incident: what a receiver is told
+    # of the incident
     job: Mapped[str]
-    # where it tells of a job that hangs; `host` is empty then
+    # of a report about a hang, whose `host` is empty
     hang: Mapped[HangFacts | None] = mapped_column(HANG_FACTS)
     cause: Mapped[str]
     gpus: Mapped[list[str]] = mapped_column(JSONB)
@@ -135,18 +133,18 @@ class MachineAction(OfProject, Base):
     sessions: Mapped[int]
     lost_each_hour: Mapped[float | None] = mapped_column(Double)
     state: Mapped[ActionState] = mapped_column(StateColumn(ActionState))
-    # app.actions.kinds.kind.Limit: what kept it from being done when it was last looked at
+    # `app.actions.kinds.kind.Limit` values that held it at the last decision
     limits: Mapped[list[str]] = mapped_column(JSONB)
-    # what is done, as a command
+    # the action as a command
     command: Mapped[str]
     attempt: Mapped[int]
     next_attempt_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # when it was to be done, by which person; null where every limit let it pass
+    # when it was ordered, and by which person; null for an automatic action
     ordered_at: Mapped[datetime | None]
     ordered_by: Mapped[str | None]
     done_at: Mapped[datetime | None]
-    # when it was to be undone, by which person; null where a repair helped
+    # when its release was ordered, and by which person; null after a repair
     release_ordered_at: Mapped[datetime | None]
     released_by: Mapped[str | None]
     released_at: Mapped[datetime | None]

@@ -1,4 +1,4 @@
-"""What people order: allow an action, decline it, or take it back."""
+"""Use cases of persons: allow an action, decline it, or take it back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from app.platform.database.unit_of_work import UnitOfWork
 
 
 def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
-    """Let an action be done that waits for a person, that a limit holds, or that failed.
+    """Allow an action that waits for approval, that a limit holds, or that failed.
 
     Raises
     ------
     NotFoundError
     ConflictError
-        ``action.wrong_state``; ``action.policy`` where the policy lets nothing be done; or the
-        code of the limit that no person can allow.
+        ``action.wrong_state``; ``action.policy`` where the policy forbids actions; or the code of a
+        limit that no person can override.
     """
     with container.uow() as tx:
         switch = _switch(tx)
@@ -63,7 +63,7 @@ def allow(container: Container, action_id: uuid.UUID) -> ActionRow:
 
 
 def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
-    """Say no to an action: the same incident does not bring it again.
+    """Decline an action: the same incident does not cause it again.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def decline(container: Container, action_id: uuid.UUID) -> ActionRow:
 
 
 def put_back(container: Container, action_id: uuid.UUID) -> ActionRow:
-    """Take an action back; for a day nothing takes the machine out without a person.
+    """Take an action back; for a day the machine is not taken out again without approval.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _refuse_unless(row: MachineAction, holds: bool, what: str) -> None:  # noqa:
 def _current_hard_limits(
     container: Container, tx: UnitOfWork, switch: ActionSwitch, row: MachineAction
 ) -> tuple[Limit, ...]:
-    """Return the limits that no person can allow, as things are now."""
+    """Return the limits at present that no person can override."""
     if row.hang is not None:
         state = tx.session.execute(
             select(AlertIncident.state).where(AlertIncident.id == row.incident_id)

@@ -1,4 +1,4 @@
-"""What the page of actions shows: what was done to machines, what asks, and what may be done."""
+"""The page of actions on machines: the list, the policies and the kill switch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,6 @@ from app.web.pages import Pages
 from app.web.parts import StateLabel
 from app.web.tables import Drawn, Shown, Table, csv_file, drawn, pager, sorted_by
 
-# ---- Actions as pages show them: where each stands and why, what is run, and what a person may say
-
-
 STATES: Final[Mapping[ActionState, StateLabel]] = {
     ActionState.ASKED: StateLabel("pending", "Asks you", 0),
     ActionState.FAILED: StateLabel("fail", "Failed", 1),
@@ -65,7 +62,7 @@ REPAIRED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ActionLine:
-    """An action; equal lines show the same."""
+    """A row of the list of actions."""
 
     id: uuid.UUID
     host: str
@@ -73,7 +70,7 @@ class ActionLine:
     kind: str
     state: StateLabel
     cause: str
-    # how sure, and by how many sessions
+    # confidence, number of sessions and cost
     sure: str
     job: str
     incident_url: str
@@ -83,12 +80,12 @@ class ActionLine:
     can_approve: bool
     can_decline: bool
     can_undo: bool
-    # what the button that approves says
+    # text of the button that approves
     approve: str
 
     @property
     def buttons(self) -> Markup:
-        """Return what a person may say to it."""
+        """Return the buttons of the orders that are possible."""
         offered = (
             (self.can_approve, "allow", self.approve, "primary operates"),
             (self.can_decline, "decline", "Decline", "operates"),
@@ -114,7 +111,7 @@ class ActionLine:
 def action_line(
     row: ActionRow, modes: Mapping[str, ActionMode], *, stopped: bool, rows: Sequence[ActionRow]
 ) -> ActionLine:
-    """Return an action.
+    """Return the row of an action.
 
     Parameters
     ----------
@@ -123,14 +120,14 @@ def action_line(
     stopped : bool
         Whether the kill switch is on.
     rows : sequence of ActionRow
-        Those that are shown with it: of a machine one of a kind is open.
+        The other rows shown: only one action of a kind may be open on a machine.
     """
     acting = modes.get(row.kind, ActionMode.OFF) in ActionMode.ACTING and not stopped
     hard = any(limit in Limit.HARD for limit in row.limits)
     taken = any(
-        one.id != row.id and (one.kind, one.host) == (row.kind, row.host)
-        for one in rows
-        if one.state in ActionState.OPEN and row.hang is None
+        other.id != row.id and (other.kind, other.host) == (row.kind, row.host)
+        for other in rows
+        if other.state in ActionState.OPEN and row.hang is None
     )
     allowable = row.state in ActionState.ALLOWABLE and acting and not hard and not taken
     evidence = [] if row.confidence is None else [percent(row.confidence, 0)]
@@ -153,7 +150,7 @@ def action_line(
         or row.release_ordered_at
         or row.done_at
         or row.ordered_at
-        # of what is not ordered
+        # not ordered yet
         or row.created_at,
         can_approve=allowable,
         can_decline=row.state in ActionState.DECLINABLE,
@@ -163,14 +160,14 @@ def action_line(
 
 
 def machine_lines(found: MachineActions) -> list[ActionLine]:
-    """Return the actions on a machine."""
+    """Return the rows of the actions on a machine."""
     return [
         action_line(row, found.modes, stopped=found.stopped, rows=found.rows) for row in found.rows
     ]
 
 
 def limit_sentence(limit: str) -> str:
-    """Return what a limit says, without its period."""
+    """Return the sentence of a limit, without its period."""
     known = limit in tuple(Limit)
     return SENTENCES[Limit(limit)].removesuffix(".") if known else limit
 
@@ -211,7 +208,7 @@ def _by(person: str | None) -> str:
 
 
 def _listed(limits: Sequence[str]) -> str:
-    """Return what holds an action, as one sentence."""
+    """Return the limits that hold an action, as one sentence."""
     first, *rest = [limit_sentence(limit) for limit in limits] or [""]
     return "; ".join([first, *(f"{one[:1].lower()}{one[1:]}" for one in rest)])
 
@@ -221,9 +218,9 @@ def _undone(row: ActionRow) -> str:
 
 
 def _fault(row: ActionRow) -> str:
-    said = " ".join((row.answer or "").split())
+    answer = " ".join((row.answer or "").split())
     error = (row.error or "").removesuffix(".")
-    return f"{error}: {said}" if said and said not in error else error
+    return f"{error}: {answer}" if answer and answer not in error else error
 
 
 PATH: Final = "/actions"
@@ -245,25 +242,25 @@ STOPPED: Final = StateLabel("warn", "Stopped", 0)
 
 @dataclass(frozen=True, slots=True)
 class PolicyLine:
-    """A kind of action, and what it may do; `fields` and `modes` are its form's."""
+    """The policy of a kind of action, with the fields and modes of its form."""
 
     kind: str
     title: str
     mode: str
     hint: str
-    # when and by whom it was set; None where it never was
+    # when and by whom it was set; None if never
     changed_at: datetime | None
     changed_by: str
     fields: Sequence[Field]
     modes: Sequence[Option]
     chosen: ActionMode
-    # why it cannot be configured; else empty
+    # the reason why it cannot be configured; empty if it can
     unavailable: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActionsPage:
-    """The page; `version` changes when anything on it does that is not a mere age."""
+    """The content of the page; `version` changes with anything on it but ages."""
 
     now: datetime
     title: str
@@ -272,7 +269,7 @@ class ActionsPage:
     words: str
     parameters: Sequence[tuple[str, str]]
     choices: Sequence[Choice]
-    # The machine that is asked for alone, and the page without it.
+    # The machine in the filter, and the address of the page without it.
     host: str
     all_url: str
     list_title: str
@@ -299,9 +296,9 @@ def actions_page(
     Parameters
     ----------
     scontrol : bool
-        Whether the operator names scontrol.
+        Whether the operator set the path of scontrol.
     administers : bool
-        Whether whoever asks may change the policies of the project.
+        Whether the user may change the policies of the project.
     """
     modes = {policy.kind: policy.mode for policy in found.policies}
     configured = any(policy.changed_at is not None for policy in found.policies)
@@ -309,7 +306,14 @@ def actions_page(
     lines = [action_line(row, modes, stopped=found.switch.stopped, rows=rows) for row in rows]
     shown: tuple[Shown[ActionLine], ...] = (
         Shown("State", lambda line: html.state(line.state)),
-        Shown("Machine", _machine, "host", of_cells="grow"),
+        Shown(
+            "Machine",
+            lambda line: (
+                html.link(line.host_url, line.host) + html.note(f"{line.kind} · {line.job}")
+            ),
+            "host",
+            of_cells="grow",
+        ),
         Shown("What and why", _what, of_cells="grow"),
         Shown("Since", lambda line: moments.ago(line.at, found.now), "created_at", "num opt"),
         Shown(_ORDERS, lambda line: line.buttons, of_cells="do"),
@@ -318,11 +322,14 @@ def actions_page(
     note = "A machine has at most one open action of a kind; the newest first"
     if found.page.pages != 1:
         note += f"; {count(found.page.first)} to {count(found.page.last)}"
+    waiting = found.counts.get(ActionState.ASKED, 0)
     content: list[object] = [*lines, sorted(found.counts.items()), found.switch]
     content += [(policy.kind, policy.mode, policy.changed_at) for policy in found.policies]
     return ActionsPage(
         now=found.now,
-        title=f"Actions: {_short(found)}",
+        title=f"Actions: {count(waiting)} ask"
+        if waiting
+        else f"Actions: {count(sum(found.counts.values()))}",
         heading=_heading(found, configured=configured),
         states=[(STOPPED, "stopped")] if found.switch.stopped else [],
         words=asked.words,
@@ -356,10 +363,6 @@ def actions_page(
 _ORDERS: Final = html.element("span", "Approve, decline or undo", class_="vh")
 
 
-def _machine(line: ActionLine) -> Markup:
-    return html.link(line.host_url, line.host) + html.note(f"{line.kind} · {line.job}")
-
-
 def _what(line: ActionLine) -> Markup:
     cause = html.link(line.incident_url, line.cause)
     return html.join(
@@ -369,11 +372,6 @@ def _what(line: ActionLine) -> Markup:
             html.element("code", line.command, class_="cmd") if line.command else html.NOTHING,
         )
     )
-
-
-def _short(found: ActionsFound) -> str:
-    asked = found.counts.get(ActionState.ASKED, 0)
-    return f"{count(asked)} ask" if asked else f"{count(sum(found.counts.values()))}"
 
 
 def _heading(found: ActionsFound, *, configured: bool) -> str:
@@ -447,10 +445,7 @@ def _policy(one: PolicyView, *, scontrol: bool) -> PolicyLine:
     )
 
 
-# ---- The page of actions on machines -----------------------------------------------------------
-
-
-# Longer words find no action, and no host has a longer name.
+# Longest filter; no host has a longer name.
 MAX_WORDS: Final = 300
 
 
@@ -505,6 +500,6 @@ def add_action_pages(routes: APIRouter, pages: Pages) -> None:
 
 
 def _asked(words: str, show: str, kind: str, host: str) -> ActionsQuery:
-    # The database takes no such character, and no name has it.
+    # PostgreSQL stores no NUL characters in text.
     texts = (text.replace("\x00", "")[:MAX_WORDS] for text in (kind, host, words.strip()))
     return ActionsQuery(Show(show) if show in tuple(Show) else Show.ALL, *texts)

@@ -1,4 +1,4 @@
-"""What a project lets happen to its machines, and its kill switch."""
+"""Policies of a project for each kind of action, and its kill switch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SwitchView:
 
 
 def list_policies(tx: Reads) -> list[PolicyView]:
-    """Return the policy of every kind that there is; one that was never set is off."""
+    """Return the policies of all kinds; one that was never set is off."""
     rows = {row.kind: row for row in tx.session.execute(select(ActionPolicy)).scalars()}
     return [_view(kind, rows.get(kind.name)) for kind in KINDS.values()]
 
@@ -78,7 +78,7 @@ def set_policy(
     mode: ActionMode | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> PolicyView:
-    """Change what is given; fields of `config` that are left out stay, those that are null go.
+    """Change the given fields; null removes a field of `config`, others there stay.
 
     A kind that is configured for the first time is in a dry run, unless a mode is given.
 
@@ -89,7 +89,7 @@ def set_policy(
     kind = kind_of(name)
     if kind.needs_scontrol and container.settings.slurm_scontrol is None:
         raise InvalidActionError(NO_SCONTROL)
-    # Before the transaction: names are looked up.
+    # Before the transaction, as it waits for DNS.
     refuse_private(container.settings, config or {}, InvalidActionError)
     with container.uow() as tx:
         now = tx.now
@@ -108,7 +108,7 @@ def set_policy(
         row.secret_hints = hints(secrets)
         row.changed_at, row.changed_by = now, container.principal.name
         given = [f"mode {row.mode}"] * (mode is not None)
-        # Which settings, not what they are: they hold secrets.
+        # Names of the settings only: values may be secrets.
         given += ["configuration"] * (config is not None)
         record(
             tx,
@@ -135,7 +135,7 @@ def get_switch(settings: Settings, tx: Reads) -> SwitchView:
 
 
 def set_switch(container: Container, *, stopped: bool, reason: str | None = None) -> SwitchView:
-    """Stop all actions of a project, or let them go on; twice the same is no error."""
+    """Stop or resume all actions of a project; idempotent."""
     with container.uow() as tx:
         switch = lock_switch(tx)
         if switch is not None and stopped != (switch.stopped_at is not None):
@@ -149,7 +149,7 @@ def set_switch(container: Container, *, stopped: bool, reason: str | None = None
 
 
 def reseal_policies(container: Container) -> int:
-    """Encrypt the secrets of every policy with the newest key; return how many policies."""
+    """Encrypt the secrets of all policies with the newest key; return their number."""
     with container.uow() as tx:
         rows = tx.session.execute(
             select(ActionPolicy)

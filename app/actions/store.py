@@ -1,23 +1,23 @@
-"""Actions as rows.
+"""Actions as rows: locks, orders, and names in the audit log.
 
-Protocol. Whatever is decided about a project's machines is decided under the lock of its switch's
-row, taken before any row of an action: of two servers that look at once, one decides and the other
-sees what it decided. What happens by itself is decided for one project at a time: a limit counts
-the machines of all. What is to be done is then a task run (`app.platform.tasks.runs`),
-written in the same transaction.
+Protocol. Decisions on a project's machines are made under the lock of its switch's row, taken
+before any row of an action: of two concurrent servers one decides, and the other sees the result.
+Automatic decisions are made for one project at a time, as one limit counts the machines of all. An
+order is a task run (`app.platform.tasks.runs`), written in the same transaction.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from app.actions.kinds.kind import HangOrder, Order
-from app.actions.models import ActionState, ActionSwitch, MachineAction
+from app.actions.kinds.kind import HangOrder, Limit, Order
+from app.actions.models import ActionMode, ActionState, ActionSwitch, MachineAction
 from app.errors import NotFoundError
 from app.incidents.deliver import base_url
 from app.incidents.message import cause_name
@@ -26,7 +26,7 @@ from app.platform.database.task_runs import ACT_ON_MACHINE
 from app.platform.database.unit_of_work import Reads, UnitOfWork
 from app.platform.settings import Settings
 
-# "actions", as the database takes a lock's name.
+# Key of the advisory lock: "acti" in ASCII.
 FLEET_LOCK: Final = 0x61637469
 
 
@@ -49,7 +49,7 @@ def lock_switch(tx: UnitOfWork, *, skip_locked: bool = False) -> ActionSwitch | 
 
 
 def lock_fleet(tx: UnitOfWork) -> bool:
-    """Return whether this transaction alone decides by itself, of any project, until it ends."""
+    """Lock automatic decisions of all projects until the transaction ends; False where taken."""
     taken: bool = tx.session.execute(
         select(func.pg_try_advisory_xact_lock(FLEET_LOCK))
     ).scalar_one()
@@ -57,12 +57,22 @@ def lock_fleet(tx: UnitOfWork) -> bool:
 
 
 def is_stopped(settings: Settings, switch: ActionSwitch) -> bool:
-    """Return whether nothing is to be done: by the project's switch, or the installation's."""
+    """Return whether the kill switch of the project or of the installation is on."""
     return settings.actions_off or switch.stopped_at is not None
 
 
+def state_under(mode: ActionMode, limits: Sequence[str]) -> ActionState:
+    """Return the state of an undecided action, by the mode of its policy and its limits."""
+    if mode is ActionMode.DRY_RUN:
+        return ActionState.DRY_RUN
+    if mode is ActionMode.ASK:
+        held = any(limit in Limit.HARD for limit in limits)
+        return ActionState.HELD if held else ActionState.ASKED
+    return ActionState.HELD if limits else ActionState.WAITING
+
+
 def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
-    """Return an action, locked; the switch is locked already.
+    """Return an action, locked; the caller has locked the switch.
 
     Raises
     ------
@@ -77,14 +87,14 @@ def lock_action(tx: UnitOfWork, action_id: uuid.UUID) -> MachineAction:
 
 
 def audit_name(row: MachineAction) -> str:
-    """Return what the audit log calls an action."""
+    """Return the name of an action in the audit log."""
     return f"{row.kind} action on {row.host or f'job {row.job}'}"
 
 
 def hang_order_of(
     settings: Settings, tx: Reads, row: MachineAction, hang: HangFacts, at: datetime
 ) -> HangOrder:
-    """Return what is to be said about a job that hangs."""
+    """Return the order to report a job that hangs."""
     pages = base_url(settings, tx)
     return HangOrder(
         id=row.id,
@@ -105,7 +115,7 @@ def hang_order_of(
 
 
 def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) -> Order:
-    """Return what is to be done, as kinds of actions take it."""
+    """Return the order on a machine, as kinds of actions take it."""
     pages = base_url(settings, tx)
     return Order(
         id=row.id,
@@ -126,12 +136,12 @@ def order_of(settings: Settings, tx: Reads, row: MachineAction, at: datetime) ->
 
 
 def order(tx: UnitOfWork, row: MachineAction, by: str | None) -> None:
-    """Let an action be done, in this transaction.
+    """Order an action, in this transaction.
 
     Parameters
     ----------
     by : str or None
-        The person; None where every limit let it pass.
+        The person; None for an automatic action.
     """
     row.state = ActionState.WAITING
     row.attempt = 0

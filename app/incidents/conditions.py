@@ -34,7 +34,6 @@ from app.incidents.models.facts import (
     HANG_LOST_AFTER,
     NO_DATA_CAUSE,
     Facts,
-    HangFacts,
     Level,
     NoticeFacts,
     Outcome,
@@ -66,22 +65,18 @@ def apply_hang(board: Board, rule: Rule, condition: Hanging) -> None:
         board.put(confirm(joined, board.now), "fired")
 
 
-def _end_of(hang: HangFacts, now: datetime) -> str:
-    """Return why the incident of a hang is over, with duration and cost."""
-    if hang.over_at is None:
-        return HANG_UNHEARD
-    minutes = hang.lasted(now) / timedelta(minutes=1)
-    return f"the job went on or ended, after {minutes:,.0f} min and {gpu_time(hang.gpu_hours(now))}"
-
-
 def settle_hang(board: Board, incident: Incident) -> None:
     """End the incident of a hang that is over or deleted."""
     hang = board.job.hang
     if hang is None:
         board.put(clear(incident, board.now, HANG_GONE), "resolved")
     elif not hang.is_going_on(board.now):
-        last = replace(incident, hang=hang)
-        board.put(clear(last, board.now, _end_of(hang, board.now)), "resolved")
+        why = HANG_UNHEARD
+        if hang.over_at is not None:
+            minutes = hang.lasted(board.now) / timedelta(minutes=1)
+            cost = gpu_time(hang.gpu_hours(board.now))
+            why = f"the job went on or ended, after {minutes:,.0f} min and {cost}"
+        board.put(clear(replace(incident, hang=hang), board.now, why), "resolved")
 
 
 PART_OF_ANOTHER: Final = "it turned out to be part of another notice"
@@ -506,7 +501,15 @@ def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | Non
         return None
     lost = facts.known.waste if facts.lost is None else facts.lost
     causes = [] if lost < _HEALTHY_BELOW else [c for c in facts.causes if c.cause != UNKNOWN]
-    at_place = next((cause for cause in causes if _blames(cause, notice)), None)
+    at_place = next(
+        (
+            cause
+            for cause in causes
+            if any(gpu.rank in notice.ranks for gpu in cause.gpus)
+            or any(host in cause.where for host in notice.hosts)
+        ),
+        None,
+    )
     if at_place is not None:
         return Outcome.CONFIRMED, at_place.cause
     if causes:
@@ -518,12 +521,6 @@ def judge_notice(notice: NoticeFacts, facts: Facts) -> tuple[Outcome, str] | Non
     ):
         return Outcome.CONFIRMED, ""
     return Outcome.CLEARED, ""
-
-
-def _blames(cause: SuspectedCause, notice: NoticeFacts) -> bool:
-    if any(gpu.rank in notice.ranks for gpu in cause.gpus):
-        return True
-    return any(host in cause.where for host in notice.hosts)
 
 
 def _is_as_slow(notice: NoticeFacts, facts: Facts) -> bool:

@@ -55,7 +55,12 @@ def unseal(settings: Settings, sealed: bytes) -> dict[str, Any]:
 
 def hints(secrets: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the names of the secrets that are set; for an address with its host, for people."""
-    return {name: _host(value) for name, value in secrets.items()}
+    return {
+        name: urlsplit(value).hostname
+        if isinstance(value, str) and value.startswith(("http://", "https://"))
+        else None
+        for name, value in secrets.items()
+    }
 
 
 def check_secrets(container: Container) -> int:
@@ -94,12 +99,6 @@ def check_secrets(container: Container) -> int:
             )
         changed += 1
     return changed
-
-
-def _host(value: object) -> str | None:
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return urlsplit(value).hostname
-    return None
 
 
 def _box(settings: Settings, *, create: bool) -> MultiFernet:

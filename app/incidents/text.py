@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from app.analysis.budget.split import WORTH_SAYING, Shares
+from app.analysis.budget.split import WORTH_SAYING
 from app.analysis.diagnosis.causes.registry import blames_machine
 from app.analysis.diagnosis.headline import differs
 from app.analysis.report.session_verdict import VerdictWorker
@@ -127,7 +127,9 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
     if alert.cause == REGRESSION_CAUSE and alert.value is not None:
         fields.append(("Against baseline", f"steps take {percent(alert.value)} longer"))
     if facts.shares is not None and alert.cause not in _OF_ALL:
-        fields += _of_all(facts.shares)
+        lost = facts.shares.between_steps_above
+        if lost >= WORTH_SAYING:
+            fields.append(("Between steps", f"{percent(lost, 0)} of the time is lost"))
     if alert.cause == LOW_QUALITY_CAUSE and facts.discrepancy is not None:
         fields.append(("Discrepancy", percent(facts.discrepancy)))
     cause = next((cause for cause in facts.causes if cause.cause == alert.diagnosed_cause), None)
@@ -146,14 +148,6 @@ def _measured(alert: Alert, facts: Facts) -> list[tuple[str, str]]:
         fields.append(("Best fix", f"{facts.fix.title} (predicted gain {gain})"))
     fields.append(("Session", f"{facts.number}, received {moment(facts.received_at)}"))
     return fields
-
-
-def _of_all(shares: Shares) -> list[tuple[str, str]]:
-    """Return what all workers lose, where that is worth a word: it is in no slowdown."""
-    lost = shares.between_steps_above
-    if lost < WORTH_SAYING:
-        return []
-    return [("Between steps", f"{percent(lost, 0)} of the time is lost")]
 
 
 def _slowdowns(facts: Facts) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 to whoever looks after machines, signed as Standard Webhooks says.
+"""CloudEvents 1.0 for systems that manage machines, signed by Standard Webhooks.
 
 Structured mode: the body is the whole event. An event has the same id on every try.
 """
@@ -29,7 +29,7 @@ LoopbackUrl = Annotated[
 
 
 class EventType(StrEnum):
-    """The events that there are."""
+    """The types of events."""
 
     DEGRADED = "dev.paceline.machine.degraded"  # a person asked for it before all limits let it
     CONFIRMED = "dev.paceline.machine.confirmed"
@@ -130,7 +130,7 @@ def schema_of(kind: EventType) -> dict[str, Any]:
 
 
 def machine_event(order: Order, kind: EventType) -> CloudEvent[MachineData]:
-    """Return the event that tells of an order."""
+    """Return the event of an order on a machine."""
     data = MachineData(
         node=order.node,
         gpus=order.gpus,
@@ -148,7 +148,7 @@ def machine_event(order: Order, kind: EventType) -> CloudEvent[MachineData]:
 
 
 def hang_event(order: HangOrder) -> CloudEvent[HangData]:
-    """Return the event that tells of a job that hangs."""
+    """Return the event of a job that hangs."""
     data = HangData(
         job=order.job,
         hang=order.hang,
@@ -159,7 +159,7 @@ def hang_event(order: HangOrder) -> CloudEvent[HangData]:
         cause_title=order.sentence,
         culprits=order.culprits,
         confidence=order.confidence,
-        # every rank's GPU computes nothing as long as it lasts
+        # no rank's GPU computes during a hang
         lost_gpu_hours_each_hour=float(order.ranks),
         incident=order.incident,
         evidence_url=order.evidence_url,
@@ -184,7 +184,7 @@ def _event(order: Order | HangOrder, kind: EventType, subject: str, data: Data) 
 
 
 def describe(config: EventConfig, order: Order) -> str:
-    """Return which event is sent; where to is a secret."""
+    """Return the type and subject of the event; its address is a secret."""
     del config
     return f"{_type(order)} about {order.node}"
 

@@ -1,7 +1,7 @@
-"""Whether something may be done to a machine: the limits, in one pure function.
+"""The interface of a kind of action, and the limits of actions as one pure function.
 
-Some hold for everybody: no person can allow what is not one known node, or what is not its fault.
-The others hold for what happens by itself; a person who looked at the evidence may allow it.
+Hard limits hold for everybody, such as a name that is not one known node. The others hold for
+automatic actions; a person who has seen the evidence may override them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pydantic import TypeAdapter
 from app.incidents.held_machines import is_one_node
 from app.platform.outbound import Outbound, ReceiverAnswer
 
-# ---- What is to be done to a machine, and why: the types that kinds of actions and callers share -
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -28,7 +26,7 @@ class Order:
     id: UUID  # the same on every try
     at: datetime  # when it was ordered, or released
     node: str
-    gpus: tuple[str, ...]  # at fault: UUIDs where they are known, else their names there
+    gpus: tuple[str, ...]  # at fault: UUIDs where known, else their names on the host
     cause: str
     cause_title: str
     confidence: float | None
@@ -38,12 +36,12 @@ class Order:
     incident: UUID
     evidence_url: str  # absolute
     source_url: str  # of the project's pages
-    confirmed: bool  # whether every limit let it pass, so that no person had to
+    confirmed: bool  # whether no limit held it, so that no approval was needed
 
 
 @dataclass(frozen=True, slots=True)
 class HangOrder:
-    """An action that tells of a job that hangs; there is nothing to take back."""
+    """An action that reports a job that hangs; it has no release."""
 
     id: UUID  # the same on every try
     at: datetime  # when it was ordered
@@ -63,54 +61,50 @@ class HangOrder:
 
 @dataclass(frozen=True, slots=True)
 class AttemptTools:
-    """What an attempt may use."""
+    """The connection and the path of scontrol that an attempt may use."""
 
     outbound: Outbound  # guarded; over within one deadline
-    scontrol: str | None = None  # the operator's path to it; None where Slurm is not to be touched
-
-
-# ---- What a kind of action is ------------------------------------------------------------------
+    scontrol: str | None = None  # path set by the operator; None forbids Slurm
 
 
 @dataclass(frozen=True, slots=True)
 class ActionKind:
     """A kind of action.
 
-    `act` and `release` return what the receiver said or raise `DeliveryError`. Both are tried again
-    under the same order after faults that pass: done twice, they come to the same.
+    `act` and `release` return the receiver's answer or raise `DeliveryError`. Both are idempotent:
+    after temporary failures they are repeated with the same order.
     """
 
     name: str
-    title: str  # as people call it
-    # Of a frozen dataclass; forms are made from it, with descriptions and examples of its fields.
+    title: str  # name for people
+    # Of a frozen dataclass; forms show the descriptions and examples of its fields.
     config: TypeAdapter[Any]
-    secrets: frozenset[str]  # its fields that are never shown again
-    # Takes a configuration and an order, and returns the command, or what stands for it, in a line.
+    secrets: frozenset[str]  # fields that are never shown again
+    # Takes a configuration and an order; returns the equivalent command in one line.
     describe: Callable[[Any, Order], str]
     act: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
     release: Callable[[Any, Order, AttemptTools], ReceiverAnswer]
-    # Whether the operator has to allow it, by naming scontrol: it acts with rights of the server.
+    # Whether it needs the setting of scontrol, as it acts with the rights of the server's user.
     needs_scontrol: bool = False
-    # Takes a configuration and an order, and tells of a job that hangs; None where the kind acts
-    # on machines alone.
+    # Reports a job that hangs; None for kinds that act on machines alone.
     report_hang: Callable[[Any, HangOrder, AttemptTools], ReceiverAnswer] | None = None
 
 
 MIN_CONFIDENCE: Final = 0.95
-# Sessions that blame the machine; two jobs have at least one each.
+# Sessions that have to blame the machine.
 MIN_SESSIONS: Final = 2
-# Between two machines.
+# Least time between actions on two machines.
 TIME_BETWEEN_MACHINES: Final = timedelta(hours=1)
-# Of the known nodes, that may be out at a time; one always may.
+# Largest share of the known nodes that is out at a time; one node always may be.
 MAX_SHARE: Final = 0.02
-# After a person put it back.
+# Time after a person put a machine back in which it is not taken out automatically.
 PUT_BACK_RESPECTED_FOR: Final = timedelta(days=1)
-# The latest session that blames it may be so old.
+# Largest age of the latest session that blames a machine.
 MAX_DATA_AGE: Final = timedelta(hours=1)
 
 
 class Limit(StrEnum):
-    """What keeps an action from being done."""
+    """A reason against an action."""
 
     NOT_ONE_NODE = "action.not_one_node"
     GUESSED = "action.guessed_node"
@@ -126,7 +120,7 @@ class Limit(StrEnum):
     TOO_MANY_OUT = "action.too_many_out"
     TOO_MANY_EVERYWHERE = "action.too_many_everywhere"
 
-    # No person can allow these.
+    # No person can override these.
     HARD = nonmember((NOT_ONE_NODE, GUESSED, UNKNOWN_NODE, STOPPED))
 
 
@@ -151,7 +145,7 @@ SENTENCES: Final[Mapping[Limit, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known of a machine that is blamed."""
+    """The evidence against one machine."""
 
     node: str
     guessed: bool
@@ -166,33 +160,32 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is known of all machines of a project, and of what was done to them."""
+    """The machines of a project, and the actions on them."""
 
     now: datetime
     nodes: int  # known by their own names
-    out: frozenset[str]  # those that actions took out, or are about to
+    out: frozenset[str]  # taken out by actions, done or under way
     # The latest time at which something was done to a machine, by machine.
     taken_at: Mapping[str, datetime]
     stopped: bool  # whether the kill switch is on
     behind: bool  # whether sessions wait for their analysis
-    # Of all projects, of which one may not know another's machines: nodes out, and known ones. A
-    # node that two projects know counts once.
+    # Over all projects: nodes out, and known ones; a node known to two projects counts once.
     out_everywhere: int = 0
     nodes_everywhere: int = 0
 
 
 def limits_of(case: Case, fleet: Fleet) -> tuple[Limit, ...]:
-    """Return what keeps a machine from being taken out without a person; nothing: it may be."""
+    """Return the limits that forbid to take a machine out automatically."""
     return tuple(limit for limit, holds in _limits_checked(case, fleet) if holds)
 
 
 def hard_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Return those that no person can allow."""
+    """Return the limits that no person can override."""
     return tuple(limit for limit in limits if limit in Limit.HARD)
 
 
 def may_be_out(nodes: int) -> int:
-    """Return how many of a number of nodes may be out at a time.
+    """Return how many of `nodes` may be out at a time.
 
     Examples
     --------
@@ -209,7 +202,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.GUESSED, case.guessed
     yield Limit.UNKNOWN_NODE, not case.known
     yield Limit.PULSE_ALONE, measured is None
-    # written so that NaN is refused as well
+    # a comparison that is false for NaN
     sure = case.confidence is not None and case.confidence >= MIN_CONFIDENCE
     yield Limit.CONFIDENCE, not sure
     yield Limit.SEEN_ONCE, case.sessions < MIN_SESSIONS
@@ -222,7 +215,7 @@ def _limits_checked(case: Case, fleet: Fleet) -> Iterable[tuple[Limit, bool]]:
     yield Limit.ONE_AN_HOUR, any(fleet.now - at < TIME_BETWEEN_MACHINES for at in others)
     too_many = len(fleet.out | {case.node}) > may_be_out(fleet.nodes)
     yield Limit.TOO_MANY_OUT, too_many
-    # Of one project alone it says the same.
+    # Not reported twice: with one project it equals the limit above.
     everywhere = fleet.out_everywhere + (case.node not in fleet.out)
     beyond = everywhere > may_be_out(fleet.nodes_everywhere)
     yield Limit.TOO_MANY_EVERYWHERE, beyond and not too_many

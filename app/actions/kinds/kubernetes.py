@@ -1,8 +1,8 @@
 """Kubernetes: a node gets a taint, a condition and an event, and is cordoned where asked.
 
 Plain HTTP to the API server. Taints are a list that a patch replaces whole: it is patched under the
-``resourceVersion`` that was read, so that no taint of others is lost. What is ours is known by the
-id of the action: nothing of others is taken back.
+``resourceVersion`` that was read, so that no taint of others is lost. Changes carry the id of the
+action, so that a release takes back nothing of others.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 TAINT: Final = "paceline.dev/straggler"
 EFFECT: Final = "NoSchedule"
 CONDITION: Final = "PacelineStraggler"
-# On a node that this action cordoned, and no person before.
+# Annotation of a node that an action cordoned; absent where it was cordoned before.
 CORDONED_BY: Final = "paceline.dev/cordoned-by"
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
-# An event's message may be so long.
+# Longest message of an event.
 MESSAGE_CHARACTERS: Final = 1000
-# Of a node that changed between reading and patching.
+# The node changed between reading and patching, or the event exists.
 CONFLICT: Final = 409
 NOT_FOUND: Final = 404
 DENIED: Final = (401, 403)
-# How often it is read again within an attempt.
+# Retries after such conflicts within an attempt.
 TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
-    """Where the API server is, and who asks it."""
+    """The address of the API server, and the account that uses it."""
 
     server: Annotated[
         HttpsUrl | LoopbackUrl, Field(examples=["https://kubernetes.example.com:6443"])
@@ -62,7 +62,7 @@ class KubernetesConfig:
 
 
 def describe(config: KubernetesConfig, order: Order) -> str:
-    """Return the commands that come to the same."""
+    """Return the equivalent commands."""
     taint = shlex.join(
         ["kubectl", "taint", "nodes", order.node, f"{TAINT}={order.id.hex}:{EFFECT}"]
     )
@@ -71,7 +71,7 @@ def describe(config: KubernetesConfig, order: Order) -> str:
 
 
 def act(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Taint the node; what runs there goes on."""
+    """Taint the node; running pods go on."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
             node = api.node()
@@ -86,7 +86,7 @@ def act(config: KubernetesConfig, order: Order, means: AttemptTools) -> Receiver
 
 
 def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> ReceiverAnswer:
-    """Take the taint of this action away, and what else it did."""
+    """Remove the taint of this action, and its other changes."""
     with _Api.of(config, order, means) as api:
         for _ in range(TRIES):
             patch = _without_taint(api.node(), order)
@@ -99,7 +99,7 @@ def release(config: KubernetesConfig, order: Order, means: AttemptTools) -> Rece
 
 
 def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str, Any] | None:
-    """Return the patch that taints a node; None where it is tainted by this action.
+    """Return the patch that taints a node; None where this action tainted it already.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _with_taint(node: dict[str, Any], order: Order, *, cordon: bool) -> dict[str
 
 
 def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
-    """Return the patch that takes back what an action did; None where nothing is left of it."""
+    """Return the patch that undoes an action; None where nothing is left of it."""
     taints = node["spec"].get("taints") or []
     left = [one for one in taints if (one["key"], one.get("value")) != (TAINT, order.id.hex)]
     annotations = node["metadata"].get("annotations") or {}
@@ -142,7 +142,7 @@ def _without_taint(node: dict[str, Any], order: Order) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """The API server, asked about one node."""
+    """Requests to the API server about one node."""
 
     config: KubernetesConfig
     order: Order
@@ -175,7 +175,7 @@ class _Api:
         return status != CONFLICT
 
     def condition(self, *, on: bool) -> None:
-        """Say in the node's status whether it is slow."""
+        """Set the condition in the node's status."""
         at = self._at()
         condition = {
             "type": CONDITION,
@@ -189,7 +189,7 @@ class _Api:
         self._ask("PATCH", f"{self._path}/status", patch, STRATEGIC)
 
     def event(self, uid: str) -> None:
-        """Write the event of this action; it is there already where it was tried before."""
+        """Create the event of this action; it exists after an earlier attempt."""
         at, name = self._at(), self.order.node
         event = {
             "apiVersion": "v1",
@@ -216,7 +216,7 @@ class _Api:
         *,
         passing: int | None = None,
     ) -> tuple[int, dict[str, Any]]:
-        """Return the status and the document of an answer that is good, or that may pass."""
+        """Return status and document of an answer; `passing` is a status that is no error."""
         headers = {
             "Authorization": f"Bearer {self.config.token}",
             "Accept": "application/json",

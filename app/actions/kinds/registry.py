@@ -14,5 +14,5 @@ KINDS: Final[Mapping[str, ActionKind]] = {kind.name: kind for kind in (EVENTS, K
 
 
 def title_of(kind: str) -> str:
-    """Return what people call a kind of action, also one that there was before."""
+    """Return the title of a kind of action; for an unknown one its name."""
     return KINDS[kind].title if kind in KINDS else kind

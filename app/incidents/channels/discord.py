@@ -7,7 +7,6 @@ with code 10015 means that the webhook was deleted.
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -20,6 +19,7 @@ from app.incidents.channels.kind import (
     Note,
     OutgoingMessage,
     Url,
+    answer_object,
     encode,
     note_text,
 )
@@ -157,15 +157,15 @@ def _post(
 
 
 def _with_discord_code(error: DeliveryError, response: Response) -> DeliveryError:
-    said = _said(response)
-    if said.get("code") in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
+    answer = answer_object(response)
+    if answer.get("code") in (UNKNOWN_WEBHOOK, INVALID_TOKEN):
         return DeliveryError(
             "discord.gone",
             f"Discord answered {response.status}: the webhook was deleted.",
             disable=True,
             answer=response.answer,
         )
-    wanted_s = said.get("retry_after")
+    wanted_s = answer.get("retry_after")
     if not error.permanent and isinstance(wanted_s, int | float) and wanted_s >= 0:
         return DeliveryError(
             error.code,
@@ -174,14 +174,6 @@ def _with_discord_code(error: DeliveryError, response: Response) -> DeliveryErro
             retry_after_s=min(float(wanted_s), MAX_RETRY_AFTER_S),
         )
     return error
-
-
-def _said(response: Response) -> dict[str, Any]:
-    try:
-        document = json.loads(response.body)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 DISCORD: Final = ChannelKind(

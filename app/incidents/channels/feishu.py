@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -22,11 +21,12 @@ from app.incidents.channels.kind import (
     OutgoingMessage,
     Secret,
     Url,
+    answer_object,
     encode,
 )
 from app.incidents.message import Message
 from app.incidents.text import MAX_ALERTS, clip, lines_of
-from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, Response, check
+from app.platform.outbound import DeliveryError, Outbound, ReceiverAnswer, check
 
 MAX_BODY_BYTES: Final = 20_000
 MAX_TITLE: Final = 200
@@ -148,8 +148,10 @@ def tell(config: FeishuConfig, note: Note, outbound: Outbound) -> ReceiverAnswer
 
 def _post(config: FeishuConfig, body: bytes, outbound: Outbound) -> ReceiverAnswer:
     response = outbound.post(config.url, body, JSON_HEADERS)
-    code = _code(response)
-    if code in (None, 0):
+    answer = answer_object(response)
+    # Older bots answer with StatusCode.
+    code = answer.get("code", answer.get("StatusCode"))
+    if not isinstance(code, int) or code == 0:
         return check(response)
     raise DeliveryError(
         "feishu.refused",
@@ -158,18 +160,6 @@ def _post(config: FeishuConfig, body: bytes, outbound: Outbound) -> ReceiverAnsw
         disable=code in GONE,
         answer=response.answer,
     )
-
-
-def _code(response: Response) -> int | None:
-    try:
-        document = json.loads(response.body)
-    except ValueError:
-        return None
-    if not isinstance(document, dict):
-        return None
-    # Older bots answer with StatusCode.
-    code = document.get("code", document.get("StatusCode"))
-    return code if isinstance(code, int) else None
 
 
 FEISHU: Final = ChannelKind(

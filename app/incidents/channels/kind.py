@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from app.incidents.grouping import DeliveryStyle
 from app.incidents.message import Message
-from app.platform.outbound import Outbound, ReceiverAnswer
+from app.platform.outbound import Outbound, ReceiverAnswer, Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,15 @@ class ChannelKind:
 
 
 JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
+
+
+def answer_object(response: Response) -> dict[str, Any]:
+    """Return the JSON object in an answer; an empty one where it has none."""
+    try:
+        document = json.loads(response.body)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def encode(document: Mapping[str, Any] | Sequence[Any]) -> bytes:

@@ -21,7 +21,7 @@ from app.platform.database.columns import (
 
 
 class IncidentState(StrEnum):
-    """The state of an incident, and sets of states as tuples for SQL's IN."""
+    """The state of an incident."""
 
     PENDING = "pending"
     FIRING = "firing"
@@ -29,12 +29,13 @@ class IncidentState(StrEnum):
     SILENCED = "silenced"
     RESOLVED = "resolved"
 
+    # Sets are tuples, as SQL's IN takes.
     # Open, and channels were notified of it.
     TOLD = nonmember((FIRING, ACKNOWLEDGED, SILENCED))
 
 
 class DeliveryState(StrEnum):
-    """The state of a delivery, and sets of states as tuples for SQL's IN."""
+    """The state of a delivery."""
 
     WAITING = "waiting"
     SENDING = "sending"

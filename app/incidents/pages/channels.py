@@ -1,4 +1,4 @@
-"""What the page of channels shows: how each does, its settings, and what did not arrive."""
+"""The page of channels: health, settings, failed deliveries, and the messages of an incident."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from app.web.format import age, count, listing, plural
 from app.web.forms import Field, fields_of
 from app.web.parts import StateLabel
 
-# ---- The health of channels: their deliveries, and their receivers' answers --------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelHealth:
-    """A channel in the short table."""
+    """A row of the short table of channels."""
 
     name: str
     url: str
@@ -44,14 +42,7 @@ class ChannelHealth:
 
 
 def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelHealth:
-    """Return how a channel does.
-
-    Parameters
-    ----------
-    tally : Tally or None
-        None where nothing was sent to it.
-    now : datetime
-    """
+    """Return the health of a channel; without a tally nothing was sent to it."""
     return ChannelHealth(
         name=channel.name,
         url=f"/channels/{channel.id}",
@@ -64,7 +55,7 @@ def health(channel: ChannelView, tally: Tally | None, now: datetime) -> ChannelH
 
 
 def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str:
-    """Return a channel's health, in the words of its receiver where there are any."""
+    """Return the last answer of a channel's receiver, or the reason why there is none."""
     if not channel.readable:
         return "no available key decrypts its secrets"
     why = channel.last_error if channel.enabled else channel.disabled_reason or DISABLED_BY_PERSON
@@ -78,7 +69,7 @@ def last_answer(channel: ChannelView, tally: Tally | None, now: datetime) -> str
 
 
 def channels_title(channels: Sequence[ChannelView]) -> str:
-    """Return a sentence on all channels."""
+    """Return a sentence on the health of all channels."""
     if not channels:
         return "There is no channel: no messages are sent"
     gone = dead_channels(channels)
@@ -88,9 +79,6 @@ def channels_title(channels: Sequence[ChannelView]) -> str:
         return f"{len(gone)} channels are dead"
     enabled = sum(channel.enabled for channel in channels)
     return f"{plural(enabled, 'channel')} in order" if enabled else "No channel is enabled"
-
-
-# ---- Messages about an incident: the latest one in words, and each delivery of them ------------
 
 
 DELIVERY_STATES: Final = {
@@ -104,7 +92,7 @@ DELIVERY_STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """The latest message; `heading` and `note` say whether anybody has it."""
+    """The text of a message; `heading` and `note` say whether it was delivered."""
 
     heading: str
     note: str
@@ -117,7 +105,7 @@ class MessageText:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLine:
-    """A delivery of an incident's message."""
+    """A row of the table of an incident's deliveries."""
 
     id: uuid.UUID
     channel: str
@@ -152,14 +140,14 @@ def latest_message(life: IncidentLife) -> MessageText | None:
 
 
 def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[str, str]:
-    """Return what is said of a message: whether it was sent, and to whom."""
+    """Return heading and note of a message by the states of its deliveries."""
     by_state: dict[DeliveryState, list[str]] = {}
     for sent in deliveries:
         if sent.number == number:
             by_state.setdefault(sent.state, []).append(sent.channel)
-    told = by_state.get(DeliveryState.DELIVERED)
-    if told:
-        to = f"To {listing(sorted(told))}; the same text to every channel"
+    delivered = by_state.get(DeliveryState.DELIVERED)
+    if delivered:
+        to = f"To {listing(sorted(delivered))}; the same text to every channel"
         return "The message that was sent", f"{to}, with the heatmap where it can show one"
     underway = [
         name
@@ -177,7 +165,7 @@ def _delivery_status(number: int, deliveries: Sequence[DeliveryRow]) -> tuple[st
 
 
 def delivery_line(sent: DeliveryRow) -> DeliveryLine:
-    """Return a delivery, with what the receiver answered."""
+    """Return a row with the delivery and the receiver's answer."""
     words = failure_text(sent.error, sent.answer)
     status = "" if sent.answer_status is None else str(sent.answer_status)
     answer = words if sent.error else " ".join(part for part in (status, words) if part)
@@ -193,7 +181,7 @@ def delivery_line(sent: DeliveryRow) -> DeliveryLine:
 
 
 def deliveries_title(deliveries: Sequence[DeliveryRow], channels: Sequence[ChannelView]) -> str:
-    """Return a sentence on what did not arrive."""
+    """Return a sentence on failed deliveries."""
     failed = sorted({sent.channel for sent in deliveries if sent.state == DeliveryState.FAILED})
     if failed:
         return f"Not delivered to {listing(failed)}"
@@ -239,7 +227,7 @@ class KindForm:
 
 @dataclass(frozen=True, slots=True)
 class ChannelForm:
-    """A channel's settings; `id` is None for one that is still to be added."""
+    """The form of a channel; `id` is None for a new one."""
 
     id: uuid.UUID | None
     name: str
@@ -266,7 +254,7 @@ class ChosenChannel:
 
 @dataclass(frozen=True, slots=True)
 class LostLine:
-    """A delivery that did not arrive, or has not yet."""
+    """A row of the table of deliveries that did not arrive."""
 
     id: uuid.UUID
     channel: str
@@ -281,7 +269,7 @@ class LostLine:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsPage:
-    """The page; `version` changes when anything on it does that is not a mere age."""
+    """The content of the page; `version` changes with anything on it but ages."""
 
     now: datetime
     title: str
@@ -298,7 +286,7 @@ class ChannelsPage:
     version: str
 
 
-def channels_page(  # noqa: PLR0913 - everything that is on it
+def channels_page(  # noqa: PLR0913 - all data of the page
     channels: Sequence[ChannelView],
     tallies: Mapping[uuid.UUID, Tally],
     lost: tuple[Sequence[Undelivered], int],
@@ -313,10 +301,9 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
     Parameters
     ----------
     lost : pair of sequence of Undelivered and int
-        The newest, and how many there are.
-    now : datetime
+        The newest ones, and the number of all.
     selected : ChannelView or None
-        The one that was asked for; without it, the one that most needs attention is shown.
+        The channel in the address; without one the least healthy channel is shown.
     """
     channels = sorted(channels, key=lambda channel: (channel_state(channel).order, channel.name))
     chosen = None if adding else selected or next(iter(channels), None)
@@ -365,7 +352,7 @@ def channels_page(  # noqa: PLR0913 - everything that is on it
 
 
 def channel_state(channel: ChannelView) -> StateLabel:
-    """Return how a channel does."""
+    """Return the state of a channel."""
     if dead_channels([channel]):
         return DEAD
     if not channel.enabled:
@@ -376,7 +363,7 @@ def channel_state(channel: ChannelView) -> StateLabel:
 
 
 def kind_title(kind: str) -> str:
-    """Return what people call a kind of channel."""
+    """Return the title of a kind of channel."""
     return KINDS[kind].title if kind in KINDS else kind
 
 
@@ -417,13 +404,13 @@ def _line(
 
 
 def _jobs(channel: ChannelView) -> list[str]:
-    """Return of which jobs it hears, if not of all."""
+    """Return the selected jobs of a channel in words; empty for all."""
     selector = channel.selector
-    found = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
+    parts = [*selector.jobs, *(f"{name}={value}" for name, value in selector.labels.items())]
     if selector.importance:
-        found.append(f"{' or '.join(selector.importance)} importance")
-    found += [f"not {name}={value}" for name, value in selector.except_labels.items()]
-    return [", ".join(found)] if found else []
+        parts.append(f"{' or '.join(selector.importance)} importance")
+    parts += [f"not {name}={value}" for name, value in selector.except_labels.items()]
+    return [", ".join(parts)] if parts else []
 
 
 def _chosen(channel: ChannelView, tally: Tally | None, now: datetime) -> ChosenChannel:

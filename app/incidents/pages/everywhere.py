@@ -1,4 +1,4 @@
-"""What the page of all projects' incidents shows."""
+"""The page of open incidents of several projects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.web.project_paths import prefix_of
 
 @dataclass(frozen=True, slots=True)
 class JoinedLine:
-    """An incident of some project."""
+    """A row of the table: an incident and its project."""
 
     project: str
     url: str
@@ -36,7 +36,7 @@ class JoinedLine:
 
 @dataclass(frozen=True, slots=True)
 class JoinedPage:
-    """The page."""
+    """The content of the page."""
 
     heading: str
     note: str
@@ -49,12 +49,12 @@ class JoinedPage:
 
 
 def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> JoinedPage:
-    """Return the page of several projects' open incidents, at its path.
+    """Return the page of open incidents of several projects.
 
     Parameters
     ----------
     administers : bool
-        Whether it is the one of the installation, of all projects.
+        Whether it is the page of the installation, with all projects.
     """
     projects = {project for project, _ in found.rows}
     where = f"project {found.project}" if found.project else "any project"
@@ -70,7 +70,7 @@ def joined_page(found: OpenEverywhere, path: str, *, administers: bool) -> Joine
         heading,
         note,
         [_line(project, row) for project, row in found.rows],
-        # Also one that is asked for and not there.
+        # With a requested project that does not exist.
         projects=sorted({*found.projects, found.project} - {""}),
         project=found.project,
         csv=Address(f"{path}.csv", {"project": found.project}).but(),

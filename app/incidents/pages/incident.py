@@ -1,4 +1,4 @@
-"""What the page of incidents lists, firing first, and what is over."""
+"""The page of incidents with its lists, and the printable evidence of one incident."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from app.web.tables import Drawn, drawn, sorted_by
 
 WARNING: Final = StateLabel("warn", "", 0)
 
-# A job is worth naming when it loses this share of all that is lost.
+# Share of the total loss from which the title names the job.
 NAMED_SHARE: Final = 0.3
 SORTED: Final = {
     "severity": "severity",
@@ -80,7 +80,7 @@ SORTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class IncidentsPage:
-    """The page; `version` changes when anything on it does that is not a mere age."""
+    """The content of the page; `version` changes with anything on it but ages."""
 
     now: datetime
     title: str
@@ -94,7 +94,7 @@ class IncidentsPage:
     next_url: str
     over_title: str
     over: Sequence[OverLine]
-    # Only what is over was asked for.
+    # whether only resolved incidents are listed
     over_alone: bool
     chosen: ChosenIncident | None
     selected: bool
@@ -105,7 +105,7 @@ class IncidentsPage:
     over_table: Drawn
 
 
-def incidents_page(  # noqa: PLR0913 - everything that is on it
+def incidents_page(  # noqa: PLR0913 - all data of the page
     found: Incidents,
     life: IncidentLife | None,
     channels: Sequence[ChannelView],
@@ -121,11 +121,11 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
     Parameters
     ----------
     onset : Onset, optional
-        Since when the chosen one's job is slow.
+        Onset of the slowdown of the selected incident's job.
     doing : MachineActions, optional
-        What is done to the machine of the chosen one.
+        Actions on the selected incident's machine.
     chosen : bool
-        Whether the chosen one was asked for by its address.
+        Whether the address names the selected incident.
     """
     chosen_id = life.view.row.incident.id if life else None
     fire = found.counts.get(IncidentState.FIRING, 0)
@@ -175,7 +175,7 @@ def incidents_page(  # noqa: PLR0913 - everything that is on it
 
 
 def first_of(found: Incidents) -> uuid.UUID | None:
-    """Return the incident that is shown where none is asked for; None where none is open."""
+    """Return the first incident of the list, shown where the address names none; None if empty."""
     rows = [item.row for item in found.over] if found.filtered.over else found.present
     return rows[0].incident.id if rows else None
 
@@ -211,7 +211,7 @@ def _list_title(found: Incidents) -> str:
 
 
 def _list_note(found: Incidents, query: IncidentsQuery) -> str:
-    """Return in which order the list is, and what of it is not here."""
+    """Return a sentence on the order of the list, and which part of it is shown."""
     if not found.present and query.narrowed:
         return "Try other words or fewer conditions"
     if not found.present:
@@ -328,7 +328,7 @@ def _page_url(path: str, query: IncidentsQuery, number: int) -> str:
 
 def _over(item: ResolvedIncident, chosen: uuid.UUID | None, query: IncidentsQuery) -> OverLine:
     incident, before = item.row.incident, item.row.incident.facts
-    # How slow the job was before and after says nothing of its silence.
+    # For a silent job slowdowns before and after are not comparable.
     after = None if incident.cause == NO_DATA_CAUSE else item.after
     fix = before.fix if before else None
     slow_before, slow_after = _slowdown(before), _slowdown(after)
@@ -358,14 +358,8 @@ def _slowdown(facts: Facts | None) -> float | None:
     return facts.headline.slowdown if facts and facts.headline else None
 
 
-# ---- What was done while an incident was open, what it brought, and the plan of its whole job ----
-
-
 def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
-    """Return what was done since an incident was opened, until it was resolved, and the plan.
-
-    The plan is of the whole job of the session that it is about.
-    """
+    """Return the fixes applied while an incident was open, and the plan of its session's job."""
     facts = row.incident.facts
     return remedies(
         tx,
@@ -377,24 +371,21 @@ def remedies_of(tx: Reads, row: IncidentRow) -> Remedies:
 
 
 def fixes_of(found: Remedies, url: str, now: datetime) -> AppliedFixes:
-    """Return how the page of an incident shows the fixes; how predictions fare only with some."""
+    """Return the table of applied fixes; the accuracy of predictions only where there are fixes."""
     shown = found if found.applied else replace(found, calibrations={})
     return applied_fixes(shown, f"{url}/fixes.csv", now)
 
 
 def realized_of(tx: Reads, row: IncidentRow) -> Sequence[Realized]:
-    """Return these fixes as they were measured."""
+    """Return the applied fixes with their measured gains."""
     return realized_fixes(
         tx, job=row.job, since=row.incident.opened_at, until=row.incident.resolved_at
     )
 
 
-# ---- The page to print of an incident, for those who repair the machine ------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class EvidencePage:
-    """The page; `picture` is the address of the heatmap with the picture in it."""
+    """The content of the printable page; `picture` is a data URL of the heatmap."""
 
     id: uuid.UUID
     now: datetime
@@ -412,7 +403,7 @@ class EvidencePage:
 
 
 def evidence_page(found: Evidence) -> EvidencePage:
-    """Return the page to print."""
+    """Return the printable page of an incident, for those who repair its machine."""
     view = found.life.view
     incident, one = view.row.incident, chosen_incident(found.life, [])
     over = incident.state is IncidentState.RESOLVED
@@ -420,7 +411,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
         Alert(
             incident=incident.id,
             fingerprint=incident.fingerprint,
-            # What was measured stands here also when it is over.
+            # Resolved incidents show their measurements too.
             status=Status.FIRING,
             severity=incident.severity,
             cause=incident.cause,
@@ -458,7 +449,7 @@ def evidence_page(found: Evidence) -> EvidencePage:
 
 
 def evidence_text(page: EvidencePage) -> str:
-    """Return what the page says as plain text."""
+    """Return the printable page as plain text."""
     parts = [page.title, "", page.summary]
     parts += [f"{name}: {value}" for name, value in page.fields]
     parts += [f"- {sentence}" for sentence in page.evidence]

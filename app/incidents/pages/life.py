@@ -1,4 +1,4 @@
-"""The life of one incident: what happened to it, what was said of it, and to whom."""
+"""One selected incident: facts, history, messages, comments and actions on its machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ EVENT_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to an incident."""
+    """An entry in the history of an incident."""
 
     at: datetime
     text: str
@@ -74,7 +74,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class CommentLine:
-    """What a person said of an incident."""
+    """A comment on an incident."""
 
     at: datetime
     author: str
@@ -83,7 +83,7 @@ class CommentLine:
 
 @dataclass(frozen=True, slots=True)
 class JobOnMachine:
-    """A job inside of the incident."""
+    """A member of the incident: another job on its machine."""
 
     url: str
     job: str
@@ -104,9 +104,9 @@ class ChosenIncident:
     job_url: str
     title: str
     subtitle: str
-    # where, what it costs, what helps
+    # place, cost and remedy
     facts: Sequence[Fact]
-    # ``since 02:35 UTC, session 4, was 1.01×``; empty where the job is not slow
+    # ``since 02:35 UTC, session 4, was 1.01×``; empty for a job that is not slow
     since: str
     session_url: str
     rules: str
@@ -117,16 +117,16 @@ class ChosenIncident:
     failing: str
     comments: Sequence[CommentLine]
     comments_title: str
-    # at fault, where it is known
+    # at fault; empty where unknown
     host: str = ""
-    # Others on the same machine, with the incident that speaks for this one.
+    # Members of this incident; `lead_url`: the incident whose member it is.
     inside: Sequence[JobOnMachine] = ()
     inside_title: str = ""
     lead_url: str = ""
-    # The best fix, and where a machine is at fault how to take it out.
+    # The best fix, and commands that take a machine at fault out.
     remedy: Sequence[str] = ()
     evidence_url: str = ""
-    # what is done to its machine, and the page of that
+    # actions on its machine, and their page
     doing: Sequence[ActionLine] = ()
     doing_title: str = ""
     doing_url: str = ""
@@ -138,7 +138,7 @@ def chosen_incident(
     onset: Onset | None = None,
     doing: MachineActions | None = None,
 ) -> ChosenIncident:
-    """Return the selected incident."""
+    """Return the content of the selected incident."""
     row, incident = life.view.row, life.view.row.incident
     facts = incident.facts
     job_url = f"/jobs/{quote(row.job, safe='')}"
@@ -171,14 +171,14 @@ def chosen_incident(
         host=machine_of(incident),
         inside=[
             JobOnMachine(
-                url=f"/incidents/{one.id}",
-                job=one.job,
-                headline=cause_name(one.cause),
-                state=STATES[one.state],
-                slowdown="none" if one.slowdown is None else times(one.slowdown),
-                lost="" if one.lost is None else hours(one.lost),
+                url=f"/incidents/{member.id}",
+                job=member.job,
+                headline=cause_name(member.cause),
+                state=STATES[member.state],
+                slowdown="none" if member.slowdown is None else times(member.slowdown),
+                lost="" if member.lost is None else hours(member.lost),
             )
-            for one in member_rows(row)
+            for member in member_rows(row)
         ],
         inside_title=_inside_title(row),
         lead_url=f"/incidents/{row.lead}" if row.lead else "",
@@ -201,46 +201,46 @@ def _doing_title(doing: MachineActions | None) -> str:
 
 
 def _facts(row: IncidentRow) -> list[Fact]:
-    """Return who is at fault, what it costs, and what helps: what the first screen must say."""
+    """Return place, cost and best fix, for the first screen."""
     hang = row.incident.hang
     if hang is not None:
         costs = f"{count(hang.ranks)}{NBSP}GPU-hours each hour"
         return [Fact("Culprits", hang.culprits), Fact("Costs", costs)]
     facts = row.incident.facts
-    found = _notice_facts(row)
+    shown = _notice_facts(row)
     if facts is None or row.incident.cause == NO_DATA_CAUSE:
-        return found
+        return shown
     cause = next((one for one in facts.causes if one.cause == row.incident.diagnosed_cause), None)
     if cause is not None and cause.gpus:
         more = len(cause.gpus) - 1
-        found.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
+        shown.append(Fact("Where", cause.gpus[0].words, f"and {count(more)} more" if more else ""))
     rate = lost_each_hour(row)
     if rate is not None and row.incident.notice is None:
-        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
+        shown.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour"))
     if facts.fix is not None:
         note = f"{gain_text(facts.fix.gain)} a step{', at most' if facts.fix.at_most else ''}"
-        found.append(Fact("Best fix", facts.fix.title, note))
-    return found
+        shown.append(Fact("Best fix", facts.fix.title, note))
+    return shown
 
 
 def _notice_facts(row: IncidentRow) -> list[Fact]:
-    """Return what the pulse tells: what it costs, what a session says, what its end brought."""
+    """Return outcome, cost and measured gain of a notice of the pulse."""
     notice = row.incident.notice
     if notice is None:
         return []
-    found = [Fact("Checked", notice.checked[0].upper() + notice.checked[1:])]
+    shown = [Fact("Checked", notice.checked[0].upper() + notice.checked[1:])]
     rate = lost_each_hour(row)
     so_far = f"{gpu_time(notice.gpu_hours)} {'so far' if notice.cleared_at is None else 'in all'}"
     if rate is not None and notice.cleared_at is None:
-        found.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour", so_far))
+        shown.append(Fact("Costs", f"{hours(rate)}{NBSP}GPU-hours each hour", so_far))
     elif notice.gpu_hours:
-        found.append(Fact("Costs", so_far))
+        shown.append(Fact("Costs", so_far))
     if notice.realized is not None and notice.cleared_at is not None:
         fix = None if row.incident.facts is None else row.incident.facts.fix
         predicted = "" if fix is None else f"predicted {signed_percent(-fix.gain)}"
         brought = f"{signed_percent(-notice.realized)} a step"
-        found.append(Fact("Since it is over", brought, predicted))
-    return found
+        shown.append(Fact("Since it is over", brought, predicted))
+    return shown
 
 
 def _inside_title(row: IncidentRow) -> str:

@@ -1,4 +1,4 @@
-"""What the list of incidents is asked for in its address, and what the page offers to ask for."""
+"""The lists of incidents: filters from the address, tables, and CSV files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import count as itertools_count
+from itertools import count as numbers_from
 from typing import Annotated, Final
 
 from fastapi import Query
@@ -42,13 +42,13 @@ from app.web.time_ranges import ALL, RangeChoices, range_choices, range_of
 
 PATH: Final = "/incidents"
 
-# What the form does not ask for itself.
+# Parameters that the form keeps as they are.
 KEPT: Final = ("state", "sort", "range", "from", "to", "message")
 
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A field with few values; the first one asks for nothing."""
+    """A filter with few values; the first one selects all."""
 
     name: str
     label: str
@@ -57,7 +57,7 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class FilterBar:
-    """What the page offers to ask for; `kept` is what a form must send along."""
+    """The filters of the page; `kept` are parameters that the form sends unchanged."""
 
     words: str
     states: Sequence[Choice]
@@ -70,7 +70,7 @@ class FilterBar:
 
 
 class IncidentsQuery:
-    """What an address of the list asks for."""
+    """The filters, order and page number in an address of the list."""
 
     def __init__(  # noqa: PLR0913 - one for each parameter
         self,
@@ -105,7 +105,7 @@ class IncidentsQuery:
             assignee=assignee,
             message=_id_or_nothing(message),
         )
-        # No row holds such a character, and the database takes none.
+        # PostgreSQL stores no NUL characters in text.
         self.filtered = replace(
             filtered,
             **{
@@ -120,7 +120,7 @@ class IncidentsQuery:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Return them by their names in an address, as far as they ask for something."""
+        """Return the non-empty parameters by their names in an address."""
         values = asdict(self.filtered)
         values["q"] = values.pop("words")
         values["state"] = str(values["state"] or "")
@@ -130,15 +130,15 @@ class IncidentsQuery:
 
     @property
     def narrowed(self) -> bool:
-        """Return whether it asks for anything but a state and an order."""
+        """Return whether it has filters besides the state."""
         return bool(set(self.parameters) - {"state", "sort"})
 
     def at(self, now: datetime) -> IncidentFilter:
-        """Return what it asks for, with its time counted back from now."""
+        """Return the filters, with a relative time range counted back from `now`."""
         return replace(self.filtered, since=self.about.since(now), until=self.about.end)
 
     def address(self, path: str = PATH) -> Address:
-        """Return the address of the first page of the same list, or of a selected row."""
+        """Return the address of the first page of the list, or of a selected row."""
         return Address(path, self.parameters)
 
 
@@ -150,7 +150,7 @@ def _id_or_nothing(text: str) -> str:
 
 
 def filter_bar(query: IncidentsQuery, found: Incidents) -> FilterBar:
-    """Return what the page offers to ask for."""
+    """Return the filters of the page."""
     address, filtered, given = query.address(), query.filtered, found.choices
     unassigned = Choice(UNASSIGNED, "Not assigned", filtered.assignee == UNASSIGNED)
     selects = [
@@ -190,7 +190,7 @@ def _states(address: Address, found: Incidents) -> list[Choice]:
     shown = [Choice("", f"Open{total}", filtered.state is None, address.but(state=None))]
     for state, label in STATES.items():
         many = counts.get(state, 0)
-        # Others are chosen seldom, and only where there are any.
+        # Other states are offered only where there are incidents in them.
         always = state in (IncidentState.FIRING, IncidentState.RESOLVED)
         if always or many or filtered.state is state:
             number = f" {count(many)}" if many and not filtered.over else ""
@@ -202,7 +202,7 @@ def _states(address: Address, found: Incidents) -> list[Choice]:
 def _select(
     name: str, label: str, chosen: str, given: Sequence[str], *more: Choice, named: bool = False
 ) -> Select:
-    # Also what is chosen and nothing has any more.
+    # With the chosen value, even if no incident has it any more.
     values = sorted({*given, chosen} - {"", UNASSIGNED}, key=str.lower)
     choices = [
         Choice(value, cause_name(value) if named else value, value == chosen) for value in values
@@ -210,12 +210,9 @@ def _select(
     return Select(name, label, [*more, *choices])
 
 
-# ---- The tables of incidents: those that are open, with others on the same machine, and those over
-
-
 @dataclass(frozen=True, slots=True)
 class InsideLine:
-    """A job inside of an incident."""
+    """A row below an incident: one of its members."""
 
     url: str
     job: str
@@ -228,7 +225,7 @@ class InsideLine:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLine:
-    """An incident in the list; where it is about a machine of several jobs, with these inside."""
+    """A row of the list of open incidents, with its members."""
 
     id: uuid.UUID
     url: str
@@ -245,14 +242,14 @@ class IncidentLine:
     since: datetime
     assignee: str
     chosen: bool
-    # How many jobs are on the machine, where there are several.
+    # Number of jobs on the machine; empty for one.
     jobs: str
     inside: Sequence[InsideLine]
 
 
 @dataclass(frozen=True, slots=True)
 class OverLine:
-    """An incident that is over; gains are empty where nothing measured them."""
+    """A row of the list of resolved incidents; gains are empty where not measured."""
 
     url: str
     job: str
@@ -291,16 +288,16 @@ def open_columns(now: datetime) -> tuple[Shown[IncidentLine], ...]:
 
 
 def open_lines(shown: Sequence[Shown[IncidentLine]], lines: Iterable[IncidentLine]) -> list[Line]:
-    """Return the rows of open incidents, each with those inside of it below it."""
-    found = []
+    """Return the rows of open incidents, each followed by its members."""
+    rows = []
     for line in lines:
-        found.append(Line(cells(shown, line), _chosen(line)))
-        found += [Line(cells(_INSIDE, one), {"class": "inside"}) for one in line.inside]
-    return found
+        rows.append(Line(cells(shown, line), _chosen(line)))
+        rows += [Line(cells(_INSIDE, member), {"class": "inside"}) for member in line.inside]
+    return rows
 
 
 def over_attributes(line: OverLine) -> dict[str, str]:
-    """Return the attributes of the row of an incident that is over."""
+    """Return the HTML attributes of a row of resolved incidents."""
     return _chosen(line)
 
 
@@ -335,7 +332,7 @@ def _before_and_after(line: OverLine) -> object:
     return html.link(line.compare_url, both) if line.before and line.after else both
 
 
-# What these do not have, the last columns, has no cells.
+# Members have no cells in the last columns.
 _INSIDE: Final[tuple[Shown[InsideLine], ...]] = (
     Shown("", lambda _: "", span=2),
     Shown("", lambda one: html.state(one.state), of_cells="stands"),
@@ -372,10 +369,7 @@ OVER: Final[tuple[Shown[OverLine], ...]] = (
 )
 
 
-# ---- The tables of incidents, rules and channels as CSV ----------------------------------------
-
-
-# Incidents that are read at once.
+# Incidents that a CSV file reads in one transaction.
 BATCH: Final = 2000
 COLUMNS: Final = (
     *("id", "severity", "state", "job", "cause", "where", "slowdown", "gpu_hours_lost_per_hour"),
@@ -385,13 +379,13 @@ COLUMNS: Final = (
 
 
 def incidents_csv(container: Container, query: IncidentsQuery) -> Table:
-    """Return the incidents that an address asks for, in its order."""
+    """Return all incidents that match an address, in its order."""
     return Table(COLUMNS, _listed(container, query))
 
 
 def _listed(container: Container, query: IncidentsQuery) -> Iterator[Sequence[object]]:
-    """Return the rows; each page is read in a transaction of its own."""
-    for number in itertools_count(1):
+    """Yield the rows; each page is read in a transaction of its own."""
+    for number in numbers_from(1):
         with container.reading() as tx:
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=number, size=BATCH)
         rows = [item.row for item in found.over] if found.filtered.over else found.present
@@ -414,47 +408,39 @@ def incident_cells(row: IncidentRow) -> Sequence[object]:
     )
 
 
-def _deliveries(found: IncidentLife) -> Table:
-    return _delivered(found.deliveries)
-
-
-def _delivered(rows: Sequence[DeliveryRow]) -> Table:
-    return Table.of(DeliveryRow, rows)
-
-
-# File name → what makes it of an incident.
+# CSV files of one incident, by name.
 OF_INCIDENT: Final[Mapping[str, Callable[[IncidentLife], Table]]] = {
     "inside": lambda found: Table.of(InsideRow, member_rows(found.view.row)),
-    "deliveries": _deliveries,
+    "deliveries": lambda found: Table.of(DeliveryRow, found.deliveries),
 }
 
 
 def undelivered_csv(rows: Sequence[Undelivered]) -> Table:
-    """Return messages that did not arrive."""
-    return _delivered([one.delivery for one in rows])
+    """Return the table of deliveries that did not arrive."""
+    return Table.of(DeliveryRow, [row.delivery for row in rows])
 
 
 def channels_csv(channels: Sequence[ChannelView], tallies: Mapping[uuid.UUID, Tally]) -> Table:
-    """Return channels without what they are set to, which holds secrets."""
+    """Return the table of channels, without their configurations, which hold secrets."""
     names = (
         *("id", "name", "kind", "audience", "enabled", "rate_limit", "disabled_reason"),
         *("failures", "last_error", "last_failure_at", "last_success_at", "waiting", "created_at"),
     )
-    of_day = ((tallies.get(one.id), one) for one in channels)
+    with_tallies = ((tallies.get(channel.id), channel) for channel in channels)
     return Table(
         (*names, "delivered_24h", "failed_24h"),
         (
             (
-                *(getattr(one, name) for name in names),
+                *(getattr(channel, name) for name in names),
                 *((tally.delivered, tally.failed) if tally else (0, 0)),
             )
-            for tally, one in of_day
+            for tally, channel in with_tallies
         ),
     )
 
 
 def rules_csv(rules: Sequence[Rule], channels: Sequence[ChannelView]) -> Table:
-    """Return rules, in words, and who hears of them."""
+    """Return the table of rules in words, with the notified channels."""
     return Table(
         ("id", "name", "enabled", "condition", "jobs", "severity", "audience", "channels"),
         (

@@ -1,4 +1,4 @@
-"""Parts that every page shares where it shows incidents: their states, lines and actions."""
+"""Parts of pages that show incidents: states, titles, members, losses and possible orders."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from app.web.format import MINUS, percent, plural, times
 from app.web.moments import when
 from app.web.parts import StateLabel
 
-# ---- Small parts that several pages share: states as glyph and word, facts, sparklines ---------
-
 
 def since_when(onset: Onset, now: datetime) -> Markup:
-    """Return since when something is so, and what it was: ``since 02:35, session 4, was 1.01×``."""
+    """Return an onset in words: ``since 02:35, session 4, was 1.01×``."""
     before = "the first with a verdict" if onset.was is None else f"was {times(onset.was)}"
     return Markup("since {}, session {}, {}").format(when(onset.at, now), onset.number, before)
 
 
-# Open incidents come before every state of a session: their orders are negative.
+# Orders are negative, so that open incidents come before all states of sessions.
 STATES: Final = {
     IncidentState.FIRING: StateLabel("firing", "Firing", -4),
     IncidentState.ACKNOWLEDGED: StateLabel("ack", "Acknowledged", -3),
@@ -41,16 +39,16 @@ STATES: Final = {
     IncidentState.RESOLVED: StateLabel("resolved", "Resolved", 5),
 }
 
-# Whom a rule tells, and whose channel it is.
+# Recipients of a rule, and owners of a channel.
 AUDIENCES: Final[Mapping[Audience, str]] = {"on_call": "on call", "owner": "the job's owner"}
 
-# Characters of a receiver's answer that fit into a table.
+# Longest answer of a receiver in a table.
 ANSWER_CHARACTERS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """An incident as far as it takes to act on it."""
+    """The orders that are possible on an incident."""
 
     id: uuid.UUID
     url: str
@@ -67,72 +65,71 @@ class Actions:
 
 
 def headline(incident: Incident) -> str:
-    """Return what is wrong and where: ``Slow worker: node-017``."""
+    """Return cause and place: ``Slow worker: node-017``."""
     place = f": {place_of(incident.where, incident.facts)}" if incident.where else ""
     return f"{cause_name(incident.cause)}{place}"
 
 
 def title_of(row: IncidentRow) -> str:
-    """Return what is wrong with which job; of jobs that went silent together how many these are."""
+    """Return job, cause and place; for jobs silent together their number."""
     return silent_together_title(row) or f"{row.job}: {headline(row.incident)}"
 
 
 def silent_together_title(row: IncidentRow) -> str:
-    """Return how many jobs went silent together; empty where none did."""
-    jobs = len({row.job, *(one.job for one in row.inside)})
+    """Return the title of jobs silent together; empty for other incidents."""
+    jobs = len({row.job, *(member.job for member in row.inside)})
     if row.incident.cause != NO_DATA_CAUSE or jobs == 1:
         return ""
     return silent_together(jobs)
 
 
 def job_count(row: IncidentRow) -> str:
-    """Return how many jobs the machine of an incident slows; empty where it is one."""
-    jobs = {row.job, *(one.job for one in row.inside)}
+    """Return the number of jobs of an incident in words; empty for a single one."""
+    jobs = {row.job, *(member.job for member in row.inside)}
     return plural(len(jobs), "job") if len(jobs) > 1 else ""
 
 
 def member_rows(row: IncidentRow) -> Sequence[InsideRow]:
-    """Return the jobs that an incident is about where these are several: its own one, and others.
+    """Return one row for each job of an incident, its own first; none for a single job.
 
-    Each stands once, however many of its incidents are inside, so that they are as many as
-    `job_count` says.
+    A job with several member incidents has one row, so that their number is that of `job_count`.
     """
     if not job_count(row):
         return ()
     incident, facts = row.incident, row.incident.facts
     slowdown = facts.headline.slowdown if facts and facts.headline else None
     silent = incident.cause == NO_DATA_CAUSE
-    found = {
+    rows = {
         row.job: InsideRow(
             incident.id,
             row.job,
             incident.cause,
             incident.state,
-            # How slow the job was says nothing of its silence.
+            # A silent job has no present slowdown.
             None if silent else slowdown,
             None if silent or facts is None else facts.lost_each_hour,
         )
     }
-    for one in row.inside:
-        found.setdefault(one.job, one)
-    return tuple(found.values())
+    for member in row.inside:
+        rows.setdefault(member.job, member)
+    return tuple(rows.values())
 
 
 def lost_each_hour(row: IncidentRow) -> float | None:
-    """Return GPU-hours lost each hour by the job, and by other jobs inside."""
+    """Return GPU-hours lost each hour by the job and its members; None where unknown."""
     facts = row.incident.facts
     own = None if facts is None else facts.lost_each_hour
     if own is None and row.incident.notice is not None:
         own = row.incident.notice.lost_each_hour
-    # A job counts once, however many of its incidents are inside.
-    others = {one.job: one.lost for one in row.inside if one.lost is not None}
+    # A job counts once, even with several member incidents.
+    others = {each.job: each.lost for each in row.inside if each.lost is not None}
     known = [lost for job, lost in others.items() if job != row.job]
     known += [] if own is None else [own]
     return sum(known) if known else None
 
 
 def gain_text(gain: float) -> str:
-    """Return what a fix takes off a step."""
+    """Return the gain of a fix as a signed percentage of a step."""
     text = percent(abs(gain))
     if text == percent(0.0):
         return text
@@ -140,18 +137,18 @@ def gain_text(gain: float) -> str:
 
 
 def session_url(incident: Incident, job_url: str) -> str:
-    """Return the view of its latest session that shows it; the job's page where there is none."""
+    """Return the address of its latest session or hang; the job's page without one."""
     shown = incident.facts or incident.hang
     return view_url("/", incident.facts, incident.hang) if shown else job_url
 
 
 def fired_or_opened(incident: Incident) -> datetime:
-    """Return when it fired, or began if it has not."""
+    """Return when an incident fired, or was opened if it has not fired."""
     return incident.fired_at or incident.opened_at
 
 
 def state_context(incident: Incident, now: datetime) -> str:
-    """Return who acknowledged an incident, or why it is silenced."""
+    """Return the detail of an incident's state: who acknowledged it, why it is silenced."""
     if incident.state is IncidentState.ACKNOWLEDGED and incident.acknowledged_by:
         return f"by {incident.acknowledged_by}"
     if incident.state is IncidentState.SILENCED and incident.silence is not None:
@@ -165,14 +162,14 @@ def state_context(incident: Incident, now: datetime) -> str:
 
 
 def labels(facts: Facts | None) -> str:
-    """Return whose job it is, as far as its metadata says."""
+    """Return owner, project and team from the labels of a job."""
     given = facts.labels if facts is not None else {}
     named = [f"{name} {given[name]}" for name in ("owner", "project", "team") if name in given]
     return ", ".join(named)
 
 
 def actions(row: IncidentRow, now: datetime) -> Actions:
-    """Return what can be done about an incident."""
+    """Return the orders that are possible on an incident."""
     incident = row.incident
     return Actions(
         id=incident.id,
@@ -191,7 +188,7 @@ def actions(row: IncidentRow, now: datetime) -> Actions:
 
 
 def failure_text(error: str | None, answer: str | None) -> str:
-    """Return why something did not arrive, with the receiver's own words where there are any."""
+    """Return the error of a delivery, with the receiver's answer where there is one."""
     words = " ".join((answer or "").split())
     if not error or not words or words in error:
         return error or words

@@ -1,4 +1,4 @@
-"""The pages of incidents and of channels."""
+"""Routes of the pages of incidents, channels and rules, and of their files."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def _add_incidents(routes: APIRouter, pages: Pages) -> None:
         container: Container, query: IncidentsQuery, incident: str | None, *, plain: bool = False
     ) -> Response:
         with pages.reading(container) as (tx, nav):
-            # Whoever reads several projects and asks for nothing gets one list of all.
+            # Without parameters, readers of several projects get the list of all.
             if plain and not container.pages_at and reads_several(tx, container.principal):
                 return RedirectResponse("/incidents/everywhere", HTTPStatus.SEE_OTHER)
             found = incidents(tx, query.at(tx.now), sort=query.sort, number=query.number)
             try:
                 chosen = first_of(found) if incident is None else uuid.UUID(incident)
                 life = None if chosen is None else incident_life(tx, chosen)
-                # With the list they would cost it another statement.
+                # Not below the list, which they would cost another statement.
                 done = None if life is None or incident is None else remedies_of(tx, life.view.row)
             except (ValueError, NotFoundError):
                 return pages.not_found(f"incident {incident}", nav)
@@ -210,9 +210,6 @@ def _find(channels: Sequence[ChannelView], channel_id: uuid.UUID) -> ChannelView
         if channel.id == channel_id:
             return channel
     raise no_channel(channel_id)
-
-
-# ---- The pages of rules: the list, and a form for a new one or for one that is there -----------
 
 
 def add_rule_pages(routes: APIRouter, pages: Pages) -> None:

@@ -1,4 +1,4 @@
-"""The page of rules: what each says in words, who hears of it, and the form that changes it."""
+"""The page of alert rules: conditions in words, notified channels, and the form of a rule."""
 
 from __future__ import annotations
 
@@ -37,9 +37,6 @@ from app.web.forms import Control, Field, Option
 from app.web.moments import weekly
 from app.web.parts import StateLabel
 
-# ---- The form of a rule: its fields, filled with numbers as people write them ------------------
-
-
 CONDITIONS: Final[Mapping[str, str]] = {
     "headline": "Slowdown, against the job without its causes",
     "slowdown": "Published slowdown S",
@@ -55,7 +52,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "notice": "A slow rank or job, noticed in the pulse",
     "weekly": "No condition: a summary every week",
 }
-# What the form shows in per cent, and the rule has as a share of 1.
+# Conditions whose thresholds are percentages in the form and shares in the rule.
 SHARES: Final = (
     "waste",
     "regression",
@@ -72,7 +69,7 @@ NEW: Final = Rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleForm:
-    """The form; `id` is empty for a rule that is still to be added."""
+    """The form of a rule; `id` is empty for a new one."""
 
     id: str
     enabled: bool
@@ -108,7 +105,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
     plan = rule.escalation or Escalation()
     condition: Any = rule.condition
     scale = 100.0 if condition.kind in SHARES else 1.0
-    # A cause has a confidence where numbers have a threshold.
+    # The threshold of a cause is its confidence.
     at_least = getattr(condition, "at_least", getattr(condition, "confidence", None))
     listed = [Option(str(channel.id), channel.name) for channel in channels]
     causes = [Option(kind.name, kind.title, kind.sign) for kind in registry.KINDS.values()]
@@ -204,7 +201,7 @@ def rule_form(chosen: Rule | None, channels: Sequence[ChannelView]) -> RuleForm:
 def _form_number(
     path: str, label: str, value: float | None, scale: float = 1.0, example: str = ""
 ) -> Field:
-    # Twelve digits: 5, where 0.05 × 100 is 5.000000000000001.
+    # Twelve digits, as 0.05 × 100 is 5.000000000000001.
     written = "" if value is None else f"{scale * value:.12g}"
     return Field(_id(path), path, label, "number", value=written, example=example)
 
@@ -243,7 +240,7 @@ def _id(path: str) -> str:
 ON: Final = StateLabel("done", "On", 0)
 OFF: Final = StateLabel("silenced", "Off", 1, quiet=True)
 
-# Names that are read; the rest is counted.
+# Names that are written out; the rest is counted.
 NAMED_FIRST: Final = 2
 
 
@@ -289,7 +286,7 @@ def rules_page(
     Parameters
     ----------
     chosen : Rule or None
-        The one in the form; None: a new one.
+        The rule in the form; None for a new one.
     """
     held = Counter(id_ for row in present for id_ in row.incident.rules)
     lines = [_line(rule, channels, held[rule.id], now, chosen=rule == chosen) for rule in rules]
@@ -337,18 +334,19 @@ def condition_words(rule: Rule) -> str:
         start = f"{what[0].upper()}{what[1:]} {_percent(condition.confidence)} confidence"
     else:
         start = _threshold_words(condition)
-    return f"{start}, {_sessions(rule.consecutive)}"
+    many = rule.consecutive > 1
+    return f"{start}, {f'{rule.consecutive} sessions in a row' if many else 'at once'}"
 
 
 def _condition_markup(rule: Rule, now: datetime) -> str:
-    """Return a condition as the page shows it: the time of a summary is the reader's."""
+    """Return a condition for the page, which shows times in the reader's time zone."""
     if isinstance(rule.condition, Weekly):
         return Markup("A summary of the week, {}").format(weekly(rule.condition.due(now)))
     return condition_words(rule)
 
 
 def jobs_words(selector: Selector) -> str:
-    """Return which jobs a selector means."""
+    """Return the jobs of a selector in words."""
     parts = []
     if selector.jobs:
         parts.append(_first_names(list(selector.jobs)))
@@ -366,13 +364,13 @@ def jobs_words(selector: Selector) -> str:
 
 
 def notified_channels(rule: Rule, channels: Sequence[ChannelView]) -> list[str]:
-    """Return the names of the channels that hear of a rule, as far as they hear anything."""
-    silent = {channel.id for channel in dead_channels(channels)}
+    """Return the names of the working channels that a rule notifies."""
+    dead = {channel.id for channel in dead_channels(channels)}
     return [
         channel.name
         for channel in channels
         if channel.enabled
-        and channel.id not in silent
+        and channel.id not in dead
         and (channel.id in rule.channels if rule.channels else channel.audience == rule.audience)
     ]
 
@@ -396,10 +394,6 @@ def _threshold_words(condition: Threshold) -> str:  # noqa: PLR0911 - a line for
             return f"{_percent(value)} or more of the time lost between steps"
         case "budget.slow_together":
             return f"{_percent(value)} or more of the time lost as all workers compute slower"
-
-
-def _sessions(number: int) -> str:
-    return "at once" if number == 1 else f"{number} sessions in a row"
 
 
 def _line(
