@@ -50,10 +50,10 @@ _Change = tuple[FloatArray | None, FloatArray | None, FloatArray | None, FloatAr
 class Claim:
     """What a cause makes of launch delays.
 
-    Causes that are looked for at different turns share no time; those of one turn may.
+    Causes that are looked for in different phases share no time; those of one phase may.
     """
 
-    turn: int
+    phase: int
     late_ns: Mapping[int, FloatArray]
 
 
@@ -74,7 +74,7 @@ class Counterfactuals:
     # Launch delays that have a cause, by node; replays have them unless the cause is removed.
     late_ns: Mapping[int, FloatArray]
     # Launch delays that every replay has.
-    stays_ns: Mapping[int, FloatArray] = field(default_factory=dict)
+    unexplained_ns: Mapping[int, FloatArray] = field(default_factory=dict)
     # (steps,): the time of each step with all causes, where that has been replayed already
     now_s: FloatArray | None = None
     # By cause: what of a node's delay is its own, where another cause has the rest.
@@ -87,9 +87,9 @@ class Counterfactuals:
         if self.now_s is not None:
             self._times[frozenset()] = self.now_s
 
-    def staying(self, stays_ns: Mapping[int, FloatArray]) -> Counterfactuals:
+    def with_delays(self, unexplained_ns: Mapping[int, FloatArray]) -> Counterfactuals:
         """Return replays that have these launch delays as well; nothing of them is known yet."""
-        return replace(self, stays_ns=stays_ns, now_s=None)
+        return replace(self, unexplained_ns=unexplained_ns, now_s=None)
 
     def without(self, causes: frozenset[int]) -> FloatArray:
         """Return the time of each step without the causes of these numbers, seconds."""
@@ -118,16 +118,19 @@ class Counterfactuals:
         nodes = np.arange(len(self.group.layout.nodes))
         takes = np.full((1, len(nodes)), IDEAL, dtype=np.int32)
         late = np.full((1, len(nodes)), ON_TIME, dtype=np.int32)
-        late[0, list(self.stays_ns)] = np.arange(len(self.stays_ns))
+        late[0, list(self.unexplained_ns)] = np.arange(len(self.unexplained_ns))
 
         def nothing(steps: slice) -> FloatArray:
             return np.empty((0, *self.group.durations.recorded_ns[0, steps].shape))
 
         def delays(steps: slice) -> FloatArray:
-            return np.stack([_of(steps, delay) for delay in self.stays_ns.values()])
+            return np.stack([_of(steps, delay) for delay in self.unexplained_ns.values()])
 
         times = self.group.simulator.coded_step_times(
-            takes, nothing, late if self.stays_ns else None, delays if self.stays_ns else None
+            takes,
+            nothing,
+            late if self.unexplained_ns else None,
+            delays if self.unexplained_ns else None,
         )
         return np.asarray(times[0] * NS)
 
@@ -191,7 +194,7 @@ class Counterfactuals:
         """Return which causes make which node late; without any of them it is late all the same."""
         return {
             node: {cause for cause, change in enumerate(self.changes) if node in change.on_time}
-            for node in (*self.late_ns, *self.stays_ns)
+            for node in (*self.late_ns, *self.unexplained_ns)
         }
 
     def _coded(
@@ -256,8 +259,8 @@ class Counterfactuals:
             if on_time is not None:
                 left = np.minimum(late, self._left(node, cause, causes, steps))
                 late = np.where(_of(steps, on_time), left, late)
-        if node in self.stays_ns:
-            late = late + _of(steps, self.stays_ns[node])
+        if node in self.unexplained_ns:
+            late = late + _of(steps, self.unexplained_ns[node])
         return np.asarray(late)
 
     def _left(
@@ -268,7 +271,7 @@ class Counterfactuals:
             _of(steps, claim.late_ns[node])
             for number, claim in enumerate(self.claims)
             if number not in removed
-            and claim.turn != self.claims[cause].turn
+            and claim.phase != self.claims[cause].phase
             and node in claim.late_ns
         ]
         return np.add.reduce(others) if others else 0.0
@@ -327,7 +330,7 @@ def _of(steps: slice, values: NDArray[Any]) -> NDArray[Any]:
 _FEWEST_PASSES: Final = 3
 
 
-def by_chance_s(observation: Observation, metrics: Metrics) -> float:
+def contention_loss_s(observation: Observation, metrics: Metrics) -> float:
     """Return what a mean step loses by chance, seconds; 0 where ranks share no processors.
 
     That is what steps would be shorter if each operation took on each rank what it typically takes
@@ -345,7 +348,7 @@ def by_chance_s(observation: Observation, metrics: Metrics) -> float:
     return chance_s + max(alike_s - metrics.ideal_step_s, 0.0)
 
 
-def single_chance_s(observation: Observation, metrics: Metrics) -> float:
+def single_operation_loss_s(observation: Observation, metrics: Metrics) -> float:
     """Return what a mean step loses by single operations, seconds, of steps without a cause.
 
     Of few steps nothing tells what takes long once from what does so now and then. Computations

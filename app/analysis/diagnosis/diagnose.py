@@ -16,17 +16,17 @@ from app.analysis.diagnosis.counterfactual import (
     NS,
     Claim,
     Counterfactuals,
-    by_chance_s,
-    single_chance_s,
+    contention_loss_s,
+    single_operation_loss_s,
 )
 from app.analysis.diagnosis.earlier_sessions import EarlierSession
 from app.analysis.diagnosis.finding import UNKNOWN, Cause, Judged, Uncertainty
 from app.analysis.diagnosis.late_launches import late_launches, unrecorded_reducing
 from app.analysis.diagnosis.lost_time import loses_little, named_loss, one_or_all
-from app.analysis.diagnosis.named_causes import Found, named_causes, standing_still
+from app.analysis.diagnosis.named_causes import DetectedCause, causes_between_steps, named_causes
 from app.analysis.diagnosis.observation import Explained, Observation, summed
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.step_gaps import passing_of
+from app.analysis.diagnosis.step_gaps import step_gaps_of
 from app.analysis.replay.adaptations.posted_in_turn import in_turn
 from app.analysis.replay.adaptations.signs import lags_after_transfers, sampled
 from app.analysis.replay.fidelity import DISCREPANCY_LIMIT, recorded_otherwise
@@ -108,11 +108,11 @@ def diagnose(
         What is known of the job's sessions before.
     """
     step_ns = metrics.recorded_step_s / NS
-    passing = passing_of(replayed, metrics.recorded_s)
-    signs = Signs(observation, step_ns, earlier, passing)
-    diagnosis, between = _within_steps(signs, replayed, metrics), standing_still(signs)
+    gaps = step_gaps_of(replayed, metrics.recorded_s)
+    signs = Signs(observation, step_ns, earlier, gaps)
+    diagnosis, between = _within_steps(signs, replayed, metrics), causes_between_steps(signs)
     if not diagnosis.causes:
-        single_s = single_chance_s(observation, metrics)
+        single_s = single_operation_loss_s(observation, metrics)
         diagnosis = replace(diagnosis, chance_s=max(diagnosis.chance_s, single_s))
     named = {cause.cause for cause in between}
     return replace(
@@ -121,7 +121,7 @@ def diagnose(
         ruled_out=tuple(name for name in diagnosis.ruled_out if name not in named),
         unjudged={name: why for name, why in diagnosis.unjudged.items() if name not in named},
         between=between,
-        turn_s=0.0 if signs.passing is None else signs.passing.turn_ns * NS,
+        turn_s=0.0 if signs.step_gaps is None else signs.step_gaps.period_ns * NS,
     )
 
 
@@ -129,7 +129,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     """Name the causes of the time that steps lose."""
     observation = signs.observation
     unjudged = _cannot_judge(signs)
-    chance_s = by_chance_s(observation, metrics)
+    chance_s = contention_loss_s(observation, metrics)
     excess = metrics.recorded_step_s / (metrics.ideal_step_s + chance_s)
     if loses_little(excess) and not _hidden(signs):
         judged = tuple(name for name in KINDS if name not in unjudged)
@@ -177,7 +177,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
         changes,
         late,
         now_s=None if late or regular or adapted else metrics.simulated_s[main],
-        claims=[Claim(sign.kind.turn, sign.finding.launches.late_ns) for sign in found],
+        claims=[Claim(sign.kind.phase, sign.finding.launches.late_ns) for sign in found],
     )
     recorded_s = float(mean(metrics.recorded_s[main]))
     ideal_s = replays.ideal() if adapted else metrics.ideal_s[main]
@@ -191,7 +191,7 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
             node: np.maximum(delay_ns - late.get(node, 0.0), 0.0)
             for node, delay_ns in late_launches(signs.observation).items()
         }
-        replays = replays.staying(stays)
+        replays = replays.with_delays(stays)
         ideal_s = replays.ideal()
     measured = _Measured(recorded_s, metrics.slowdown, chance_s)
     diagnosis, named = _weigh(replays, found, measured, ideal_s + chance_s, unjudged)
@@ -199,9 +199,9 @@ def _within_steps(signs: Signs, replayed: Replayed, metrics: Metrics) -> Diagnos
     if explained and named:
         diagnosis = _with_reducing(diagnosis, replays, named, signs.observation)
     diagnosis = _of_whole_steps(diagnosis, between_steps_ns(replayed) * NS)
-    if not late and not replays.stays_ns:
+    if not late and not replays.unexplained_ns:
         return diagnosis
-    if replays.stays_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
+    if replays.unexplained_ns and all(cause.cause == UNKNOWN for cause in diagnosis.causes):
         # What launches late for no known cause may be waiting that the replay does not know.
         diagnosis = replace(diagnosis, causes=())
     with_late_s = replays.mean_s(frozenset())
@@ -223,7 +223,7 @@ def _only_seem_late(replayed: Replayed, metrics: Metrics) -> bool:
 
 def _hidden(signs: Signs) -> bool:
     """Return whether the ideal may be as slow as the steps are."""
-    return any(kind.hides is not None and kind.hides(signs) for kind in KINDS.values())
+    return any(kind.slows_ideal is not None and kind.slows_ideal(signs) for kind in KINDS.values())
 
 
 def _off(replays: Counterfactuals, recorded_s: float) -> float:
@@ -249,22 +249,22 @@ def _cannot_judge(signs: Signs) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _find(signs: Signs, among: Iterable[CauseKind]) -> list[Found]:
+def _find(signs: Signs, among: Iterable[CauseKind]) -> list[DetectedCause]:
     """Return what left its sign; what is more special is looked for first."""
-    found: list[Found] = []
+    found: list[DetectedCause] = []
     shared = signs.observation.shares_processors
-    turn = attrgetter("turn")
-    for _, kinds in groupby(sorted(among, key=turn), key=turn):
+    phase = attrgetter("phase")
+    for _, kinds in groupby(sorted(among, key=phase), key=phase):
         possible = [kind for kind in kinds if not (shared and kind.needs_own_devices)]
         findings = [(kind, kind.find(signs)) for kind in possible]
-        new = [Found(kind, finding) for kind, finding in findings if finding is not None]
+        new = [DetectedCause(kind, finding) for kind, finding in findings if finding is not None]
         if new:
             found += new
-            signs = signs.less(_explained(found))
+            signs = signs.net_of(_explained(found))
     return found
 
 
-def _explained(found: Sequence[Found]) -> Explained:
+def _explained(found: Sequence[DetectedCause]) -> Explained:
     """Return the time that findings explain."""
     findings = [sign.finding for sign in found]
     return Explained(
@@ -276,7 +276,7 @@ def _explained(found: Sequence[Found]) -> Explained:
 
 def _weigh(
     replays: Counterfactuals,
-    found: Sequence[Found],
+    found: Sequence[DetectedCause],
     measured: _Measured,
     ideal_s: FloatArray,
     unjudged: dict[str, str],
@@ -321,7 +321,7 @@ def _with_reducing(
     }
     if not stays or diagnosis.judged is None:
         return diagnosis
-    whole = replays.staying(stays)
+    whole = replays.with_delays(stays)
     whole.replay([frozenset(), named])
     now_s, reference_s = whole.without(frozenset()), whole.without(named)
     return replace(
@@ -331,7 +331,7 @@ def _with_reducing(
     )
 
 
-def holding_anyway(
+def causes_without_replay(
     observation: Observation, metrics: Metrics, earlier: Sequence[EarlierSession] = ()
 ) -> tuple[Cause, ...]:
     """Return causes such as slow workers where no replay tells what they cost.
@@ -341,7 +341,7 @@ def holding_anyway(
     """
     step_ns = metrics.recorded_step_s / NS
     signs = Signs(observation, step_ns, earlier)
-    among = [k for k in KINDS.values() if k.holds_anyway and k.cannot_judge(signs) is None]
+    among = [k for k in KINDS.values() if k.needs_no_replay and k.cannot_judge(signs) is None]
     return tuple(
         Cause(
             cause=found.kind.name,

@@ -18,7 +18,7 @@ from app.analysis.diagnosis.observation import Observation
 from app.analysis.replay.layout.dense import FloatArray
 from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.robust_statistics import median
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
 # Transfers shorter than clocks resolve are not compared.
 LEAST_NS: Final = 1e3
@@ -112,7 +112,7 @@ class Collectives:
         lines = []
         for stage, ranks, taken_ns in zip(self.stages, self.apart, self.taken_ns, strict=True):
             if ranks.any():
-                who = named("DP rank", [str(dp) for dp in np.flatnonzero(ranks).tolist()])
+                who = name_list("DP rank", [str(dp) for dp in np.flatnonzero(ranks).tolist()])
                 lines.append(
                     Evidence(
                         f"Collectives of {who} on stage {stage} take "

@@ -75,7 +75,7 @@ class Waiting:
     by_rank: FloatArray  # (ranks,): the share of the waiting that is for each rank
     # The share of its computing time that a healthy group waits, which computes no longer.
     typical: float
-    told: bool  # whether healthy groups of the job tell that
+    typical_known: bool  # whether healthy groups of the job were measured
 
     @property
     def cell(self) -> Worker:
@@ -188,7 +188,7 @@ def waiting_groups(
     others = shares[shares < limit]
     typical = float(median(others)) if len(others) else THRESHOLDS.typical_wait
     found = [
-        Waiting(wait, share, by_rank / by_rank.sum(), typical, told=len(others) > 0)
+        Waiting(wait, share, by_rank / by_rank.sum(), typical, typical_known=len(others) > 0)
         for wait, share in zip(waits, shares.tolist(), strict=True)
         if share >= limit
         for by_rank in [_waits_for(wait)]
@@ -226,7 +226,7 @@ def without_waits(observation: Observation, groups: Sequence[Waiting]) -> Uncert
     )
     return Uncertainty(
         reference,
-        longer=0.0 if groups[0].told else THRESHOLDS.without_healthy * reference,
+        longer=0.0 if groups[0].typical_known else THRESHOLDS.without_healthy * reference,
         hiding=kept_waiting(observation, [group.cell for group in groups]),
     )
 
@@ -329,7 +329,7 @@ def ring_waits(observation: Observation) -> list[Waits]:
     return list(_ring_waits(observation)) if has_rings(observation.trace) else []
 
 
-def waits_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
+def waits_only_for_missing(observation: Observation, slow: float) -> NDArray[np.bool_]:
     """Return which workers take long only by what they wait for in a ring, shape (pp, dp).
 
     A rank of theirs is missing, and none of those that are there computes longer by itself than

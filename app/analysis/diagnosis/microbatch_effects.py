@@ -111,7 +111,7 @@ class Difference:
     rise: Mapping[str, FloatArray]
 
 
-def tell_difference(
+def compare_microbatches(
     relative: Mapping[str, SingleArray],
     by_step: Mapping[str, SingleArray],
     lengths: RecordedLengths | None,
@@ -253,7 +253,7 @@ def _follow(lengths: RecordedLengths | None, relative: SingleArray) -> bool:
     return float(np.corrcoef(times, explained)[0, 1]) >= THRESHOLDS.follow
 
 
-def take_off(
+def divide_out(
     passes: Mapping[str, Passes],
     relative: dict[str, SingleArray],
     by_step: Mapping[str, SingleArray],
@@ -340,7 +340,7 @@ def by_chance(times: FloatArray, rise: FloatArray, error: float) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Typical:
+class Effects:
     """Times taken apart."""
 
     difference: Difference  # whether microbatches have times of their own
@@ -359,25 +359,25 @@ class Typical:
 
 
 def slowness_by_stage(observation: Observation) -> dict[str, FloatArray]:
-    """Return what `Typical.worker` is, each stage taken apart by itself.
+    """Return what `Effects.worker` is, each stage taken apart by itself.
 
     That is less: what is the microbatch's is told as with one stage.
     """
     stages = [
-        take_apart(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
+        split_effects(observation.passes_of(stage)).worker for stage in range(observation.layout.pp)
     ]
     return {name: np.concatenate([worker[name] for worker in stages]) for name in stages[0]}
 
 
-def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Typical:
+def split_effects(passes: Mapping[str, Passes], lengths: RecordedLengths | None = None) -> Effects:
     """Separate microbatches, workers and residuals of computations, given by type."""
     residual = {name: values.relative() for name, values in passes.items()}
     by_step = {name: of_steps(values) for name, values in residual.items()}
-    difference = tell_difference(residual, by_step, lengths)
+    difference = compare_microbatches(residual, by_step, lengths)
     microbatches = {}
     if difference.differ:
         # changes the residuals
-        microbatches = take_off(passes, residual, by_step, difference)
+        microbatches = divide_out(passes, residual, by_step, difference)
         by_step = {name: of_steps(values) for name, values in residual.items()}
     worker = {}
     for name, values in passes.items():
@@ -392,4 +392,4 @@ def take_apart(passes: Mapping[str, Passes], lengths: RecordedLengths | None = N
             level = (values.own_ns / np.median(values.own_ns, axis=-1, keepdims=True)).mean(axis=1)
             microbatches[name] = own.times(by_chance(level, difference.rise[name], error))
         worker[name] = lasting[:, None, :] * by_step[name].astype(np.float64)
-    return Typical(difference, microbatches, worker, residual)
+    return Effects(difference, microbatches, worker, residual)

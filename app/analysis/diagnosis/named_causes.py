@@ -23,23 +23,23 @@ from app.analysis.wording import percent
 # ---- Causes between steps, next to those within them: both in seconds of a mean step and its gap -
 
 
-def standing_still(signs: Signs) -> tuple[Cause, ...]:
+def causes_between_steps(signs: Signs) -> tuple[Cause, ...]:
     """Return what the job loses between steps, by causes of which each costs enough."""
     return tuple(_found(signs))
 
 
 def _found(signs: Signs) -> Iterator[Cause]:
-    passing = signs.passing
+    gaps = signs.step_gaps
     for kind in KINDS.values():
         standstill = None if kind.between is None else kind.between(signs)
-        if standstill is None or passing is None:
+        if standstill is None or gaps is None:
             continue
-        cost_s = passing.cost_s(standstill.lost_ns)
+        cost_s = gaps.cost_s(standstill.lost_ns)
         yield Cause(
             cause=kind.name,
             contribution=1.0,
             cost_s=cost_s,
-            confidence=standstill.most,
+            confidence=standstill.max_confidence,
             evidence=standstill.evidence,
             figure=standstill.figure,
             between_s=cost_s,
@@ -116,7 +116,7 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class DetectedCause:
     """A kind of cause whose sign is there."""
 
     kind: CauseKind
@@ -124,7 +124,7 @@ class Found:
 
 
 def named_causes(
-    replays: Counterfactuals, found: Sequence[Found], numbers: Sequence[int], loss: Loss
+    replays: Counterfactuals, found: Sequence[DetectedCause], numbers: Sequence[int], loss: Loss
 ) -> tuple[Cause, ...]:
     """Return findings as causes, the most expensive one first, each with its share of the loss.
 
@@ -147,7 +147,7 @@ def named_causes(
             cause=found[number].kind.name,
             contribution=cost_s / loss.lost_s,
             cost_s=cost_s,
-            confidence=sure if doubt is None else min(sure, doubt.most),
+            confidence=sure if doubt is None else min(sure, doubt.max_confidence),
             evidence=finding.evidence,
             where=finding.where,
             figure=finding.figure,
@@ -193,7 +193,7 @@ def _unknown(rest_s: float, lost_s: float, others: int) -> Cause:
     )
 
 
-def _with_runners_up(causes: list[Cause], found: Sequence[Found]) -> list[Cause]:
+def _with_runners_up(causes: list[Cause], found: Sequence[DetectedCause]) -> list[Cause]:
     """Give each cause the next best explanation: the next cause, or else the next finding."""
     names = [cause.cause for cause in causes]
     spare = next((sign.kind.name for sign in found if sign.kind.name not in names), None)

@@ -106,7 +106,7 @@ def _is_length(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together:
+class SlowTogether:
     """How slow all workers are in each step."""
 
     factor: CommonFactor
@@ -120,19 +120,19 @@ def computing_of_steps(observation: Observation) -> FloatArray:
     return computing_ns(observation.layout, observation.recorded_ns)
 
 
-def slow_together(observation: Observation) -> Together:
+def slow_together(observation: Observation) -> SlowTogether:
     """Return what `common_factor` finds in a session, work apart where lengths are recorded."""
     steps = observation.layout.steps
     computing = observation.once(computing_of_steps)
     found = common_factor(computing, steps)
     if not found.slow.any():
-        return Together(found)
+        return SlowTogether(found)
     work = work_of_steps(observation, computing)
     if work is None:
-        return Together(found)
+        return SlowTogether(found)
     by_step = work.mean(axis=1)
     more = float(by_step[found.slow].mean() / by_step[found.best].mean())
-    return Together(common_factor(computing, steps, work), more)
+    return SlowTogether(common_factor(computing, steps, work), more)
 
 
 def work_of_steps(observation: Observation, computing_ns: FloatArray) -> FloatArray | None:

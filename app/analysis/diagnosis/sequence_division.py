@@ -67,14 +67,14 @@ def as_divided_evenly(observation: Observation, groups: Sequence[Waiting]) -> li
     """
     typical = _typical(observation, groups)
     total_ns = computing_ns(observation)
-    told = cells(observation) >= FEWEST
+    several = cells(observation) >= FEWEST
     return [
         replace(
             group,
             waits=replace(group.waits, wait_ns=beyond_ns),
             share=float(beyond_ns.sum()) / total_ns[group.cell[1], group.cell[0]],
             typical=typical,
-            told=told,
+            typical_known=several,
         )
         for group in groups
         for beyond_ns in [_lateness(group.waits).max(axis=1)]

@@ -31,10 +31,10 @@ from app.analysis.diagnosis.group_waits import (
 )
 from app.analysis.diagnosis.late_launches import StalledLaunches, stalled_launches
 from app.analysis.diagnosis.locations import StageView, Where, WorkerView
-from app.analysis.diagnosis.microbatch_effects import Typical, slowness_by_stage, take_apart
+from app.analysis.diagnosis.microbatch_effects import Effects, slowness_by_stage, split_effects
 from app.analysis.diagnosis.observation import Explained, Observation, lower_median
 from app.analysis.diagnosis.recorded_lengths import slow_together, some_lengths
-from app.analysis.diagnosis.step_gaps import Passing
+from app.analysis.diagnosis.step_gaps import StepGaps
 from app.analysis.replay.layout.dense import FloatArray, IntArray
 from app.analysis.replay.robust_statistics import median
 from app.analysis.trace.parallelism import layers_per_stage
@@ -202,7 +202,7 @@ def _slower_than_before(observation: Observation, past: Past, beyond: FloatArray
     found = _slow_workers(observation, ratio, stages[np.argsort(-beyond[stages], kind="stable")])
     evidence = tuple(
         Evidence(
-            f"W{observation.hosts.named((dp, stage))[1:]} computes {beyond[stage]:.2f}× as long as "
+            f"{observation.hosts.subject((dp, stage))} computes {beyond[stage]:.2f}× as long as "
             f"in session {past.number}, over what the other stages do",
             WorkerView(dp=dp, pp=stage),
         )
@@ -256,7 +256,7 @@ def _slow_workers(
             times.update(dict.fromkeys(observation.computations(name, stage), factor))
     evidence = [
         Evidence(
-            f"W{observation.hosts.named((0, stage))[1:]}: "
+            f"{observation.hosts.subject((0, stage))}: "
             + ", ".join(
                 f"{name.split('-')[0]} {by_stage[stage]:.2f}×" for name, by_stage in ratio.items()
             )
@@ -297,7 +297,7 @@ class Signs:
     observation: Observation
     step_ns: float  # the mean recorded step
     earlier: Sequence[EarlierSession] = ()  # of the same job
-    passing: Passing | None = None  # what passes between steps, where that is asked for
+    step_gaps: StepGaps | None = None  # what passes between steps, where that is asked for
 
     @cached_property
     def has_tensor_ranks(self) -> bool:
@@ -312,12 +312,12 @@ class Signs:
         return waiting_groups(self.observation, measure_waits(self.observation))
 
     @cached_property
-    def typical(self) -> Typical | None:
+    def effects(self) -> Effects | None:
         """Return computations taken apart; None where stages are not `comparable`."""
         observation = self.observation
         if not observation.comparable:
             return None
-        return take_apart(observation.passes, observation.once(some_lengths))
+        return split_effects(observation.passes, observation.once(some_lengths))
 
     @cached_property
     def past(self) -> Past | None:
@@ -339,13 +339,13 @@ class Signs:
 
     @property
     def slowness(self) -> Mapping[str, FloatArray] | None:
-        """Return what `Typical.worker` is; None where no worker can be held against its peers."""
-        if self.typical is not None:
-            return self.typical.worker
+        """Return what `Effects.worker` is; None where no worker can be held against its peers."""
+        if self.effects is not None:
+            return self.effects.worker
         if self.observation.comparable_within_stages:
             return slowness_by_stage(self.observation)
         return None
 
-    def less(self, explained: Explained) -> Signs:
+    def net_of(self, explained: Explained) -> Signs:
         """Return the signs that remain when some of the time is explained."""
         return replace(self, observation=replace(self.observation, explained=explained))

@@ -9,17 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.analysis.diagnosis.finding import Change, Evidence, Finding, LateLaunches, Standstill
+from app.analysis.diagnosis.finding import Change, Evidence, Finding, GapLoss, LateLaunches
 from app.analysis.diagnosis.late_launches import first_delays
 from app.analysis.diagnosis.locations import StepView, Where
 from app.analysis.diagnosis.observation import Observation, summed
 from app.analysis.diagnosis.periodic_standstills import FEWEST, interval, listed
 from app.analysis.diagnosis.session_view import Signs
-from app.analysis.diagnosis.step_gaps import NS, Passing
+from app.analysis.diagnosis.step_gaps import NS, StepGaps
 from app.analysis.replay.layout.dense import FloatArray, IntArray, Layout
 from app.analysis.replay.layout.host_operations import HostOperations
 from app.analysis.trace.model import BETWEEN_STEPS
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
 # ---- First launches that are late, and what ranks are recorded to do meanwhile -----------------
 
@@ -33,9 +33,9 @@ ByNode = Mapping[int, FloatArray]
 
 def recorded_delays(signs: Signs, name: str) -> ByNode:
     """Return how late launches are while their rank is recorded to do something between steps."""
-    if signs.passing is None or not len(signs.passing.host_operations):
+    if signs.step_gaps is None or not len(signs.step_gaps.host_operations):
         return {}
-    operations = signs.passing.host_operations.of(name)
+    operations = signs.step_gaps.host_operations.of(name)
     return _delays(signs.observation, operations) if len(operations) else {}
 
 
@@ -51,7 +51,9 @@ def with_recorded(signs: Signs, name: str, found: Finding | None) -> Finding | N
     by_step = every.max(axis=1)
     steps = layout.steps[by_step > 0]
     apart = interval(layout.steps, by_step > 0)
-    who = "all DP ranks" if len(ranks) == layout.dp else named("DP rank", [str(r) for r in ranks])
+    who = (
+        "all DP ranks" if len(ranks) == layout.dp else name_list("DP rank", [str(r) for r in ranks])
+    )
     often = f", every {apart} steps" if apart and len(steps) >= FEWEST else ""
     line = Evidence(
         f"Launches wait for {by_step[by_step > 0].mean() / 1e6:.0f} ms while {who} "
@@ -197,59 +199,59 @@ class Thresholds:
 THRESHOLDS: Final = Thresholds()
 
 
-def recorded_standstill(signs: Signs, name: str, doing: str) -> Standstill | None:
+def recorded_gap_loss(signs: Signs, name: str, doing: str) -> GapLoss | None:
     """Return what ranks are recorded to do between steps; `doing` says it in words."""
-    passing = signs.passing
-    if passing is None or name not in passing.named_ns:
+    gaps = signs.step_gaps
+    if gaps is None or name not in gaps.recorded_ns:
         return None
-    lost_ns = passing.named_ns[name]
-    if not passing.is_worth_naming(lost_ns):
+    lost_ns = gaps.recorded_ns[name]
+    if not gaps.is_worth_naming(lost_ns):
         return None
-    host_operations = passing.host_operations.of(name)
+    host_operations = gaps.host_operations.of(name)
     workers = len(set(zip(host_operations.dp.tolist(), host_operations.pp.tolist(), strict=True)))
     layout = signs.observation.layout
     some = f"{workers} of {layout.dp * layout.pp} workers do"
     who = "all workers do" if workers == layout.dp * layout.pp else some
     if workers == 1:
         worker = (int(host_operations.dp[0]), int(host_operations.pp[0]))
-        who = f"only {signs.observation.hosts.named(worker)} does"
-    said = f"{doing} between steps for {_how(passing, lost_ns)}; {who}"
-    return Standstill(lost_ns, (_line(passing, lost_ns, said),), _RECORDED, _figure(lost_ns))
+        who = f"only {signs.observation.hosts.name_workers(worker)} does"
+    said = f"{doing} between steps for {_how(gaps, lost_ns)}; {who}"
+    return GapLoss(lost_ns, (_line(gaps, lost_ns, said),), _RECORDED, _figure(lost_ns))
 
 
-def empty_standstill(signs: Signs) -> Standstill | None:
+def empty_gap_loss(signs: Signs) -> GapLoss | None:
     """Return the time between steps in which nothing is recorded, and what it likeliest is."""
-    passing = signs.passing
-    if passing is None:
+    gaps = signs.step_gaps
+    if gaps is None:
         return None
-    lost_ns = passing.stalled_ns
-    if passing.is_worth_naming(lost_ns):
-        guess = _guess(passing, lost_ns > 0)
+    lost_ns = gaps.stalled_ns
+    if gaps.is_worth_naming(lost_ns):
+        guess = _guess(gaps, lost_ns > 0)
         said = (
-            f"Nothing is recorded between steps for {_how(passing, lost_ns)}; usually "
-            f"{passing.usual_ns / 1e6:.0f} ms pass"
+            f"Nothing is recorded between steps for {_how(gaps, lost_ns)}; usually "
+            f"{gaps.usual_ns / 1e6:.0f} ms pass"
         )
-        lines = (_line(passing, lost_ns, said), Evidence(guess.text))
-        return Standstill(lost_ns, lines, guess.most, _figure(lost_ns))
-    if not passing.lasting:
+        lines = (_line(gaps, lost_ns, said), Evidence(guess.text))
+        return GapLoss(lost_ns, lines, guess.max_confidence, _figure(lost_ns))
+    if not gaps.usual_is_lost:
         return None
-    lost_ns = np.where(passing.turns.known, passing.usual_ns, 0.0)
+    lost_ns = np.where(gaps.turns.known, gaps.usual_ns, 0.0)
     said = (
-        f"Nothing is recorded for {_time(passing.usual_ns)} before each step, "
-        f"{percent(passing.usual_ns / passing.turn_ns, 0)} of the time"
+        f"Nothing is recorded for {_time(gaps.usual_ns)} before each step, "
+        f"{percent(gaps.usual_ns / gaps.period_ns, 0)} of the time"
     )
     most = THRESHOLDS.unknown
-    return Standstill(lost_ns, (_line(passing, lost_ns, said),), most, _figure(lost_ns))
+    return GapLoss(lost_ns, (_line(gaps, lost_ns, said),), most, _figure(lost_ns))
 
 
-def _how(passing: Passing, lost_ns: FloatArray) -> str:
+def _how(gaps: StepGaps, lost_ns: FloatArray) -> str:
     """Say how long something takes, before which steps and how often."""
     struck = lost_ns > _STRUCK * lost_ns.max()
     mean = _time(float(lost_ns[struck].mean()))
-    known = passing.turns.known
+    known = gaps.turns.known
     if struck.sum() > known.sum() / 2:
         return f"{mean} before each step"
-    steps = passing.turns.steps
+    steps = gaps.turns.steps
     apart = interval(steps[known], struck[known])
     often = f", every {apart} steps" if apart and struck.sum() >= FEWEST else ""
     each = "" if struck.sum() == 1 else " each time"
@@ -260,8 +262,8 @@ def _time(time_ns: float) -> str:
     return f"{time_ns * NS:.1f} s" if time_ns >= 1e9 else f"{time_ns / 1e6:.0f} ms"  # noqa: PLR2004 - a second
 
 
-def _line(passing: Passing, lost_ns: FloatArray, said: str) -> Evidence:
-    return Evidence(said, StepView(step=int(passing.turns.steps[int(lost_ns.argmax())])))
+def _line(gaps: StepGaps, lost_ns: FloatArray, said: str) -> Evidence:
+    return Evidence(said, StepView(step=int(gaps.turns.steps[int(lost_ns.argmax())])))
 
 
 def _figure(lost_ns: FloatArray) -> LateLaunches:
@@ -271,15 +273,15 @@ def _figure(lost_ns: FloatArray) -> LateLaunches:
 @dataclass(frozen=True, slots=True)
 class _Guess:
     text: str
-    most: float  # how sure it is at most
+    max_confidence: float
 
 
-def _guess(passing: Passing, struck: NDArray[np.bool_]) -> _Guess:
+def _guess(gaps: StepGaps, struck: NDArray[np.bool_]) -> _Guess:
     """Return what an empty gap is likeliest to be."""
-    turns, gap_ns = passing.turns, passing.stalled_ns[struck]
+    turns, gap_ns = gaps.turns, gaps.stalled_ns[struck]
     known = turns.known
     others = known & ~struck
-    gap, collected = float(np.median(gap_ns)), passing.collected_ns
+    gap, collected = float(np.median(gap_ns)), gaps.collected_ns
     collecting = float(np.median(collected[struck]))
     if collecting >= THRESHOLDS.collecting * gap and (
         np.median(collected[others]) < THRESHOLDS.collecting * collecting

@@ -42,19 +42,19 @@ THRESHOLDS: Final = Thresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Passing:
+class StepGaps:
     """What passes before each step; arrays are of shape (steps,), ns, 0 where nothing is known."""
 
     turns: Turns
     host_operations: HostOperations
     # By operation type: how much of the gap any rank is recorded to do that.
-    named_ns: Mapping[str, FloatArray]
+    recorded_ns: Mapping[str, FloatArray]
     stalled_ns: FloatArray  # what nothing recorded explains, above the usual, where it stands out
     # How long a worker collects garbage at the end of the step before, at most.
     collected_ns: FloatArray
     usual_ns: float  # what usually passes unexplained
     optimizes: bool  # whether optimizers are recorded; else they are among what usually passes
-    turn_ns: float  # what a step and the gap before it take, on average
+    period_ns: float  # what a step and the gap before it take, on average
 
     @property
     def steps(self) -> IntArray:
@@ -62,7 +62,7 @@ class Passing:
         return self.turns.steps[self.turns.known]
 
     @property
-    def tells(self) -> bool:
+    def has_usual(self) -> bool:
         """Return whether enough steps follow a recorded one to say what usually passes."""
         return len(self.steps) >= FEWEST_TURNS
 
@@ -73,16 +73,16 @@ class Passing:
     def is_worth_naming(self, lost_ns: FloatArray) -> bool:
         """Return whether what is lost costs enough to be a cause."""
         cost_ns = self.cost_s(lost_ns) / NS
-        return cost_ns > 0 and cost_ns >= THRESHOLDS.worth * self.turn_ns
+        return cost_ns > 0 and cost_ns >= THRESHOLDS.worth * self.period_ns
 
     @property
-    def lasting(self) -> bool:
+    def usual_is_lost(self) -> bool:
         """Return whether so much passes before every step that it is lost, too."""
-        least_ns = max(THRESHOLDS.usual * self.turn_ns, THRESHOLDS.least_usual_ns)
+        least_ns = max(THRESHOLDS.usual * self.period_ns, THRESHOLDS.least_usual_ns)
         return self.optimizes and self.usual_ns >= least_ns
 
 
-def passing_of(replayed: Replayed, recorded_s: FloatArray) -> Passing:
+def step_gaps_of(replayed: Replayed, recorded_s: FloatArray) -> StepGaps:
     """Return what passes between the steps of a session, given how long each step took."""
     turns = turns_of(replayed)
     known = turns.known
@@ -94,14 +94,14 @@ def passing_of(replayed: Replayed, recorded_s: FloatArray) -> Passing:
     optimizes = bool(replayed.layout.of_types(OPTIMIZER).any())
     if known.sum() < FEWEST_TURNS:
         nothing = np.zeros_like(gap_ns)
-        return Passing(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
+        return StepGaps(*parts, nothing, nothing, 0.0, optimizes, _mean(turn, known))
     usual_ns = float(median(rest_ns[known]))
     above = rest_ns - usual_ns
     scatter = 1.4826 * float(median(np.abs(above[known])))
     least = max(THRESHOLDS.above * float(median(turn[known])), THRESHOLDS.to_scatter * scatter)
     stalled_ns = np.where(known & (above > least), above, 0.0)
     collected_ns = np.roll(replayed.over_steps(_collected), 1)
-    return Passing(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
+    return StepGaps(*parts, stalled_ns, collected_ns, usual_ns, optimizes, _mean(turn, known))
 
 
 def _named(

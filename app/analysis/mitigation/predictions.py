@@ -30,7 +30,7 @@ from app.analysis.replay.metrics import Metrics
 from app.analysis.replay.robust_statistics import median_of_rows
 from app.analysis.replay.session import Replayed, ShapeGroup, filled_ns
 from app.analysis.trace.model import OPTIMIZER, Trace
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 
 # ---- Garbage collected on all workers at once: how often, how long each pause will be, and its gai
 #
@@ -236,7 +236,7 @@ def _without_peers(causes: Sequence[Cause], now_s: float) -> list[Fix]:
     return [
         Fix(
             REPLACE_WORKER,
-            f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in cause.where.workers])}",
+            f"Replace {name_list('worker', [f'({dp}, {pp})' for dp, pp in cause.where.workers])}",
             "Replayed with the time a layer that the other stages take.",
             step_time_s=now_s * (1 - cause.saves),
             gain=cause.saves,
@@ -281,7 +281,7 @@ def _changes(
         slow = any(cause.cause == cause_of(Plan.REPLACE_WORKERS) for cause in causes)
         replaced = Fix(
             REPLACE_WORKER,
-            f"Replace {named('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
+            f"Replace {name_list('worker', [f'({dp}, {pp})' for dp, pp in workers])}",
             "Replayed with the medians of the other DP ranks of the same stage.",
             cause=cause_of(Plan.REPLACE_WORKERS) if slow else None,
         )

@@ -20,7 +20,7 @@ from app.analysis.replay.layout.dependency_graph import DP_COLLECTIVES
 from app.analysis.replay.layout.pipeline import COMPUTE
 from app.analysis.replay.robust_statistics import median
 from app.analysis.replay.session import Replayed
-from app.analysis.wording import named
+from app.analysis.wording import name_list
 
 # ---- Collectives inside of computations that are not recorded ----------------------------------
 # Where computations of DP peers regularly end together although they began apart, something in them
@@ -143,7 +143,7 @@ def unseen_of(replayed: Replayed) -> Unseen | None:
 
 
 def _two_attempts(ranks: list[int], by_s: float) -> Unseen:
-    who = named("rank", [str(rank) for rank in ranks])
+    who = name_list("rank", [str(rank) for rank in ranks])
     were = "was" if len(ranks) == 1 else "were"
     return Unseen(
         verdict=(

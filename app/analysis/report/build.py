@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.analysis.arrivals.build import arrivals_of
 from app.analysis.budget.common_slowdown import CommonFactor
 from app.analysis.budget.split import Budget, budget_of, split
-from app.analysis.diagnosis.diagnose import diagnose, holding_anyway
+from app.analysis.diagnosis.diagnose import causes_without_replay, diagnose
 from app.analysis.diagnosis.earlier_sessions import EarlierSession, computing_of
 from app.analysis.diagnosis.finding import UNKNOWN, Cause
 from app.analysis.diagnosis.headline import headline
@@ -152,7 +152,7 @@ def _report(
     if unseen is not None:
         causes = ()
     elif not trusted and all(cause.cause == UNKNOWN for cause in causes):
-        causes = holding_anyway(observation, metrics, earlier) or causes
+        causes = causes_without_replay(observation, metrics, earlier) or causes
     shown = headline(metrics, intervals.slowdown, diagnosis, causes)
     faster = faster_with_stragglers(replayed, shown.slowdown) if trusted else None
     if faster is not None:

@@ -31,7 +31,7 @@ from app.analysis.report.coverage import (
 )
 from app.analysis.trace.metadata import said
 from app.analysis.trace.model import KNOWN_OP_TYPES, REPLAYED_OP_TYPES, Trace
-from app.analysis.wording import NBSP, named, percent
+from app.analysis.wording import NBSP, name_list, percent
 
 PIECE_ROWS: Final = 1 << 17
 
@@ -134,7 +134,9 @@ def _set_clock(trace: Trace, replayed: Replayed, setting: ClockSetting) -> str:
     if len(ranks) == replayed.layout.ranks.size:
         whose = "all ranks"
     else:
-        whose = named("host", hosts) if hosts else named("rank", [str(rank) for rank in ranks])
+        whose = (
+            name_list("host", hosts) if hosts else name_list("rank", [str(rank) for rank in ranks])
+        )
     way = "forward" if setting.by_s > 0 else "back"
     return (
         f"The clock of {whose} was set {way} by {abs(setting.by_s):,.3f} s at step {setting.step}; "
@@ -219,12 +221,12 @@ def missing_in_words(missing: Sequence[MissingWorker], step_s: float) -> str | N
     """Return who is missing, and what is not known for it; None where all are there."""
     if not missing:
         return None
-    who = named("rank", [str(one.rank) for one in missing])
+    who = name_list("rank", [str(one.rank) for one in missing])
     said = f"{who} {'is' if len(missing) == 1 else 'are'} missing"
     it = "it" if len(missing) == 1 else "them"
     last = sorted({step for one in missing for step in one.came_last})
     if last:
-        return f"{said}, and came last in {named('step', [str(step) for step in last])}"
+        return f"{said}, and came last in {name_list('step', [str(step) for step in last])}"
     most_s = max((one.awaited_s or 0.0 for one in missing), default=0.0)
     if most_s >= WORTH_SAYING * step_s:
         share = percent(most_s / step_s, 0).replace(NBSP, " ")

@@ -36,7 +36,7 @@ from app.analysis.replay.session import Replayed, prepare_replay
 from app.analysis.report.document import Correlation, CorrelationSample, DiagnosisSummary, Report
 from app.analysis.trace.metadata import reason_of
 from app.analysis.trace.model import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPTIMIZER, Trace
-from app.analysis.wording import named, percent
+from app.analysis.wording import name_list, percent
 from app.errors import UnanalyzableError
 
 # ---- Durations that cannot be, of a trace of which no operation can be replayed ----------------
@@ -276,6 +276,6 @@ def _of_steps(breakdown: Breakdown) -> str:
         for share in [sum(times_s) / len(ranks) / step_s]
         if share >= _WORTH_SAYING
     ]
-    who = named("rank", [str(one.rank) for one in ranks])
+    who = name_list("rank", [str(one.rank) for one in ranks])
     does = "spends" if len(ranks) == 1 else "spend"
     return f"{who[:1].upper()}{who[1:]} {does} steps of {step_s:.3g} s {', '.join(parts)}"
