@@ -96,7 +96,7 @@ PROGRAMS: Final = (
     "frontend/static/js/**/*.js",
 )
 SINGLE_CAUSE: Final = re.compile(
-    r"app\.analysis\.diagnosis\.causes\.(?!kind\b|registry\b|ranks import|ranks\.late_rank\b)\w+"
+    r"app\.analysis\.diagnosis\.causes\.(?!kind\b|registry\b|late_rank\b)\w+"
 )
 
 
